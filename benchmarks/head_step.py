@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads import ClassHead, HierarchicalSoftmaxHead, LabelTree, build_cover_tree
-from heads.blockwise import DEFAULT_MEMORY_MIB
+from heads.block_size import CPU_MEMORY_MIB
 from heads.losses import LOSSES, CrossEntropy
 
 DIM = 512
@@ -24,11 +24,11 @@ _LABEL_DIM = 32
 Case = tuple[int, int]  # classes, rows of the batch
 # Classes, rows of the batch, memory budget in MiB (256 is the default), and the target of `engine`.
 ENGINE_CASES = (
-    (1_000, 256, DEFAULT_MEMORY_MIB, 1.15),
-    (10_000, 256, DEFAULT_MEMORY_MIB, 1.10),
-    (100_000, 256, DEFAULT_MEMORY_MIB, 1.05),
+    (1_000, 256, CPU_MEMORY_MIB, 1.15),
+    (10_000, 256, CPU_MEMORY_MIB, 1.10),
+    (100_000, 256, CPU_MEMORY_MIB, 1.05),
     (100_000, 256, 128, None),
-    (100_000, 1024, DEFAULT_MEMORY_MIB, None),
+    (100_000, 1024, CPU_MEMORY_MIB, None),
 )
 
 
@@ -101,7 +101,7 @@ def frozen() -> Iterator[Row]:
     """Compare the engine's `ce` with linear + cross_entropy, with the same part frozen in both."""
     case = classes, batch = 100_000, 256
     for part, (memory_mib, at_most) in product(
-        ("features", "weights"), ((DEFAULT_MEMORY_MIB, 1.05), (128, None))
+        ("features", "weights"), ((CPU_MEMORY_MIB, 1.05), (128, None))
     ):
         head = ClassHead(DIM, classes, CrossEntropy(), memory_mib=memory_mib)
         naive = LinearCrossEntropy(head)

@@ -81,7 +81,7 @@ def sampled_classes(labels: Tensor, num: int) -> set[int]:
 
 def run(head: ClassHead, features: Tensor, labels: Tensor, checked: set[int]) -> Run:
     """Measure every class, block by block."""
-    found = Run(classes_at_once=max(1, head.engine.memory_bytes // (3 * 4 * len(labels))))
+    found = Run(classes_at_once=max(1, head.engine.logit_bytes // (3 * 4 * len(labels))))
     before = restart_high_water_mark()
     scores = head.score_blocks(features, found.classes_at_once)
     with Progress(console=Console(stderr=True), transient=True) as progress:

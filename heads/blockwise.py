@@ -14,17 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from heads.block_size import Processor
 from heads.logits import LogitMap, Margins
 from heads.losses import Block, Choice, LabelPositions, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
-
-# The default memory limit for logits. With it, the logits of 100,000 classes and 256 rows are kept
-# for the backward pass, instead of being computed a second time.
-DEFAULT_MEMORY_MIB = 512
-
-# glibc serves larger allocations with mmap, which returns fresh pages, so every allocation would
-# cause one page fault per 4 KiB.
-_CACHED_BYTES = 16 << 20
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
 
@@ -36,7 +29,7 @@ class BlockwiseLogits:
     `features_Gd` are the features after the logit map, multiplied by its scale. `rows` and `bias`
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
-    memory used for logits. `device_type` selects the code and the block sizes for a CPU or a GPU.
+    memory used for logits. `processor` selects the code and the block sizes for a CPU or a GPU.
     `choice` contains the classes that the loss selected (None: all).
     """
 
@@ -44,7 +37,7 @@ class BlockwiseLogits:
     loss: Loss
     logit_map: LogitMap
     memory_bytes: int
-    device_type: str
+    processor: Processor
     features_Gd: Tensor
     labels_G: Tensor
     rows: NodeValues
@@ -76,21 +69,20 @@ class BlockwiseLogits:
         return list(self.weights.blocks(self.classes_at_once(), self.choice))
 
     def classes_at_once(self) -> int:
-        """Return the number of classes per block.
+        """Return the number of classes per block; see `Processor.classes_at_once`.
 
-        A block has at least 64 classes, and more if their logits fit in an eighth of the memory
-        budget. The rest of the budget covers a few temporaries of that size and the logits saved
-        for backward, which use a quarter of the budget. The number of classes is a power of two, so
-        adding one row to a batch usually does not change the blocks.
+        The logits of a block use up to an eighth of the memory budget, and so does a copy of its
+        class rows. The rest of the budget covers a few temporaries of that size and the logits
+        saved for backward, which use a quarter of the budget.
         """
         rows, dim = self.features_Gd.shape
-        piece = self.memory_bytes // 8
-        if self.device_type == "cpu":
-            piece = min(piece, _CACHED_BYTES)
-        copies_rows = self.logit_map.normalizes or not self.weights.is_plain
-        widest = max(rows, dim if copies_rows else 1)
-        fitting = piece // (self.stats_dtype.itemsize * widest)
-        return 1 << max(6, fitting.bit_length() - 1)
+        itemsize = self.stats_dtype.itemsize
+        column_bytes = max(rows, 1) * itemsize
+        if self.logit_map.normalizes or not self.weights.is_plain:
+            column_bytes = max(column_bytes, dim * itemsize)
+        elif self.processor.kind == "cuda" and self.compute_dtype != self.stats_dtype:
+            column_bytes = max(column_bytes, dim * self.compute_dtype.itemsize)
+        return self.processor.classes_at_once(column_bytes, self.memory_bytes)
 
     # ------------------------------------------------------------------------ forward
 
@@ -222,7 +214,7 @@ class BlockwiseLogits:
         """
         options: dict[str, Any] = {"out": out}
         if left.dtype != self.stats_dtype:
-            if self.device_type == "cuda":
+            if self.processor.kind == "cuda":
                 options["out_dtype"] = self.stats_dtype
             else:  # torch supports `out_dtype` on CUDA only
                 left, right = left.to(self.stats_dtype), right.to(self.stats_dtype)

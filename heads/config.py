@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from heads.blockwise import DEFAULT_MEMORY_MIB
+from heads.block_size import CPU_MEMORY_MIB
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import LOSSES, CrossEntropy, LossConfig
 
@@ -130,8 +130,11 @@ class HeadConfig(_Config):
         "each class; default: true for dot logits, unless the weights are factored",
     )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
-    memory_mib: int = Field(
-        DEFAULT_MEMORY_MIB, gt=0, description="memory limit for logits per rank, in MiB"
+    memory_mib: int | None = Field(
+        None,
+        gt=0,
+        description="memory limit for logits per rank, in MiB; default: 1/32 of the memory of a "
+        f"GPU, {CPU_MEMORY_MIB} on a CPU",
     )
 
     @property

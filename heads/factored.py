@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.blockwise import DEFAULT_MEMORY_MIB
 from heads.collectives import (
     all_gather_rows,
     all_reduce_max,
@@ -109,7 +108,7 @@ class FactoredHead(ClassHead):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
-        memory_mib: int = DEFAULT_MEMORY_MIB,
+        memory_mib: int | None = None,
         class_weights: Tensor | None = None,
         ignore_index: int | None = None,
         max_singular_value: float = _MAX_SINGULAR_VALUE,
@@ -254,7 +253,7 @@ class FactoredHead(ClassHead):
     def _blocks(self) -> tuple[Tensor, ...]:
         """Return this rank's rows of V in blocks, so that float64 copies need little memory."""
         held = self._held()
-        size = _CACHED_BYTES if held.device.type == "cpu" else self.engine.memory_bytes // 4
+        size = _CACHED_BYTES if held.device.type == "cpu" else self.engine.logit_bytes // 4
         return held.split(max(1, size // (8 * held.shape[1])))
 
     def _rows(self, held: Tensor) -> Tensor:

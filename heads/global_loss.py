@@ -89,7 +89,7 @@ class GlobalLoss:
         rows: Rows,
         *,
         identity: Callable[[], Stats],
-        counts: Tensor | None,
+        sources: Tensor | None,
         group_sizes: list[int],
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
@@ -99,9 +99,9 @@ class GlobalLoss:
 
         The ranks of a class group have different classes and the same rows, so their statistics
         are merged. Along `data`, the class groups have different rows, so their totals are
-        concatenated. `counts` selects the rows that are not ignored (None: all). `group_sizes`
-        lists the number of rows of each class group along `data`. `identity` returns the
-        statistics of a rank without classes.
+        concatenated. `sources` lists, for each row of `rows`, the row from which to take the
+        statistics (None: each from itself). `group_sizes` lists the number of rows of each class
+        group along `data`. `identity` returns the statistics of a rank without classes.
         """
         of_blocks = statistics.of_blocks(with_graph=with_graph)
         with torch.set_grad_enabled(with_graph):
@@ -110,8 +110,8 @@ class GlobalLoss:
             totals = _gathered(total, _uneven(group_sizes), data_group)
             if len(totals) > 1:
                 total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-            if counts is not None:
-                total = tuple(stat[counts] for stat in total)
+            if sources is not None:
+                total = tuple(stat.index_select(0, sources) for stat in total)
             value = loss.value(total, rows)
         return cls(value, of_blocks)
 

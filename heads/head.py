@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.blockwise import DEFAULT_MEMORY_MIB
+from heads.block_size import Processor
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine import Engine
@@ -81,7 +81,7 @@ class ClassHead(nn.Module):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
-        memory_mib: int = DEFAULT_MEMORY_MIB,
+        memory_mib: int | None = None,
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
         label_vectors: Tensor | None = None,
@@ -115,7 +115,8 @@ class ClassHead(nn.Module):
             class_group,
             data_group,
             logits,
-            memory_bytes=memory_mib << 20,
+            Processor.of(torch.device(device)),
+            memory_bytes=None if memory_mib is None else memory_mib << 20,
             log_prior=self._log_prior(class_counts, device, dtype),
             row_weighting=RowWeighting(
                 _checked_weights(class_weights, self.tree.num_classes, device), ignore_index

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.blockwise import DEFAULT_MEMORY_MIB
 from heads.collectives import all_gather_rows, group_size
 from heads.head import ClassHead, ClassScores
 from heads.inputs import class_ids, is_integral
@@ -45,7 +44,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         mesh: DeviceMesh | None = None,
         seed: int = 0,
         init_std: float = 0.01,
-        memory_mib: int = DEFAULT_MEMORY_MIB,
+        memory_mib: int | None = None,
         ignore_index: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,

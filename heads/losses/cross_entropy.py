@@ -157,5 +157,7 @@ class BatchCrossEntropy(Loss):
         lse, true = total
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
+        if rows.counts is not None:
+            lse = lse.where(rows.counts, -torch.inf)
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
         return log_z + (torch.xlogy(share, share) - share * true).sum()

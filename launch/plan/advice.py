@@ -23,9 +23,9 @@ class Change:
 
 def changes(plan: Plan, request: PlanRequest) -> list[Change]:
     """Return changes, cheapest first, until the plan fits. Changes that save little are omitted."""
-    recipe, best = plan.recipe, plan
+    best = plan
     found: list[Change] = []
-    for what, changed in _candidates(recipe, request):
+    for what, changed in _candidates(plan, request):
         if best.memory.fits:
             return found
         tried = make_plan(_with(best.recipe, changed), request)
@@ -42,7 +42,8 @@ def changes(plan: Plan, request: PlanRequest) -> list[Change]:
     return found
 
 
-def _candidates(recipe: Recipe, request: PlanRequest) -> Iterator[tuple[str, dict[str, object]]]:
+def _candidates(plan: Plan, request: PlanRequest) -> Iterator[tuple[str, dict[str, object]]]:
+    recipe = plan.recipe
     train, ranks = recipe.train, request.nodes * request.gpus
     if ranks > 1 and train.class_group != "world":
         yield "train.class_group=world", {"class_group": "world"}
@@ -56,7 +57,7 @@ def _candidates(recipe: Recipe, request: PlanRequest) -> Iterator[tuple[str, dic
     while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
         yield strategy.change_to(smaller), {"strategy": smaller}
         strategy = smaller
-    if recipe.head.memory_mib > _SMALL_LOGITS_MIB:
+    if plan.head.memory_mib > _SMALL_LOGITS_MIB:
         yield f"head.memory_mib={_SMALL_LOGITS_MIB}", {"memory_mib": _SMALL_LOGITS_MIB}
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import psutil
 import torch
 
+from heads.block_size import Processor
 from launch.plan.operation_timer import OperationTimer
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation
@@ -40,7 +41,8 @@ class Machine:
     """One GPU (or CPU process) and its links, with rates per second from the data sheet.
 
     flops: FLOPs of dense matrix products, by number format (fp32, tf32, bf16, fp16). link: bytes
-    that a GPU sends within its node; network: bytes that it sends to other nodes.
+    that a GPU sends within its node; network: bytes that it sends to other nodes. num_sms: number
+    of streaming multiprocessors of a GPU.
     """
 
     name: str
@@ -50,9 +52,14 @@ class Machine:
     flops: dict[str, float]
     link: float
     network: float
+    num_sms: int = 0
     launch_seconds: float = _LAUNCH_SECONDS
     wait_seconds: float = _WAIT_SECONDS
     timer: OperationTimer | None = None
+
+    @property
+    def processor(self) -> Processor:
+        return Processor(self.kind, self.memory, self.num_sms)
 
 
 @dataclass(frozen=True)
@@ -150,6 +157,7 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
         flops={precision: float(peak) for precision, peak in device.peaks.items()},
         link=device.link_bytes_per_second,
         network=gbps * 1e9 / _BITS,
+        num_sms=device.num_sms,
     )
 
 

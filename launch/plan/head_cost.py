@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from heads.block_size import Processor
 from heads.blockwise import BlockwiseLogits, ComputedBlock, SavedBlocks
 from heads.config import HeadConfig
 from heads.logits import LogitMap
@@ -107,6 +108,7 @@ class HeadShape:
     rows, group_rows, world_rows: rows of this rank, of its class group and of all ranks.
     nodes: this rank's weight vectors, of `dim` numbers each (`per_node` with the bias).
     normalizes: the vectors of a block are divided by their norms.
+    memory_mib: memory limit for logits.
     computed: classes of this rank whose logits a step computes, in `blocks` of `block_classes`.
     graphs: the graphs of all blocks are kept until backward. Otherwise, a buffer of `kept_numbers`
     logits is kept, and backward does not recompute the logits of the first `saved` blocks.
@@ -124,6 +126,7 @@ class HeadShape:
     dim: int
     per_node: int
     normalizes: bool
+    memory_mib: int
     computed: int
     blocks: int
     block_classes: int
@@ -158,15 +161,17 @@ def head_shape(
     half = train.precision != "fp32"
     itemsize = 2 if half else backbone.feature_itemsize
     computed = _computed(recipe.head, classes, group, rows * cluster.ranks)
+    processor = cluster.machine.processor
+    memory_mib = recipe.head.memory_mib or processor.default_memory_mib
     blocks = _Blocks.cut(
         group_rows,
         backbone.dim,
         computed,
         plain=classes.plain,
         logit_map=recipe.head.logits,
-        memory_bytes=recipe.head.memory_mib << 20,
+        memory_bytes=memory_mib << 20,
         half=half,
-        cuda=cluster.machine.kind == "cuda",
+        processor=processor,
     )
     return HeadShape(
         classes=classes,
@@ -180,6 +185,7 @@ def head_shape(
         dim=backbone.dim,
         per_node=backbone.dim + recipe.head.bias,
         normalizes=recipe.head.logits.normalizes,
+        memory_mib=memory_mib,
         computed=computed,
         blocks=blocks.num,
         block_classes=min(blocks.classes, computed),
@@ -219,13 +225,13 @@ class _Blocks:
         logit_map: LogitMap,
         memory_bytes: int,
         half: bool,
-        cuda: bool,
+        processor: Processor,
     ) -> "_Blocks":
         """Divide the classes into blocks by running the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute)
-            logits = _logits(features, _Weights(plain), logit_map, memory_bytes, cuda=cuda)
+            logits = _logits(features, _Weights(plain), logit_map, memory_bytes, processor)
             size = logits.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
@@ -250,7 +256,11 @@ class _Sized:
 
 
 def _logits(
-    features: torch.Tensor, weights: Any, logit_map: LogitMap, memory_bytes: int, *, cuda: bool
+    features: torch.Tensor,
+    weights: Any,
+    logit_map: LogitMap,
+    memory_bytes: int,
+    processor: Processor,
 ) -> BlockwiseLogits:
     nothing: Any = None
     return BlockwiseLogits(
@@ -258,7 +268,7 @@ def _logits(
         loss=nothing,
         logit_map=logit_map,
         memory_bytes=memory_bytes,
-        device_type="cuda" if cuda else "cpu",
+        processor=processor,
         features_Gd=features,
         labels_G=nothing,
         rows=nothing,

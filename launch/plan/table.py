@@ -203,7 +203,7 @@ def _launches(plan: Plan) -> Iterable[str]:
             f"of the device ({duration(phase.device)})"
         )
         if phase.phase == "head" and head.blocks > 1:
-            line += f"; raise head.memory_mib above {plan.recipe.head.memory_mib} for fewer blocks"
+            line += f"; raise head.memory_mib above {head.memory_mib} for fewer blocks"
         yield line
 
 

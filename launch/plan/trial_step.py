@@ -184,7 +184,7 @@ class _Trial:
             tree=tree,
         )
         cuda = self.cluster.machine.kind == "cuda"
-        head.engine = replace(head.engine, device_type=self.cluster.machine.kind)
+        head.engine = replace(head.engine, processor=self.cluster.machine.processor)
         backbone: Any = _Weights(self.backbone)
         wait = self.recipe.train.synchronous
         for synchronous in (False, True) if cuda and wait is None else (wait,):

@@ -1,5 +1,7 @@
 """Memory that a step with a million classes uses beyond the weights and their gradient."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from heads import ClassHead, LabelTree
 from heads.hierarchical import HierarchicalSoftmaxHead
 from tests.heads.cases import LOSS_KINDS, make_loss
 
-CLASSES, DIM, BATCH = 1_000_000, 64, 512
+CLASSES, DIM, BATCH, MEMORY_MIB = 1_000_000, 64, 512, 256
 MOST_BYTES = 300e6
 
 
@@ -22,13 +24,14 @@ def two_levels(num_classes: int) -> LabelTree:
 
 
 def make_head(kind: str, num_classes: int, device: torch.device) -> ClassHead:
+    options: dict[str, Any] = {"memory_mib": MEMORY_MIB, "device": device}
     match kind:
         case "hierarchical_softmax":
-            return HierarchicalSoftmaxHead(DIM, two_levels(num_classes), device=device)
+            return HierarchicalSoftmaxHead(DIM, two_levels(num_classes), **options)
         case "ce over a vtree":
             tree: LabelTree | int = two_levels(num_classes)
-            return ClassHead(DIM, tree, make_loss("ce", num_classes), device=device)
-    return ClassHead(DIM, num_classes, make_loss(kind, num_classes), device=device)
+            return ClassHead(DIM, tree, make_loss("ce", num_classes), **options)
+    return ClassHead(DIM, num_classes, make_loss(kind, num_classes), **options)
 
 
 def step(head: ClassHead) -> None:

@@ -3,6 +3,7 @@
 import io
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,41 @@ def test_the_planned_launches_of_a_class_block_are_those_of_the_engine(tmp_path:
         )
         counts.append(launches_of(head))
     assert plan.operations.block_launches == counts[1] - counts[0] > 20
+
+
+@pytest.mark.parametrize("memory_mib", [None, 4])
+@pytest.mark.parametrize("num_sms", [3, 20, 1000])
+def test_the_planned_blocks_are_those_of_a_head_on_the_planned_gpu(
+    tmp_path: Path, memory_mib: int | None, num_sms: int
+):
+    machine = replace(GPU, memory=1 << 32, num_sms=num_sms)
+    recipe = recipe_of(tmp_path, {"memory_mib": memory_mib})
+    num_classes = 300_000 if memory_mib is None else 10_000
+    plan = make_plan(recipe, PlanRequest(machine, 1, 1, num_classes))
+    head = build_head(
+        recipe.head,
+        dim=plan.backbone.dim,
+        num_classes=num_classes,
+        label_vectors=None,
+        mesh=None,
+        seed=0,
+        device="cpu",
+    )
+    head.engine = replace(head.engine, processor=machine.processor)
+    loss = head(torch.randn(BATCH, head.dim, requires_grad=True), torch.arange(BATCH))
+    blocks = loss.grad_fn.blocks
+    assert plan.head.blocks == len(blocks) > 2
+    assert plan.head.block_classes == len(blocks[0].class_ids)
+    assert plan.head.memory_mib == (memory_mib or 256)
+
+
+def test_copies_of_class_rows_in_half_precision_fit_the_planned_blocks(tmp_path: Path):
+    for precision, column in (("fp32", 4 * 2), ("bf16", 2 * 16)):
+        keys = {"train__global_batch": 2, "train__precision": precision}
+        recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"memory_mib": 1}, **keys)
+        plan = make_plan(recipe, PlanRequest(GPU, 1, 1, 20_000))
+        assert plan.backbone.dim == 16
+        assert plan.head.block_classes == 2**20 // 8 // column
 
 
 def launches_of(head: ClassHead) -> int:

@@ -182,6 +182,20 @@ def test_every_mesh_computes_the_same_measures_as_one_process(mesh, weighting, f
             np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+def measured_with_different_budgets():
+    """Return the results of two groups of rows on processors with different memory limits."""
+    memory_mib = (256, 0)[torch.distributed.get_rank()]
+    return measured(1, [20, 3], "dense", memory_mib)
+
+
+def test_groups_on_different_processors_use_blocks_of_the_same_size():
+    metrics, arrays = measured(None, [23])
+    for found_metrics, found in run_on_ranks(2, measured_with_different_budgets):
+        assert found_metrics == pytest.approx(metrics, abs=1e-12)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
 def few_classes(class_ranks) -> list[float]:
     """Return the metrics for two rows and three classes, so one of four ranks has no class."""
     world = rank_world(class_ranks)

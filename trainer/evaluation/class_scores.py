@@ -124,11 +124,14 @@ def score_classes(
 
 def classes_at_once(head: ClassHead, num_rows: int) -> int:
     """Return the number of classes per block whose scores fit in the head's memory budget. It is
-    the same in all groups along `data`, which process each block together (collective).
+    the same in all groups along `data`, which process each block together. Their numbers of rows
+    and, on GPUs of different models, their budgets may differ (collective).
     """
-    device = head.weight.device
-    most = int(all_reduce_max(torch.tensor(num_rows, device=device), head.engine.data_group))
-    return max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, most)))
+    fitting = head.engine.logit_bytes // (_COPIES * 4 * max(1, num_rows))
+    fewest = -all_reduce_max(
+        torch.tensor(-fitting, device=head.weight.device), head.engine.data_group
+    )
+    return max(1, int(fewest))
 
 
 def num_blocks(head: ClassHead, at_once: int) -> int:

@@ -71,7 +71,7 @@ def _images_at_once(rows: SplitRows) -> int:
 
 def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -> Tensor:
     group, views = head.engine.class_group, features_rVd.flatten(0, 1)
-    at_once = max(1, head.engine.memory_bytes // (_COPIES * 4 * max(1, len(views))))
+    at_once = max(1, head.engine.logit_bytes // (_COPIES * 4 * max(1, len(views))))
     nothing = torch.full((len(views),), -1, device=views.device)
     scale = 1 / temperature
 

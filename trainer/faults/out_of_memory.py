@@ -12,6 +12,7 @@ from types import FrameType
 
 import torch
 
+from heads.block_size import Processor
 from trainer.config import Recipe
 from trainer.world import World
 
@@ -181,9 +182,7 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
         else "train.activation_checkpointing=true",
         "strategy": _sharding(recipe) if world.size > 1 else None,
         "groups": _larger_groups(recipe, world),
-        "head": f"head.memory_mib={recipe.head.memory_mib // 2}"
-        if recipe.head.memory_mib > 1
-        else None,
+        "head": _smaller_blocks(recipe, world),
         "ema": "train.ema=null" if train.ema is not None else None,
         "evaluation": f"evaluation.batch={recipe.evaluation.batch // 2}"
         if recipe.evaluation.batch > 1
@@ -192,6 +191,12 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
         "workers": f"data.workers={recipe.data.workers // 2}" if recipe.data.workers else None,
     }
     return {key: change for key, change in found.items() if change is not None}
+
+
+def _smaller_blocks(recipe: Recipe, world: World) -> str | None:
+    """Return the change that halves the memory for logits on this rank's device."""
+    limit = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
+    return f"head.memory_mib={limit // 2}" if limit > 1 else None
 
 
 def _sharding(recipe: Recipe) -> str | None:

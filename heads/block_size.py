@@ -1,0 +1,76 @@
+"""The size of a block of classes on a processor: this one, or one for which a run is planned."""
+
+from dataclasses import dataclass
+
+import torch
+
+# The default memory limit for logits on a CPU. With it, the logits of 100,000 classes and 256 rows
+# are kept for the backward pass, instead of being computed a second time.
+CPU_MEMORY_MIB = 512
+# On a GPU, the default is its memory divided by 32, rounded up to a multiple of 256 MiB. The memory
+# that torch reports depends on the driver and is up to 2% less than the size in
+# `trainer/devices.py`. Both give the same limit after rounding, so `kway plan` computes the blocks
+# of the run.
+_GPU_SHARE = 32
+_STEP_MIB = 256
+
+# The share of the limit that the logits of one block may use.
+_BLOCK_SHARE = 8
+_FEWEST_CLASSES = 64
+# glibc serves larger allocations with mmap, which returns fresh pages, so every allocation would
+# cause one page fault per 4 KiB.
+_CACHED_BYTES = 16 << 20
+# cuBLAS computes products in tiles of 128 x 128 or 128 x 256 numbers, one per SM at a time. The
+# logits [G, C] are ceil(G / 128) * C / 128 tiles of 128 x 128. If C is a multiple of 128 * (number
+# of SMs), every SM computes the same number of them, for any number of rows G: the last wave of
+# tiles occupies the whole GPU. With tiles of 128 x 256, this is so if C is an even multiple, or if
+# the number of rows of tiles is even. It also holds for the gradient [C, d] of the class rows, with
+# C / 128 * ceil(d / 128) tiles. The gradient [G, d] of the features is a sum over C, which cuBLAS
+# can split.
+_TILE_COLUMNS = 128
+
+
+@dataclass(frozen=True)
+class Processor:
+    """A device that computes logits: its type in torch, and, for a GPU, its memory in bytes and its
+    number of streaming multiprocessors (SMs)."""
+
+    kind: str
+    memory_bytes: int = 0
+    num_sms: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device) -> "Processor":
+        if device.type != "cuda":
+            return cls(device.type)
+        found = torch.cuda.get_device_properties(device)
+        return cls(device.type, found.total_memory, found.multi_processor_count)
+
+    @property
+    def default_memory_mib(self) -> int:
+        """The default memory limit for logits in MiB, 2,560 for a GPU with 80 GB."""
+        if self.kind != "cuda":
+            return CPU_MEMORY_MIB
+        return -(-self.memory_bytes // (_GPU_SHARE * _STEP_MIB << 20)) * _STEP_MIB
+
+    def classes_at_once(self, column_bytes: int, memory_bytes: int) -> int:
+        """Return the number of classes per block, given the bytes of the logits (or of the row) of
+        one class and the memory limit for logits.
+
+        A block has at least 64 classes, and more if they fit in an eighth of the limit. The number
+        of classes is a power of two, or on a GPU, if that fits, a power of two times the classes of
+        a wave of tiles. Adding one row to a batch therefore usually does not change the blocks.
+        """
+        piece = memory_bytes // _BLOCK_SHARE
+        if self.kind == "cpu":
+            piece = min(piece, _CACHED_BYTES)
+        fitting = piece // column_bytes
+        wave = _TILE_COLUMNS * self.num_sms
+        if 0 < wave <= fitting:
+            return wave * _power_of_two(fitting // wave)
+        return max(_FEWEST_CLASSES, _power_of_two(fitting))
+
+
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two that is at most `number`, or 0 for 0."""
+    return 1 << number.bit_length() >> 1

@@ -1,0 +1,134 @@
+"""The blocks of a head fit the memory limit and fill a GPU, and do not change the results."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from heads import ClassHead, Cosine
+from heads.block_size import Processor
+from heads.losses import CrossEntropy
+from tests.heads.cases import LOSS_KINDS, make_loss
+from trainer.devices import DEVICES
+
+TILE = 128
+CPU = Processor("cpu")
+GPUS = {name: Processor("cuda", gpu.memory_bytes, gpu.num_sms) for name, gpu in DEVICES.items()}
+LIMITS_MIB = (None, 1, 64, 512, 8192)
+
+
+def limit_of(processor: Processor, memory_mib: int | None) -> int:
+    return (memory_mib or processor.default_memory_mib) << 20
+
+
+def is_power_of_two(number: int) -> bool:
+    return number.bit_count() == 1
+
+
+@pytest.mark.parametrize(("name", "mib"), [("t4", 512), ("h100", 2560), ("b200", 5888)])
+def test_the_default_limit_is_a_share_of_the_memory_of_a_gpu(name: str, mib: int) -> None:
+    assert GPUS[name].default_memory_mib == mib
+    assert CPU.default_memory_mib == 512
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_driver_that_reports_less_memory_does_not_change_the_default(name: str) -> None:
+    gpu = GPUS[name]
+    less = replace(gpu, memory_bytes=int(0.985 * gpu.memory_bytes))
+    assert less.default_memory_mib == gpu.default_memory_mib >= gpu.memory_bytes / 32 / 2**20
+
+
+@pytest.mark.parametrize("memory_mib", LIMITS_MIB)
+@pytest.mark.parametrize("name", GPUS)
+def test_a_block_on_a_gpu_is_the_largest_that_fits_and_fills_the_gpu(
+    name: str, memory_mib: int | None
+) -> None:
+    gpu = GPUS[name]
+    limit, wave = limit_of(gpu, memory_mib), TILE * gpu.num_sms
+    for rows in (1, 7, 64, 256, 1000, 1024, 8192, 65_536):
+        classes = gpu.classes_at_once(4 * rows, limit)
+        fitting = limit // 8 // (4 * rows)
+        if fitting >= wave:
+            assert classes % wave == 0
+            assert is_power_of_two(classes // wave)
+        else:
+            assert is_power_of_two(classes)
+        assert classes == 64 or classes <= fitting < 2 * classes
+        tiles = -(-rows // TILE) * classes // TILE
+        assert classes < wave or tiles % gpu.num_sms == 0
+
+
+@pytest.mark.parametrize("processor", [CPU, *GPUS.values()], ids=["cpu", *GPUS])
+def test_one_more_row_usually_does_not_change_the_blocks(processor: Processor) -> None:
+    limit = limit_of(processor, None)
+    sizes = [processor.classes_at_once(4 * rows, limit) for rows in range(128, 8193)]
+    # The size halves with each of 6 doublings of the rows. Between waves and powers of two, there
+    # is one more step.
+    assert 6 <= sum(before != after for before, after in pairwise(sizes)) <= 7
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "memory_mib", "classes"),
+    [(256, 512, 16_384), (1024, 512, 4096), (256, 64, 8192), (256, 0, 64), (1, 1, 32_768)],
+)
+def test_a_block_on_a_cpu_fits_the_cache(rows: int, memory_mib: int, classes: int) -> None:
+    assert CPU.classes_at_once(4 * rows, memory_mib << 20) == classes
+
+
+def blocks_of(head: ClassHead, num_rows: int, num_classes: int) -> list[int]:
+    """Return the number of classes of each block of a step."""
+    features = torch.zeros(num_rows, head.dim, requires_grad=True)
+    loss = head(features, torch.arange(num_rows) % num_classes)
+    return [len(block.class_ids) for block in loss.grad_fn.blocks]
+
+
+def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], list[Tensor]]:
+    """Return the number of classes of each block, and the loss and its gradients."""
+    features = features.clone().requires_grad_()
+    loss = head(features, labels)
+    sizes = [len(block.class_ids) for block in loss.grad_fn.blocks]
+    loss.backward()
+    assert head.bias is not None
+    return sizes, [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_gpus_with_other_blocks_compute_the_same(kind: str) -> None:
+    num_classes, dim = 4000, 5
+    features, labels = torch.randn(9, dim, dtype=torch.float64), torch.randint(num_classes, (9,))
+    found = {}
+    for name, processor, memory_mib in (
+        ("cpu", CPU, 64),
+        ("1 SM", Processor("cuda", num_sms=1), 1),
+        ("3 SMs", Processor("cuda", num_sms=3), 1),
+        ("100 SMs", Processor("cuda", num_sms=100), 1),
+    ):
+        loss = make_loss(kind, num_classes)
+        head = ClassHead(
+            dim, num_classes, loss, init_std=0.3, memory_mib=memory_mib, dtype=torch.float64
+        )
+        head.engine = replace(head.engine, processor=processor)
+        found[name] = step(head, features, labels)
+    sizes = {name: sizes for name, (sizes, _) in found.items()}
+    assert sizes == {
+        "cpu": [4000],
+        "1 SM": [1024, 1024, 1024, 928],
+        "3 SMs": [1536, 1536, 928],
+        "100 SMs": [1024, 1024, 1024, 928],
+    }
+    for _, results in found.values():
+        for mine, theirs in zip(results, found["cpu"][1], strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("logits", "classes"), [(None, 4096), (Cosine(), 512)], ids=["read in place", "normalized"]
+)
+def test_copied_class_rows_fit_like_logits(logits: Cosine | None, classes: int) -> None:
+    # The logits of a class take 4 * 8 bytes, and its row 4 * 64. A block has 128 KiB for each.
+    head = ClassHead(64, 10_000, CrossEntropy(), logits=logits, bias=False, memory_mib=1)
+    loss = head(torch.zeros(8, 64, requires_grad=True), torch.arange(8))
+    assert len(loss.grad_fn.blocks[0].class_ids) == classes
