@@ -3,14 +3,13 @@
 The exchange takes a few network round trips. It runs in a thread while the main thread computes the
 step, on separate process groups. The result is known at the end of the step:
 
-    main thread     load batch t | compute step t      | end of step t: record it, or save and stop
-    exchange                     | signals, samples  t |
-    watch                                            |t|
+    main thread   load batch t | compute step t                 | record step t, or save and stop
+    exchange                   | signals, samples t | watch the next rank |
 
 After the exchange, the thread watches the connection to the next rank until that rank ends its
-step. gloo reports a closed connection at once, even if the main thread waits for a device whose
-collective never ends because a rank is lost. This rank then exits, so the previous rank detects
-that, and so on.
+step. If a rank is lost, the collectives of other ranks may never end on their devices, but gloo
+reports the closed connection at once. The rank that detects it exits, so the previous rank detects
+the exit of that rank, and so on.
 """
 
 from collections.abc import Callable
