@@ -14,7 +14,7 @@ from torch import Tensor
 
 from heads.block_size import Processor
 from heads.logits import LogitMap, Margins
-from heads.losses import Block, Choice, Loss, Stats
+from heads.losses import Choice, Loss, Stats
 from heads.weights import ClassBlock, ClassWeights, NodeValues
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
@@ -178,27 +178,6 @@ class BlockwiseLogits:
         """
         every_class = self.choice is None
         return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
-
-
-@dataclass(frozen=True)
-class ComputedBlock:
-    """A block of classes: its logits, as an autograd leaf, and their statistics."""
-
-    leaf_GC: Tensor
-    view: Block
-    stats: Stats
-
-    def gradient_of_logits(self, outputs: Stats, grads: Stats) -> Tensor:
-        """Convert the gradients of `outputs`, functions of the logits, to that of the logits."""
-        # Some statistics are class IDs, which do not require a gradient.
-        pairs = [(s, g) for s, g in zip(outputs, grads, strict=True) if s.requires_grad]
-        sources, grads = zip(*pairs, strict=True)
-        leaves = (self.leaf_GC, self.view.true)
-        grad, by_true = torch.autograd.grad(
-            sources, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        # The gradient of a plain sum is an expanded view, which cannot be written to.
-        return self.view.positions.add(grad.contiguous(), by_true)
 
 
 @dataclass

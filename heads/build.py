@@ -74,6 +74,7 @@ def build_head(
         bias=config.bias,
         class_counts=_tensor(class_counts),
         label_vectors=_tensor(label_vectors),
+        tiles=config.tiles,
         gradient_damping=0.0 if config.weights.kind == "dense" else config.weights.gradient_damping,
         **options,
     )

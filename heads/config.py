@@ -136,6 +136,11 @@ class HeadConfig(_Config):
         description="memory limit for logits per rank, in MiB; default: 1/32 of the memory of a "
         f"GPU, {CPU_MEMORY_MIB} on a CPU",
     )
+    tiles: bool = Field(
+        False,
+        description="compute the logits in Triton kernels, without writing them to memory; needs "
+        "an NVIDIA GPU and a loss that supports it",
+    )
 
     @property
     def needs_hierarchy(self) -> bool:
@@ -188,4 +193,10 @@ class HeadConfig(_Config):
             )
         if weights == "factored" and self.bias:
             raise ValueError("factored weights do not support a bias: set bias=false")
+        if self.tiles and weights == "factored":
+            raise ValueError("factored weights do not compute logits: set tiles=false")
+        if self.tiles and loss.tile is None:
+            raise ValueError(
+                f"{loss.kind} does not support tiles, because {loss.without_tile}: set tiles=false"
+            )
         return self

@@ -63,13 +63,15 @@ from heads.weights import ClassWeights, NodeValues
 
 @dataclass(frozen=True)
 class _Call:
-    """The options of one call to `Engine`, and the `Agreement` of the ranks."""
+    """The options of one call to `Engine`, and the `Agreement` of the ranks. `checks`: the host may
+    wait for the device to check the batch."""
 
     agreement: Agreement
     grad_enabled: bool
     training: bool
     draw: int | None
     over_data: bool
+    checks: bool
 
     @property
     def computes_gradients(self) -> bool:
@@ -85,7 +87,7 @@ class Engine:
     `data_group` have the same classes and different rows. None means a single process.
     `processor` selects the code and the block sizes for a CPU or a GPU. `memory_bytes` limits the
     memory used for logits (None: the default of the processor). In training, `log_prior` [K] is
-    added to them.
+    added to them. If `tiles` is set, the kernels in `heads/tiles` compute the logits.
     """
 
     weights: ClassWeights
@@ -162,6 +164,7 @@ class Engine:
             training=training,
             draw=draw,
             over_data=over_data,
+            checks=rows_of_ranks is None,
         )
         anchor, ids = agreement.anchor(features.device), class_ids(labels)
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
@@ -170,9 +173,13 @@ class Engine:
         return loss
 
     def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
-        """Return the implementation that computes the logits on this device."""
-        if self.tiles and logits.choice is None and logits.stats_dtype == torch.float32:
-            return TileWalk(logits, self.loss.tile, with_graph=with_graph)
+        """Return the walk over this rank's classes, with or without tiles.
+
+        Sampled classes are few, so their logits are computed with torch operations.
+        """
+        tile = self.loss.tile
+        if self.tiles and tile is not None and logits.choice is None:
+            return TileWalk(logits, tile, with_graph=with_graph)
         return TorchWalk(logits, with_graph=with_graph)
 
     def nan_loss(
@@ -203,14 +210,25 @@ class Engine:
             data_group=self.data_group,
         )
 
-    def rows(self, labels: Tensor, dtype: torch.dtype, factors: Tensor | None = None) -> Rows:
-        """Return the `Rows` that `Loss.value` needs, without ignored rows.
+    def rows(
+        self,
+        labels: Tensor,
+        dtype: torch.dtype,
+        factors: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Rows:
+        """Return the `Rows` that `Loss.value` needs.
 
         `labels` [m] are the labels of these rows, and `factors` [m] their `row_weights`, if given.
+        `counts` [m] is false for ignored rows (None: there are none), whose labels must be valid.
         """
         is_uniform = self.row_weighting.class_weights is None and factors is None
-        weights = None if is_uniform else self.row_weighting(labels, factors).to(dtype)
-        return Rows(self.weights.tree.num_classes, labels, weights)
+        if is_uniform and counts is None:
+            return Rows(self.weights.tree.num_classes, labels)
+        weights = self.row_weighting(labels, factors).to(dtype)
+        if counts is not None:
+            weights = weights.where(counts, 0)
+        return Rows(self.weights.tree.num_classes, labels, weights, counts)
 
     def to(self, device: torch.device) -> "Engine":
         """Return the same engine with its plan and constants on another device."""
@@ -245,7 +263,7 @@ class _HeadLoss(torch.autograd.Function):
         parameters = Parameters(vectors, bias, log_scale, offset)
         batch = _GlobalRows.gather(engine, call.agreement, labels, row_weights)
         if call.draw is not None:
-            engine.loss.check_batch(len(batch.labels_m))
+            engine.loss.check_batch(batch.num_rows(exact=call.checks))
         scale = engine.logit_map.scale if log_scale is None else log_scale.exp()
         masked = engine.row_weighting.masked(features, labels)  # ignored rows may contain NaN
         inputs = MappedFeatures(engine.logit_map, masked, scale)
@@ -258,9 +276,9 @@ class _HeadLoss(torch.autograd.Function):
                 loss = global_loss(
                     engine.loss,
                     parts,
-                    engine.rows(batch.labels_m, logits.stats_dtype, batch.weights_m),
+                    engine.rows(batch.labels_m, logits.stats_dtype, batch.weights_m, batch.counts),
                     identity=logits.identity,
-                    counts=batch.counts,
+                    sources=batch.sources,
                     group_sizes=call.agreement.group_sizes,
                     class_group=engine.class_group,
                     data_group=engine.data_group,
@@ -312,14 +330,15 @@ class _GlobalRows:
     """Labels of the gathered rows.
 
     `labels_G` are the labels of the class group. `labels_m` and `weights_m` are the labels and the
-    `row_weights` of those rows of the global batch that are not ignored; `counts` selects these
-    rows (None: all).
+    `row_weights` of the rows of the global batch. If rows may be ignored, `counts` [m] is false for
+    ignored rows, and `sources` [m] are the positions of the rows that replace them: see `Rows`.
     """
 
     labels_G: Tensor
     labels_m: Tensor
     weights_m: Tensor | None
-    counts: Tensor | None
+    counts: Tensor | None = None
+    sources: Tensor | None = None
 
     @classmethod
     def gather(
@@ -333,13 +352,24 @@ class _GlobalRows:
             row_weights = all_gather_rows(row_weights, sizes, engine.class_group)
             row_weights = all_gather_rows(row_weights, group_sizes, engine.data_group)
         if engine.row_weighting.ignore_index is None:
-            return cls(labels_G, labels_m, row_weights, None)
-        counts = engine.row_weighting.counts(labels_m)
-        # An ignored row needs a valid class. Any class will do, because the loss skips the row and
-        # its gradient is zero.
+            return cls(labels_G, labels_m, row_weights)
+        # An ignored row needs a valid class to compute its statistics. Any class will do, because
+        # the loss does not use them.
         known_G = labels_G.where(engine.row_weighting.counts(labels_G), 0)
-        weights_m = None if row_weights is None else row_weights[counts]
-        return cls(known_G, labels_m[counts], weights_m, counts)
+        counts = engine.row_weighting.counts(labels_m)
+        # Removing the ignored rows would make the host wait for their number. The statistics of a
+        # row of zeros may have an infinite loss, and 0 times infinity is NaN, so a row that counts
+        # replaces each of them.
+        sources = torch.arange(len(counts), device=counts.device)
+        sources = sources.where(counts, counts.int().argmax())
+        return cls(known_G, labels_m.where(counts, 0)[sources], row_weights, counts, sources)
+
+    def num_rows(self, *, exact: bool) -> int:
+        """Return the number of rows that are not ignored, or, without reading from the device, an
+        upper bound."""
+        if self.counts is None or not exact:
+            return len(self.labels_m)
+        return int(self.counts.sum())
 
 
 def _gathered(

@@ -39,7 +39,7 @@ def global_loss(
     rows: Rows,
     *,
     identity: Callable[[], Stats],
-    counts: Tensor | None,
+    sources: Tensor | None,
     group_sizes: list[int],
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
@@ -48,18 +48,20 @@ def global_loss(
 
     `parts` are the statistics of disjoint parts of this rank's classes, none for a rank without
     classes, and `identity` returns those of such a rank. The loss is differentiable with respect to
-    `parts`; the statistics of other ranks are constants. The ranks of a class group have different
-    classes and the same rows, so their statistics are merged. Along `data`, the class groups have
-    different rows, so their totals are concatenated. `counts` selects the rows that are not ignored
-    (None: all). `group_sizes` lists the number of rows of each class group along `data`.
+    `parts`; the statistics of other ranks are constants.
+
+    The ranks of a class group have different classes and the same rows, so their statistics are
+    merged. Along `data`, the class groups have different rows, so their totals are concatenated.
+    `sources` lists, for each row of `rows`, the row from which to take the statistics (None: each
+    from itself). `group_sizes` lists the number of rows of each class group along `data`.
     """
     mine = loss.merge(parts) if parts else identity()
     total = _merged_over_ranks(loss, mine, class_group)
     totals = _gathered(total, _uneven(group_sizes), data_group)
     if len(totals) > 1:
         total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-    if counts is not None:
-        total = tuple(stat[counts] for stat in total)
+    if sources is not None:
+        total = tuple(stat.index_select(0, sources) for stat in total)
     return loss.value(total, rows)
 
 

@@ -22,6 +22,7 @@ from heads.initial_rows import initial_bias, initial_rows
 from heads.inputs import Parameters, RowWeighting, class_ids
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
+from heads.tiles.launch import check_tiles
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
@@ -60,6 +61,9 @@ class ClassHead(nn.Module):
     call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
     uninterrupted run.
 
+    With `tiles`, Triton kernels compute the statistics and gradients of the logits without writing
+    the logits to memory. Raises ValueError if the loss, the device or `dtype` does not support it.
+
     If `accumulates` is set, the gradients of several calls are accumulated on each rank, and one
     call to `reduce_gradients` sums them over the mesh's `data` axis.
 
@@ -87,10 +91,13 @@ class ClassHead(nn.Module):
         label_vectors: Tensor | None = None,
         ignore_index: int | None = None,
         gradient_damping: float = 0.0,
+        tiles: bool = False,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
+        if tiles:
+            check_tiles(loss, torch.device(device), dtype)
         self.dim, self.mesh = dim, mesh
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
@@ -121,6 +128,7 @@ class ClassHead(nn.Module):
             row_weighting=RowWeighting(
                 _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
             ),
+            tiles=tiles,
         )
         rows = initial_rows(weights, dim, seed=seed, std=init_std, dtype=dtype)
         self.weight = nn.Parameter(rows)

@@ -1,16 +1,38 @@
 """The walk over a rank's classes with torch operations, on any device."""
 
 import math
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from heads.blockwise import BlockwiseLogits, ComputedBlock, GradientSums
+from heads.blockwise import BlockwiseLogits, GradientSums
 from heads.losses import Block, LabelPositions, Stats
 from heads.weights import ClassBlock
 
 # Shape legend: G rows of the class group, C classes of a block, d features.
+
+
+@dataclass(frozen=True)
+class ComputedBlock:
+    """A block of classes: its logits, as an autograd leaf, and their statistics."""
+
+    leaf_GC: Tensor
+    view: Block
+    stats: Stats
+
+    def gradient_of_logits(self, outputs: Stats, grads: Stats) -> Tensor:
+        """Convert the gradients of `outputs`, functions of the logits, to that of the logits."""
+        # Some statistics are class IDs, which do not require a gradient.
+        pairs = [(s, g) for s, g in zip(outputs, grads, strict=True) if s.requires_grad]
+        sources, grads = zip(*pairs, strict=True)
+        leaves = (self.leaf_GC, self.view.true)
+        grad, by_true = torch.autograd.grad(
+            sources, leaves, grads, retain_graph=True, allow_unused=True, materialize_grads=True
+        )
+        # The gradient of a plain sum is an expanded view, which cannot be written to.
+        return self.view.positions.add(grad.contiguous(), by_true)
 
 
 class TorchWalk:
@@ -22,7 +44,7 @@ class TorchWalk:
     def __init__(self, logits: BlockwiseLogits, *, with_graph: bool) -> None:
         self._logits, self._with_graph = logits, with_graph
         self._blocks = logits.blocks()
-        self._saved = _SavedBlocks(logits, self._blocks, with_grad=with_graph)
+        self._saved = SavedBlocks(logits, self._blocks, with_grad=with_graph)
         self._of_blocks: list[Stats] = []
 
     def statistics(self) -> list[Stats]:
@@ -128,7 +150,7 @@ def _gradients_of_blocks(loss: Tensor, grad_loss: Tensor, of_blocks: list[Stats]
     return [tuple(grads[i : i + width]) for i in range(0, len(grads), width)]
 
 
-class _SavedBlocks:
+class SavedBlocks:
     """The tensors that forward saves for backward within the memory budget.
 
     Forward saves the graphs of all blocks if they fit, otherwise the logits of the first blocks.

@@ -7,8 +7,9 @@ implements each part.
 import gc
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -25,7 +26,7 @@ from trainer.process.signals import StopSignals
 from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
-from trainer.run.resume import TrainState, resume
+from trainer.run.resume import Resumed, TrainState, resume
 from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
 from trainer.schedules import RunLength
 from trainer.steps.agreement import Agreed, Agreement, agree
@@ -80,10 +81,7 @@ def _train(
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
-
-    def steps(duration: Duration) -> int:
-        return duration.in_steps(num_samples=len(training), global_batch=global_batch)
-
+    steps = partial(Duration.in_steps, num_samples=len(training), global_batch=global_batch)
     num_steps = steps(recipe.train.duration)
 
     # ---------------------------------------------------------------- model
@@ -112,11 +110,7 @@ def _train(
     state = resumed.state
     introduction = _introduction(recipe, task, training, world, state.step, num_steps)
     if dry_run:
-        check_telemetry(recipe.telemetry, world)
-        _check_first_batch(recipe, training, world, state)
-        if world.is_main:
-            lines = [notice.line for notice in resumed.notices]
-            print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
+        _finish_dry_run(recipe, training, world, resumed, introduction)
         return
     if world.is_main:
         SampleLog.trim(folder.path, state.step)
@@ -156,10 +150,9 @@ def _train(
     sample_log = opened.enter_context(
         SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
     )
-    agreement = opened.enter_context(closing(Agreement(world)))
+    agreement = opened.enter_context(Agreement(world))
     trace = folder.path / f"profile-rank{world.rank}.json.gz"
-    profiler = StepProfiler(recipe.train.profile, trace, world.device)
-    opened.enter_context(profiler.running())
+    profiler = opened.enter_context(StepProfiler(recipe.train.profile, trace, world.device))
     run = ActiveRun(
         recipe=recipe,
         folder=folder,
@@ -187,12 +180,7 @@ def _train(
         saved_step=state.step,
         manifest=manifest,
     )
-    for notice in resumed.notices:
-        telemetry.event(notice.event, state.step, notice.line, **notice.values)
-    telemetry.event("start", state.step, introduction, world_size=world.size)
-    if isinstance(training, Stream):
-        telemetry.print_line(training.notice(state.cursor.samples))
-
+    _report_start(telemetry, resumed, introduction, training, world)
     opened.enter_context(_objects_frozen())
     take_steps(run, num_steps)
 
@@ -222,13 +210,33 @@ def _objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _check_first_batch(
-    recipe: Recipe, training: Split | Stream, world: World, state: TrainState
+def _finish_dry_run(
+    recipe: Recipe, training: Split | Stream, world: World, resumed: Resumed, introduction: str
 ) -> None:
-    """Read this rank's share of the run's first global batch (collective)."""
-    with open_loader(training, recipe, world, state.cursor) as loader:
+    """Check the telemetry, read this rank's share of the run's first global batch, and print the
+    result (collective)."""
+    check_telemetry(recipe.telemetry, world)
+    with open_loader(training, recipe, world, resumed.state.cursor) as loader:
         next(loader)
     world.barrier()
+    if world.is_main:
+        lines = [notice.line for notice in resumed.notices]
+        print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
+
+
+def _report_start(
+    telemetry: Telemetry,
+    resumed: Resumed,
+    introduction: str,
+    training: Split | Stream,
+    world: World,
+) -> None:
+    state = resumed.state
+    for notice in resumed.notices:
+        telemetry.event(notice.event, state.step, notice.line, **notice.values)
+    telemetry.event("start", state.step, introduction, world_size=world.size)
+    if isinstance(training, Stream):
+        telemetry.print_line(training.notice(state.cursor.samples))
 
 
 def take_steps(run: ActiveRun, num_steps: int) -> None:
@@ -260,7 +268,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
                 stop=run.stop.received, batch=record, busy_seconds=task.phases.take_busy()
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
-            numbers = take_step(task, batch, factor, step=step)
+            numbers = take_step(task, batch, factor, step=step, check=run.agreement.check)
             run.profiler.step()
             if launched is not None:
                 previous, launched = launched, None
@@ -309,7 +317,8 @@ def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> No
     `train.max_skipped_steps`.
     """
     task, telemetry, step = run.task, run.telemetry, taken.step
-    numbers = read_numbers(task, taken.numbers, explains=explains)
+    check = run.agreement.check
+    numbers = read_numbers(task, taken.numbers, explains=explains, check=check)
     if not numbers.skipped:
         task.loss_scale.succeeded()
     elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):

@@ -19,7 +19,13 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
-from torch.distributed import DistBackendError, DistNetworkError, DistStoreError, ProcessGroup
+from torch.distributed import (
+    DistBackendError,
+    DistNetworkError,
+    DistStoreError,
+    ProcessGroup,
+    Work,
+)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from heads.collectives import all_gather_equal, hooked
@@ -33,6 +39,7 @@ _GROUP_GRACE_SECONDS = 5
 # The size of a group of ranks in a recipe: all ranks, the ranks of a machine, or a number of
 # consecutive ranks.
 RankGroup = Literal["world", "node"] | Annotated[int, Field(gt=0)]
+_NO_LIMIT = timedelta(days=365)
 # With fewer ranks, connecting two groups instead of one takes more time than the grid saves.
 _LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
@@ -100,6 +107,24 @@ class World:
         if self.group is not None:
             with hooked("barrier"):
                 dist.barrier()
+
+    def wait_for_next(self) -> None:
+        """Wait until the next rank, in a ring of all ranks, calls `notify_previous`. Raises gloo's
+        RuntimeError as soon as the connection to that rank is closed.
+
+        There is no time limit, because a step may take any amount of time, for example to compile.
+        """
+        if self.size > 1:
+            received = dist.irecv(torch.empty(1), src=(self.rank + 1) % self.size)
+            assert received is not None
+            received.wait(_NO_LIMIT)
+
+    def notify_previous(self) -> Work | None:
+        """Start to send a message to the previous rank, for `wait_for_next`. Keep the result until
+        the message is received."""
+        if self.size == 1:
+            return None
+        return dist.isend(torch.zeros(1), dst=(self.rank - 1) % self.size)
 
 
 @contextmanager

@@ -192,18 +192,24 @@ class _WithoutLabels(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Rows:
-    """The m rows of the global batch that are not ignored, for `Loss.value`.
+    """The m rows of the global batch, for `Loss.value`.
 
-    `labels` [m] are their classes and `weights` [m] their weights (None: uniform).
+    `labels` [m] are their classes and `weights` [m] their weights (None: uniform). `counts` [m] is
+    false for ignored rows (None: no row is ignored). Only the device knows how many there are, so
+    they are not removed. An ignored row has the weight 0, and the label and the statistics of a row
+    that is not ignored. It therefore does not affect means and extremes over the rows; a loss that
+    sums over the rows without their weights must use `counts`.
     """
 
     num_classes: int
     labels: Tensor
     weights: Tensor | None = None
+    counts: Tensor | None = None
 
     @property
-    def num_rows(self) -> int:
-        return len(self.labels)
+    def num_rows(self) -> int | Tensor:
+        """The number of rows that are not ignored."""
+        return len(self.labels) if self.counts is None else self.counts.sum()
 
     def mean(self, per_row: Tensor) -> Tensor:
         """Return the weighted mean of `per_row` [m], or 0 if all weights are 0."""
@@ -228,7 +234,8 @@ class Loss(ABC):
     ranks.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
-    `tile` computes the statistics in a GPU kernel (None: with torch operations only).
+    `tile` computes the statistics in a GPU kernel. If it is None, torch operations compute them, and
+    `without_tile` is the reason.
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
     """
 
@@ -245,6 +252,7 @@ class Loss(ABC):
     accepts_mixed_labels: ClassVar[bool] = True
     reductions: ClassVar[tuple[Reduction, ...]] = ()
     tile: ClassVar[Tile | None] = None
+    without_tile: ClassVar[str] = "it does not define a tile"
 
     def __post_init__(self) -> None:
         if not self.kind:

@@ -29,23 +29,23 @@ _HALF_A_SAMPLE = 0.5
 
 
 @jit
-def _softplus(z, vectors):  # type: ignore[no-untyped-def]
+def _softplus(z, vectors):
     return (tile_softplus(z),)
 
 
 @jit
-def _slope_of_softplus(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_softplus(z, vectors):
     return (tile_sigmoid(z),)
 
 
 @jit
-def _noise(z, vectors):  # type: ignore[no-untyped-def]
+def _noise(z, vectors):
     share, shift = vectors
     return (share * tile_softplus(z - shift),)
 
 
 @jit
-def _slope_of_noise(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_noise(z, vectors):
     share, shift = vectors
     return (share * tile_sigmoid(z - shift),)
 

@@ -24,12 +24,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _logit_twice(z, vectors):  # type: ignore[no-untyped-def]
+def _logit_twice(z, vectors):
     return z, z
 
 
 @jit
-def _slope_of_logit_twice(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_logit_twice(z, vectors):
     return one(z), one(z)
 
 
@@ -180,5 +180,7 @@ class BatchCrossEntropy(Loss):
         lse, true = total
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
+        if rows.counts is not None:
+            lse = lse.where(rows.counts, -torch.inf)
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
         return log_z + (torch.xlogy(share, share) - share * true).sum()

@@ -44,6 +44,7 @@ class HierarchicalSoftmax(Loss):
     num_levels: ClassVar[int]
 
     paper = "Morin and Bengio 2005, cited by 000"
+    without_tile = "it computes only the classes near the path of a row"
     statistic = "logsumexp z of the siblings at each level, sum of z on the path"
     aligned = False
     over_nodes = True

@@ -127,6 +127,7 @@ class TopKHinge(LargestFalse):
 
     paper = "003 eq 8"
     statistic = "k largest false z, z_y"
+    without_tile = "it needs the k largest logits of a row"
     aligned = False
 
     @property

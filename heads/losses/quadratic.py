@@ -13,12 +13,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _square(z, vectors):  # type: ignore[no-untyped-def]
+def _square(z, vectors):
     return (z * z,)
 
 
 @jit
-def _slope_of_square(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_square(z, vectors):
     return (2.0 * z,)
 
 

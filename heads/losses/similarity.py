@@ -36,6 +36,7 @@ class SimLoss(Loss):
     vectors: ClassVar[Tensor]
 
     paper = "SimLoss, cited by 000"
+    without_tile = "it needs the similarity of every class to the label of a row"
     statistic = "logsumexp z, logsumexp (z + log sim[y])"
     aligned = False
     reductions = (Reduction.LOGSUMEXP, Reduction.LOGSUMEXP)

@@ -46,6 +46,7 @@ class SmoothTopK(Loss):
     alpha: float = Field(default=1.0, ge=0, description="margin")
 
     paper = "003 eq 10"
+    without_tile = "it needs the 2k largest logits of a row"
     statistic = "2k largest false z, power sums of exp(z / k tau) over the other false z, z_y"
     aligned = False
 

@@ -13,12 +13,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _logit_and_square(z, vectors):  # type: ignore[no-untyped-def]
+def _logit_and_square(z, vectors):
     return z, z * z
 
 
 @jit
-def _slope_of_logit_and_square(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_logit_and_square(z, vectors):
     return one(z), 2.0 * z
 
 

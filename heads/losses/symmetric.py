@@ -42,7 +42,7 @@ from torch.nn.functional import pad, threshold
 # Shape legend: B rows, C scores of a row, k the highest degree, m = 2k leaders, p power sums.
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
-_HEAP = 64  # torch.topk on a CPU uses a heap if a row has this many scores per selected one
+_GROUP = 10  # the most scores in a group of `_topk`
 
 
 class SymmetricStatistics(NamedTuple):
@@ -180,12 +180,12 @@ def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest scores of each row, descending, and their columns.
 
     They are in the `num` groups of columns with the largest maxima. On a CPU, finding these groups
-    and then the scores takes less time than torch.topk, unless the rows are so long that torch.topk
-    uses a heap, or so short that most groups are selected.
+    and then the scores takes less time than torch.topk, unless the rows are so short that most
+    groups are selected.
     """
     num_columns = scores_BC.shape[1]
-    size = round(math.sqrt(num_columns / max(1, num)))
-    if scores_BC.device.type != "cpu" or num_columns >= _HEAP * num or size < 4:
+    size = min(_GROUP, round(math.sqrt(num_columns / max(1, num))))
+    if scores_BC.device.type != "cpu" or size < 4:
         values, columns = scores_BC.topk(num, dim=1)
         return values, columns
     # The columns of a group are `groups` apart, so the maxima are computed along contiguous memory.
@@ -310,28 +310,29 @@ class _LogPolynomials(torch.autograd.Function):
         levels = _multiply_leaders(logs)
         top, after = levels[-1].unflatten(1, (2, len(leaders_Bm)))[: k + 1].unbind(1)
         below = _product(after, others)[: k + 1].flip(0)
-        last, previous = (top * below).sum(0), (top[:-1] * below[1:]).sum(0)
-        ctx.save_for_backward(leaders_Bm, sums_Bp, units, others, below, last, previous, *levels)
+        both = torch.stack([(top * below).sum(0), (top[:-1] * below[1:]).sum(0)])
+        ctx.save_for_backward(leaders_Bm, sums_Bp, units, others, below, both, *levels)
         ctx.scale = scale
         divided = logs[:k].clamp_(max=0)  # the logs of b for the k largest terms
-        divided_previous = divided[:-1].sum(0)
-        return last.log() - divided_previous - divided[-1], previous.log() - divided_previous
+        last, previous = (both.log() - divided[:-1].sum(0)).unbind()
+        return last - divided[-1], previous
 
     @staticmethod
     def backward(ctx: Any, grad_last: Tensor, grad_previous: Tensor) -> tuple[Tensor, Tensor, None]:
-        leaders_Bm, sums_Bp, units, others, below, last, previous, *levels = ctx.saved_tensors
-        by_last = (grad_last / last).where(last != 0, 0)
-        by_previous = (grad_previous / previous).where(previous != 0, 0)
+        leaders_Bm, sums_Bp, units, others, below, both, *levels = ctx.saved_tensors
+        grads = torch.stack([grad_last, grad_previous])
+        by_last, by_previous = (grads / both).where(both != 0, 0).unbind()
         n = len(others)
-        both = levels[-1].unflatten(1, (2, len(leaders_Bm)))
-        top, after = both[:n].unbind(1)
-        by_both = torch.zeros_like(both)
-        torch.mul(below, by_last, out=by_both[:n, 0])
-        by_both[: n - 1, 0].addcmul_(below[1:], by_previous)
+        products = levels[-1].unflatten(1, (2, len(leaders_Bm)))
+        top, after = products[:n].unbind(1)
+        by_products = torch.zeros_like(products)
+        torch.mul(below, by_last, out=by_products[:n, 0])
+        by_products[: n - 1, 0].addcmul_(below[1:], by_previous)
         top = pad(top.flip(0), (0, 0, 0, n))
         by_below = (top[:-1] * by_last).addcmul_(top[1:], by_previous)
-        by_both[:n, 1], by_others = _product_backward(by_below, after, others)
-        by_leaders = _multiply_leaders_backward(by_both.flatten(1), levels, n - 1) * ctx.scale
+        by_after, by_others = _product_backward(by_below, torch.stack([after, others], 1)).unbind(1)
+        by_products[:n, 1] = by_after
+        by_leaders = _multiply_leaders_backward(by_products.flatten(1), levels, n - 1) * ctx.scale
         by_sums = _newton_backward(by_others, others, len(units)).mul_(units)
         return by_leaders.T.to(leaders_Bm.dtype), by_sums.T.to(sums_Bp.dtype), None
 
@@ -346,18 +347,15 @@ def _multiply_leaders(logs_mB: Tensor) -> list[Tensor]:
 
     Returns all levels of the computation [degree + 1, products x 2 x B]: the factors a + b t, the
     products of two factors, of four, .. A level's products are those of its predecessor's first
-    half with the second half. An odd number of products is extended by the product 1.
+    half with the second half. Factors 1 are added until their number is a power of two.
     """
     k, num_rows = len(logs_mB) // 2, logs_mB.shape[1]
-    logs = logs_mB.unflatten(0, (2, k)).transpose(0, 1).flatten()
+    padded = logs_mB.new_full((1 << (k - 1).bit_length(), 2, num_rows), -torch.inf)
+    padded[:k] = logs_mB.unflatten(0, (2, k)).transpose(0, 1)
+    logs = padded.flatten()
     levels = [torch.stack([-logs, logs]).clamp_(max=0).exp_()]
-    products = k
-    while products > 1:
-        if products % 2:
-            levels[-1] = pad(levels[-1], (0, 2 * num_rows))
-            levels[-1][0, products * 2 * num_rows :] = 1
+    while levels[-1].shape[1] > 2 * num_rows:
         levels.append(_product(*levels[-1].chunk(2, dim=1)))
-        products = (products + 1) // 2
     return levels
 
 
@@ -365,9 +363,7 @@ def _multiply_leaders_backward(grad: Tensor, levels: list[Tensor], k: int) -> Te
     """Convert the gradient of the last level to that of log e of each leader [m, B]."""
     num_rows = levels[-1].shape[1] // 2
     for level in reversed(levels[:-1]):
-        left, right = level.chunk(2, dim=1)
-        without_one = grad[:, : left.shape[1]]
-        grad = torch.cat(_product_backward(without_one, left, right), dim=1)
+        grad = _product_backward(grad, level.unflatten(1, (2, -1))).flatten(1)
     by_leaders = (grad[1] * levels[0][1])[: 2 * k * num_rows].unflatten(0, (k, 2, num_rows))
     return by_leaders.transpose(0, 1).flatten(0, 1)
 
@@ -382,14 +378,13 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return product
 
 
-def _product_backward(grad: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Convert the gradient of `_product` to those of its factors, which are of the same degree."""
-    windows = _windows(grad, len(left)).unbind()
-    by_left, by_right = torch.zeros_like(left), torch.zeros_like(right)
-    for window, of_left, of_right in zip(windows, left.unbind(), right.unbind(), strict=True):
-        by_left.addcmul_(window, of_right)
-        by_right.addcmul_(window, of_left)
-    return by_left, by_right
+def _product_backward(grad: Tensor, factors: Tensor) -> Tensor:
+    """Convert the gradient of `_product` to that of its two factors [n, 2, ..]."""
+    by_factors = torch.zeros_like(factors)
+    windows = _windows(grad.unsqueeze(1), len(factors))
+    for window, swapped in zip(windows.unbind(), factors.flip(1).unbind(), strict=True):
+        by_factors.addcmul_(window, swapped)
+    return by_factors
 
 
 def _newton(signed_pB: Tensor, k: int) -> Tensor:
@@ -417,5 +412,5 @@ def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tens
 
 
 def _windows(coefficients: Tensor, size: int) -> Tensor:
-    """Return a view of `size` adjacent coefficients from each position [positions, size, n]."""
+    """Return a view of `size` adjacent coefficients from each position [positions, size, ..]."""
     return coefficients.unfold(0, size, 1).movedim(-1, 1)

@@ -41,20 +41,20 @@ class Tile:
 
 
 @jit
-def one(z):  # type: ignore[no-untyped-def]
+def one(z):
     """Return a tile of ones with the shape of z."""
     return tl.full(z.shape, 1.0, tl.float32)
 
 
 @jit
-def tile_sigmoid(z):  # type: ignore[no-untyped-def]
+def tile_sigmoid(z):
     """Return 1 / (1 + exp(-z)), without overflow."""
     power = tl.exp(-tl.abs(z))
     return tl.where(z < 0, power, 1.0) / (1.0 + power)
 
 
 @jit
-def tile_softplus(z):  # type: ignore[no-untyped-def]
+def tile_softplus(z):
     """Return log(1 + exp(z)), accurate for very negative z too.
 
     log(1 + p) of a small p is computed as p log(u) / (u - 1) with the rounded u = 1 + p (Kahan), so
@@ -70,12 +70,12 @@ def tile_softplus(z):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _logit(z, vectors):  # type: ignore[no-untyped-def]
+def _logit(z, vectors):
     return (z,)
 
 
 @jit
-def _slope_of_logit(z, vectors):  # type: ignore[no-untyped-def]
+def _slope_of_logit(z, vectors):
     return (one(z),)
 
 

@@ -1,0 +1,1 @@
+"""Triton kernels that compute a head's logits in tiles, without writing them to memory."""

@@ -24,9 +24,11 @@ MAX = tl.constexpr(2)
 # Larger than any class ID.
 _NO_CLASS = tl.constexpr(2**62)
 
+# ruff: noqa: RUF005  Triton does not support unpacking into a tuple.
+
 
 @jit
-def _logits(  # type: ignore[no-untyped-def]
+def _logits(
     features,
     rows,
     factors,
@@ -70,7 +72,7 @@ def _logits(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _vectors(vectors, c, num_classes, NUM_VECTORS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _vectors(vectors, c, num_classes, NUM_VECTORS: tl.constexpr):
     """Load the loss's vectors [NUM_VECTORS, C] for classes `c`."""
     loaded = ()
     for i in tl.static_range(NUM_VECTORS):
@@ -80,13 +82,13 @@ def _vectors(vectors, c, num_classes, NUM_VECTORS: tl.constexpr):  # type: ignor
 
 
 @jit
-def _finite(x):  # type: ignore[no-untyped-def]
+def _finite(x):
     """Replace infinities with 0."""
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
 
 
 @jit
-def statistics_kernel(  # type: ignore[no-untyped-def]
+def statistics_kernel(
     features,  # [G, d]
     rows,  # [C, d]
     factors,  # [C] or None
@@ -163,7 +165,7 @@ def statistics_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def gradient_kernel(  # type: ignore[no-untyped-def]
+def gradient_kernel(
     features,  # [G, d]
     rows,  # [C, d]
     factors,  # [C] or None

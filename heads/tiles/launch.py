@@ -8,6 +8,7 @@ from torch import Tensor
 
 from heads import optional_triton
 from heads.block_size import Processor
+from heads.losses import Loss
 from heads.losses.tile import Reduction, Tile
 from heads.tiles import kernels
 
@@ -127,6 +128,24 @@ class BlockInputs:
             **self._options(tile),
         )
         return out
+
+
+def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ValueError if the kernels cannot compute a loss on a device."""
+    if loss.tile is None:
+        raise ValueError(
+            f"{loss.kind} does not support tiles, because {loss.without_tile}: set head.tiles=false"
+        )
+    if not optional_triton.is_installed:
+        raise ValueError(
+            "head.tiles needs Triton: run pip install 'kway[gpu]', or set head.tiles=false"
+        )
+    if device.type != "cuda" and not optional_triton.interprets:
+        raise ValueError(
+            f"head.tiles needs an NVIDIA GPU, but the head is on {device}: set head.tiles=false"
+        )
+    if dtype == torch.float64:
+        raise ValueError("tiles do not support float64: use float32, or pass tiles=False")
 
 
 def num_splits(features: Tensor, num_classes: int) -> int:

@@ -1,4 +1,4 @@
-"""The forward and backward pass over a rank's classes with the kernels in `heads/tiles/kernels.py`.
+"""The walk over a rank's classes with the kernels in `heads/tiles/kernels.py`.
 
 No tensor of logits exists in the forward pass. The backward pass computes the logits of each block
 again and writes their gradient in the dtype of the products, from which two products compute the

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 _WIDE_COLUMNS = 140  # minimum terminal width for showing all columns
 _LEGEND = (
     "aligned: with the Principle of Logit Separation, so a single logit is a meaningful score.",
+    "tiles: supports head.tiles, which computes the logits on a GPU without writing them to memory.",
     "paper: docs/papers.md lists papers 000 to 004.",
 )
 
 
 def losses() -> None:
-    """List the losses, their papers, and whether each is aligned.
+    """List the losses, their papers, and whether each is aligned and supports tiles.
 
     Aligned losses train logits that are meaningful scores for single-class queries.
     """
@@ -32,6 +33,7 @@ def losses() -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("head.loss.kind", no_wrap=True)
     table.add_column("aligned", no_wrap=True)
+    table.add_column("tiles", no_wrap=True)
     for column in ("paper", "options", "statistics per row")[: 3 if shows_statistics else 2]:
         table.add_column(column, overflow="fold")
     conditions = []
@@ -40,7 +42,10 @@ def losses() -> None:
         aligned = "depends" if loss.aligned_if else "yes" if loss.aligned else "no"
         if loss.aligned_if:
             conditions.append(f"{kind} is aligned if {loss.aligned_if}.")
-        cells = [kind, aligned, loss.paper, _options(loss_class)]
+        tiles = "no" if loss.tile is None else "yes"
+        if loss.tile is None:
+            conditions.append(f"{kind} has no tiles, because {loss.without_tile}.")
+        cells = [kind, aligned, tiles, loss.paper, _options(loss_class)]
         table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
     console.print(table)
     if not shows_statistics:

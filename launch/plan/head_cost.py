@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heads.block_size import Processor
-from heads.blockwise import BlockwiseLogits, ComputedBlock, SavedBlocks
+from heads.blockwise import BlockwiseLogits
 from heads.config import HeadConfig
 from heads.logits import LogitMap
 from heads.losses import Block, ClassFacts, Loss, Reduction, Stats
+from heads.torch_walk import ComputedBlock, SavedBlocks
 from heads.tree import LabelTree
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes
@@ -61,7 +62,8 @@ def measure_loss(loss: Loss) -> LossCost:
         with torch.enable_grad():
             work = ComputedBlock(leaf, view, loss.statistics(leaf, view))
         kept = recorder.live
-        gradient = work.gradient_of_logits(tuple(torch.ones_like(stat) for stat in work.stats))
+        grads = tuple(torch.ones_like(stat) for stat in work.stats)
+        gradient = work.gradient_of_logits(work.stats, grads)
     del gradient
     per = logits.numel()
     identity = loss.identity(torch.zeros(1))

@@ -19,7 +19,7 @@ from data.loading.batch import Batch
 from tests.gpu.test_training import WORLD_SIZE, free_port, one_rank, opened_world
 from tests.ranks import run_on_ranks
 from trainer.checkpoints.entries import training_entries
-from trainer.steps.deferred import Numbers
+from trainer.steps.deferred import DeferredNumbers, Numbers, PartLoss
 from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task
 from trainer.world import World
@@ -100,6 +100,23 @@ def test_the_trace_of_a_synchronous_step_shows_where_it_synchronizes(device):
     """Otherwise, the test above could not fail."""
     sites = trace_steps(make_task({}, device, synchronous=True), 2).synchronizations()
     assert any("trainer/task.py" in site and "clip_gradients" in site for site in sites), sites
+
+
+@pytest.mark.gpu
+def test_a_host_that_waits_for_a_step_checks_for_lost_ranks(cuda):
+    def check() -> None:
+        raise ConnectionError
+
+    scalar = torch.ones((), dtype=torch.float64, device=cuda)
+    part = PartLoss.of(scalar, torch.ones(2, 3, device=cuda))
+    DeferredNumbers(1, scalar, scalar, [part])  # allocates pinned memory
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    numbers = DeferredNumbers(1, scalar, scalar, [part])
+    with pytest.raises(ConnectionError):
+        numbers.read(check)
+    torch.cuda.synchronize()
+    assert numbers.read(check) == (1.0, 1.0, False)
 
 
 # ------------------------------------------------------------------------ results

@@ -257,7 +257,11 @@ def test_trailing_ranks_may_have_no_classes():
 
 
 def test_changes_are_suggested_until_the_plan_fits(tmp_path: Path):
-    keys: dict[str, Any] = {"train__global_batch": 4096, "train__class_group": 1}
+    keys: dict[str, Any] = {
+        "train__global_batch": 4096,
+        "train__class_group": 1,
+        "head__memory_mib": 512,  # the default depends on the memory of the GPU
+    }
     roomy = planned(tmp_path, gpus=4, classes=20_000, **keys)
     small = Machine("small", "cuda", roomy.memory.peak - 10_000_000, 1e12, GPU.flops, 1e11, 1e10)
     request = PlanRequest(small, 1, 4, 20_000)

@@ -146,10 +146,11 @@ def test_the_planned_blocks_are_those_of_a_head_on_the_planned_gpu(
 
 
 def test_copies_of_class_rows_in_half_precision_fit_the_planned_blocks(tmp_path: Path):
-    for precision, column in (("fp32", 4 * 2), ("bf16", 2 * 64)):
-        recipe = recipe_of(tmp_path, {}, train__global_batch=2, train__precision=precision)
+    for precision, column in (("fp32", 4 * 2), ("bf16", 2 * 16)):
+        keys = {"train__global_batch": 2, "train__precision": precision}
+        recipe = glyph_recipe(tmp_path, tmp_path / "run", head={"memory_mib": 1}, **keys)
         plan = make_plan(recipe, PlanRequest(GPU, 1, 1, 20_000))
-        assert plan.backbone.dim == 64
+        assert plan.backbone.dim == 16
         assert plan.head.block_classes == 2**20 // 8 // column
 
 

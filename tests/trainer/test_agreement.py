@@ -1,7 +1,9 @@
 """The exchange in each step: signals, bad samples and busy times of all ranks."""
 
+import os
 import signal
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,13 +16,13 @@ import trainer.world
 from data.loading.batch import Batch
 from data.loading.substitute import Substitute
 from heads.collectives import all_reduce_sum
-from tests.ranks import rank_world, run_on_ranks
+from tests.ranks import RankError, rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
 from trainer.steps.agreement import Agreed, Agreement, agree
-from trainer.world import World
+from trainer.world import World, is_lost_rank
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
 
@@ -64,18 +66,18 @@ def test_one_rank_agrees_with_itself() -> None:
 def agreed_during_other_collectives() -> list[tuple[float, Agreed]]:
     """Rank 0 starts each exchange before another collective, and rank 1 after it."""
     world, found = gridded(16), []
-    agreement = Agreement(world)
-    for step in range(20):
-        stop = "SIGUSR1" if step == 7 and world.rank else None
+    with Agreement(world) as agreement:
+        for step in range(20):
+            stop = "SIGUSR1" if step == 7 and world.rank else None
 
-        def start(step: int = step, stop: str | None = stop) -> Any:
-            batch = batch_with_bad(*[step] * world.rank)
-            return agreement.start(stop=stop, batch=batch, busy_seconds=0.0)
+            def start(step: int = step, stop: str | None = stop) -> Any:
+                batch = batch_with_bad(*[step] * world.rank)
+                return agreement.start(stop=stop, batch=batch, busy_seconds=0.0)
 
-        exchange = start() if world.rank == 0 else None
-        total = float(all_reduce_sum(torch.tensor([float(step)]), dist.group.WORLD))
-        found.append((total, (exchange or start())()))
-    agreement.close()
+            exchange = start() if world.rank == 0 else None
+            total = float(all_reduce_sum(torch.tensor([float(step)]), dist.group.WORLD))
+            found.append((total, (exchange or start())()))
+            agreement.check()
     return found
 
 
@@ -85,6 +87,43 @@ def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
         for step in range(20)
     ]
     assert run_on_ranks(2, agreed_during_other_collectives) == [expected] * 2
+
+
+def poll(agreement: Agreement) -> None:
+    while True:
+        agreement.check()
+        time.sleep(0.001)
+
+
+def check_until_lost(lost: int, dies_early: bool) -> None:
+    """In the second step, rank `lost` is killed before or after the exchange. The other ranks never
+    end the step."""
+    world = gridded(16)
+    agreement = Agreement(world)
+
+    def start() -> Any:
+        return agreement.start(stop=None, batch=batch_with_bad(), busy_seconds=0.0)
+
+    start()()
+    if world.rank == lost and dies_early:
+        os.kill(os.getpid(), signal.SIGKILL)
+    start()
+    if world.rank == lost:
+        time.sleep(0.5)  # the exchange completes
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError) as error:
+        poll(agreement)
+    assert is_lost_rank(error.value)
+    if world.rank == 1:  # rank 0 detects this, too
+        os._exit(0)
+
+
+@pytest.mark.parametrize("dies_early", [True, False])
+def test_every_rank_detects_a_lost_rank_during_a_step(dies_early: bool) -> None:
+    # Rank 0 is connected to rank 1, which is connected to rank 2. An error on rank 0 would be
+    # raised first.
+    with pytest.raises(RankError, match="rank 1 died"):
+        run_on_ranks(3, check_until_lost, 2, dies_early)
 
 
 @pytest.mark.parametrize("synchronous", [True, False])
@@ -118,8 +157,8 @@ def test_a_signal_stops_a_run_after_the_step_that_follows_it(
     and does not evaluate, although an evaluation is due."""
     original = trainer.train.take_step
 
-    def take_step(*args: Any, step: int) -> Any:
-        taken = original(*args, step=step)
+    def take_step(*args: Any, step: int, **options: Any) -> Any:
+        taken = original(*args, step=step, **options)
         if step == 2:
             signal.raise_signal(signal.SIGTERM)
         return taken

@@ -6,6 +6,10 @@ On a CPU, `train.synchronous: false` runs the code for GPUs.
 
 import json
 import math
+import os
+import signal
+import socket
+import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +24,7 @@ from data.loading.batch import Mixed
 from heads.inputs import NOTHING_COUNTS
 from heads.losses import LOSSES
 from tests.host_reads import host_reads
-from tests.ranks import run_on_ranks
+from tests.ranks import forked, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses
@@ -28,10 +32,11 @@ from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
 from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.agreement import Agreement
-from trainer.steps.deferred import Numbers
+from trainer.steps.deferred import DeferredNumbers, Numbers
 from trainer.steps.loss_scale import LossScale
 from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task
+from trainer.world import leave
 
 Results = tuple[list[Numbers], dict[str, np.ndarray]]
 
@@ -308,10 +313,10 @@ def test_ddp_reads_its_timings_only_in_its_first_ten_passes(glyphs: Path) -> Non
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
     """Make the features of these steps NaN."""
 
-    def broken_take(task: Task, batch: Any, factor: float, *, step: int) -> Any:
+    def broken_take(task: Task, batch: Any, factor: float, *, step: int, **options: Any) -> Any:
         if step in broken:
             task.backbone.std.zero_()
-        taken = take_step(task, batch, factor, step=step)
+        taken = take_step(task, batch, factor, step=step, **options)
         task.backbone.std.fill_(0.25)
         return taken
 
@@ -405,6 +410,60 @@ def test_an_error_between_steps_does_not_lose_the_outstanding_step(
     assert sorted(losses(run)) == [1, 2, 3]
     (skipped_step,) = (run / "nonfinite-rank0.jsonl").read_text().splitlines()
     assert json.loads(skipped_step)["step"] == 3
+
+
+class NeverReached:
+    """The event of a step whose collectives never end on the device, because a rank is lost."""
+
+    def query(self) -> bool:
+        return False
+
+
+def lose_rank_1(rank: int, port: int, recipe: str, is_flagged: bool, output: Path) -> None:
+    """Train on two ranks. At the end of step 3, rank 1 is killed, and from then on rank 0 waits for
+    its device."""
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+
+    def take(task: Task, *args: Any, step: int, **options: Any) -> Any:
+        task.is_flagged |= is_flagged
+        if rank == 0 and step == 3:
+            DeferredNumbers.event = NeverReached()
+        taken = take_step(task, *args, step=step, **options)
+        if rank == 1 and step == 3:
+            time.sleep(0.5)  # the exchange of this step completes
+            os.kill(os.getpid(), signal.SIGKILL)
+        return taken
+
+    trainer.train.take_step = take
+    leave(main([recipe]))
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "flagged", "deferred"])
+def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
+    mode: str, glyphs: Path, tmp_path: Path
+) -> None:
+    recipe = glyph_recipe(glyphs, tmp_path / "run", train__synchronous=mode != "deferred")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    path, outputs = str(write_recipe(tmp_path, recipe)), [tmp_path / "0", tmp_path / "1"]
+    ranks = [
+        forked(lose_rank_1, rank, port, path, mode == "flagged", output)
+        for rank, output in enumerate(outputs)
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(60)
+        assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL]
+        assert outputs[0].read_text() == "error: rank 0: another rank exited during a step\n"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
 
 
 def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Path) -> None:

@@ -3,15 +3,23 @@
 The exchange takes a few network round trips. It runs in a thread while the main thread computes the
 step, on separate process groups. The result is known at the end of the step:
 
-    main thread     load batch t | compute step t      | end of step t: record it, or save and stop
-    exchange                     | signals, samples  t |
+    main thread   load batch t | compute step t                 | record step t, or save and stop
+    exchange                   | signals, samples t | watch the next rank |
+
+After the exchange, the thread watches the connection to the next rank until that rank ends its
+step. If a rank is lost, the collectives of other ranks may never end on their devices, but gloo
+reports the closed connection at once. The rank that detects it exits, so the previous rank detects
+the exit of that rank, and so on.
 """
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
 
 import torch
+from torch.distributed import Work
 
 from data.loading.batch import Batch
 from heads.collectives import hooked
@@ -52,25 +60,51 @@ def agree(
 
 
 class Agreement:
-    """Runs `agree` in the background, one call at a time, in the same order on all ranks."""
+    """Runs `agree` in the background, one call at a time, in the same order on all ranks.
+
+    Leaving the context without an error waits for the thread, which uses the process groups.
+    """
 
     def __init__(self, world: World) -> None:
         assert world.size == 1 or world.grid is not None, "the exchange needs its own groups"
         self._world = world
         self._thread = ThreadPoolExecutor(1, "agreement")
+        self._running: tuple[Future[Any], ...] = ()
+        # A message must exist until it is sent. The previous rank receives the message of a step
+        # before it takes part in the next exchange.
+        self._sent: Work | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # After an error, the thread may still wait for another rank.
+        self._thread.shutdown(wait=error is None, cancel_futures=True)
 
     def start(self, *, stop: str | None, batch: Batch, busy_seconds: float) -> Callable[[], Agreed]:
-        """Start an exchange. Return a function that waits for its result (collective)."""
-        future = self._thread.submit(
+        """Start an exchange. Return a function that waits for its result and ends the step
+        (collective)."""
+        exchange = self._thread.submit(
             agree, self._world, stop=stop, batch=batch, busy_seconds=busy_seconds
         )
+        self._running = (exchange, self._thread.submit(self._world.wait_for_next))
 
         def wait() -> Agreed:
             with hooked("agreement"):
-                return future.result()
+                agreed = exchange.result()
+            self._sent = self._world.notify_previous()
+            return agreed
 
         return wait
 
-    def close(self) -> None:
-        """Stop the thread. After an error, an exchange may still wait for another rank."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+    def check(self) -> None:
+        """Raise gloo's error if the exchange or the watch of this step has failed. Does not
+        wait."""
+        for future in self._running:
+            if future.done():
+                future.result()

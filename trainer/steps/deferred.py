@@ -12,12 +12,16 @@ or reports an error:
 
 Before each checkpoint and evaluation, and at the end of the run, the host reads the results of the
 newest step.
+
+If a rank is lost, the collectives of the other ranks never end on their devices. A host that waits
+for a step therefore also checks the connections to the other ranks (`trainer/steps/agreement.py`).
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -58,13 +62,23 @@ class Numbers:
     reason: str = ""
 
 
+class Event(Protocol):
+    """The part of `torch.cuda.Event` that a host needs in order to wait."""
+
+    def query(self) -> bool:
+        """Return whether the device has completed all work recorded by the event."""
+
+
 class DeferredNumbers:
     """The `loss` of a step, its gradient `norm` and whether it must be `skipped`: scalars on the
     device that are copied to the host without waiting.
 
     `part_weights` contains the sum of the row weights of each micro-batch over all ranks, or is
-    None if every row has the weight 1.
+    None if every row has the weight 1. `event` completes when the copy is complete; it is None if
+    the tensors are on the CPU.
     """
+
+    event: Event | None = None
 
     def __init__(
         self,
@@ -81,19 +95,24 @@ class DeferredNumbers:
         packed = torch.cat(
             [torch.stack([loss.double(), norm, self.skipped.double(), weight]), *rows]
         )
-        self._event: torch.cuda.Event | None = None
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
+            copied = torch.cuda.Event()
+            copied.record()
+            self.event = copied
         else:
             self._host = packed
 
-    def read(self) -> tuple[float, float, bool]:
+    def read(self, check: Callable[[], None]) -> tuple[float, float, bool]:
         """Wait for this step, but not for later ones. Return the loss, the gradient norm and
-        whether the step was skipped."""
-        while self._event is not None and not self._event.query():
+        whether the step was skipped.
+
+        While waiting, this calls `check` repeatedly, which must raise an error if the step can
+        never complete.
+        """
+        while self.event is not None and not self.event.query():
+            check()
             time.sleep(_POLL_SECONDS)
         loss, norm, skipped, *_ = self._host.tolist()
         return loss, norm, bool(skipped)

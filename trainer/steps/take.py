@@ -6,6 +6,7 @@ update; or the optimizers read it and skip the update, and the host reads it lat
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -17,30 +18,47 @@ from trainer.steps.gradients import compute_gradients, error_of_part
 from trainer.task import Task
 
 
+def _no_check() -> None:
+    """Do nothing, if there are no other ranks or if all of them are alive."""
+
+
 def take_step(
-    task: Task, batch: Batch, rate_factor: float, *, step: int
+    task: Task,
+    batch: Batch,
+    rate_factor: float,
+    *,
+    step: int,
+    check: Callable[[], None] = _no_check,
 ) -> Numbers | DeferredNumbers:
     """Take a step at `rate_factor` times the peak learning rates (collective).
 
     If the task defers, the step is only launched, and `read_numbers` returns its numbers later.
+    Otherwise, see `DeferredNumbers.read` for `check`.
     """
     copies = BufferCopies(task.backbone)
     if not task.is_flagged:
         return _take(task, batch, rate_factor, copies, step=step)
     if task.defers:
         return _launch(task, batch, rate_factor, copies, step=step)
-    return _take_flagged(task, batch, rate_factor, copies, step=step)
+    return _take_flagged(task, batch, rate_factor, copies, step=step, check=check)
 
 
-def read_numbers(task: Task, taken: Numbers | DeferredNumbers, *, explains: bool = True) -> Numbers:
-    """Return the numbers of a step. Waits for the device if the step was deferred.
+def read_numbers(
+    task: Task,
+    taken: Numbers | DeferredNumbers,
+    *,
+    explains: bool = True,
+    check: Callable[[], None] = _no_check,
+) -> Numbers:
+    """Return the numbers of a step. Waits for the device if the step was deferred; see
+    `DeferredNumbers.read` for `check`.
 
     If `explains` is true, the reason for a NaN loss names the ranks and rows (collective). Raises
     ValueError on every rank if no row of the global batch has a positive weight.
     """
     if isinstance(taken, Numbers):
         return taken
-    loss, norm, skipped = taken.read()
+    loss, norm, skipped = taken.read(check)
     if not skipped:
         return Numbers(loss, norm)
     if not taken.total_weight():
@@ -72,9 +90,15 @@ def _take(
 
 
 def _take_flagged(
-    task: Task, batch: Batch, rate_factor: float, copies: BufferCopies, *, step: int
+    task: Task,
+    batch: Batch,
+    rate_factor: float,
+    copies: BufferCopies,
+    *,
+    step: int,
+    check: Callable[[], None],
 ) -> Numbers:
-    numbers = read_numbers(task, _compute(task, batch, step=step))
+    numbers = read_numbers(task, _compute(task, batch, step=step), check=check)
     if numbers.skipped:
         task.zero_gradients()
         copies.restore()

@@ -1,8 +1,7 @@
 """Traces a few steps of a run with torch's profiler."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -36,14 +35,14 @@ class StepProfiler:
                 on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
             )
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Profile inside the context."""
-        if self._profiler is None:
-            yield
-            return
-        with self._profiler:
-            yield
+    def __enter__(self) -> Self:
+        if self._profiler is not None:
+            self._profiler.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._profiler is not None:
+            self._profiler.stop()
 
     def step(self) -> None:
         """Record that a step has ended."""
