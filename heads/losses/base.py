@@ -234,8 +234,7 @@ class Loss(ABC):
     ranks.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
-    `tile` computes the statistics in a GPU kernel. If it is None, torch operations compute them, and
-    `without_tile` is the reason.
+    `tile` computes the statistics in a GPU kernel; if it is None, `without_tile` is the reason.
     `accepts_mixed_labels`: a row may occur twice with two different labels, as in mixup.
     """
 

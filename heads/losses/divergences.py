@@ -181,9 +181,9 @@ class _LogSumSquaredSigmoids(torch.autograd.Function):
         w = torch.sub(-shift.unsqueeze(1), logits).clamp_(max=80).exp_()
         scaled = (w + (-shift).exp().unsqueeze(1)).reciprocal_()
         sums = torch.linalg.vecdot(scaled, scaled)
-        ctx.save_for_backward(w, scaled, sums)
-        result = sums.log() - 2 * shift
-        return torch.where(largest == -torch.inf, -torch.inf, result)
+        is_empty = largest == -torch.inf
+        ctx.save_for_backward(w, scaled, sums.masked_fill(is_empty, torch.inf))
+        return (sums.log() - 2 * shift).masked_fill(is_empty, -torch.inf)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -154,7 +154,8 @@ def num_splits(features: Tensor, num_classes: int) -> int:
     config = _config(features)
     row_groups = -(-len(features) // config.rows)
     tiles = -(-num_classes // config.classes)
-    return max(1, min(tiles, _WAVES * Processor.of(features.device).num_sms // max(row_groups, 1)))
+    num_sms = max(1, Processor.of(features.device).num_sms)  # 1 for the interpreter
+    return max(1, min(tiles, _WAVES * num_sms // max(row_groups, 1)))
 
 
 def _config(features: Tensor) -> KernelConfig:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _WIDE_COLUMNS = 140  # minimum terminal width for showing all columns
 _LEGEND = (
     "aligned: with the Principle of Logit Separation, so a single logit is a meaningful score.",
-    "tiles: supports head.tiles, which computes the logits on a GPU without writing them to memory.",
+    "tiles: supports head.tiles, which computes the logits on a GPU without storing them.",
     "paper: docs/papers.md lists papers 000 to 004.",
 )
 

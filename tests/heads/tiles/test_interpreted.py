@@ -1,0 +1,245 @@
+"""The kernels compute the same loss and gradients as torch operations, in Triton's interpreter.
+
+The interpreter runs the kernels on CPU tensors, with tiles of 16 rows, 32 classes and 16 features,
+and divides the classes of a block among several programs. The sizes below leave a partial tile in
+every dimension.
+"""
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from heads import ClassHead, CrossEntropy
+from heads.logits import LogitMap
+from heads.losses import LOSSES, Loss, MaxMargin
+from heads.optional_triton import interprets
+from heads.tiles.launch import num_splits
+from heads.tree import LabelTree
+from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
+from tests.ranks import rank_mesh, run_on_ranks
+
+pytestmark = [
+    pytest.mark.skipif(not interprets, reason="the kernels are compiled for the GPU"),
+    # NumPy, with which the interpreter computes, warns of log(0) and of a row of NaN.
+    pytest.mark.filterwarnings("ignore:divide by zero encountered in log:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
+]
+
+ROWS, DIM, CLASSES = 21, 24, 151
+# With this limit, blocks have the minimum of 64 classes, and the labels are in three blocks.
+MEMORY_BYTES = 1 << 14
+WITH_TILES = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
+CASES = [
+    *((kind, "dense", "dot") for kind in WITH_TILES),
+    *(("ce", "dense", logits) for logits in LOGIT_MAPS if logits != "dot"),
+    ("ce", "vtree", "dot"),
+    ("nce", "utree", "cosine"),
+    ("batch_max_margin", "vtree", "arcface"),
+]
+ALL_CASES = [
+    case for case in product(WITH_TILES, ("dense", "vtree"), LOGIT_MAPS) if case not in CASES
+]
+
+
+def make_head(
+    loss: Loss,
+    *,
+    tiles: bool,
+    tree: LabelTree | None = None,
+    logits: LogitMap | None = None,
+    **options: Any,
+) -> ClassHead:
+    tree = tree or label_tree("dense", CLASSES)
+    counts = torch.arange(1, tree.num_classes + 1)
+    options = {"dim": DIM, "init_std": 0.5, "class_counts": counts} | options
+    head = ClassHead(tree=tree, loss=loss, logits=logits, tiles=tiles, **options)
+    head.engine = replace(head.engine, memory_bytes=MEMORY_BYTES)
+    return head
+
+
+def batch(num_rows: int = ROWS, dim: int = DIM, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(num_rows, dim, generator=generator)
+    return features, torch.randint(CLASSES, (num_rows,), generator=generator)
+
+
+def results(head: ClassHead, features: Tensor, labels: Tensor, **options: Any) -> list[Tensor]:
+    """Return the loss and the gradients of the features and of every parameter."""
+    features = features.clone().requires_grad_()
+    loss = head(features, labels, **options)
+    loss.backward()
+    return [loss.detach(), features.grad, *(each.grad for each in head.parameters())]
+
+
+def assert_same(tiles: list[Tensor], torch_operations: list[Tensor], tolerance: float) -> None:
+    for got, want in zip(tiles, torch_operations, strict=True):
+        # Some gradients are sums of terms up to 1 in size, and 0 in exact arithmetic.
+        error = (got - want).abs().max()
+        assert error <= tolerance * want.abs().max() + (1e-5 if want.ndim == 0 else 3e-7)
+
+
+def compare(
+    loss: Loss, features: Tensor, labels: Tensor, tolerance: float = 1e-5, **options: Any
+) -> list[Tensor]:
+    """Compare both implementations, and return the results of the kernels."""
+    of_call = {name: options.pop(name) for name in ("row_weights",) if name in options}
+    tiles, torch_operations = (
+        results(make_head(loss, tiles=tiles, **options), features, labels, **of_call)
+        for tiles in (True, False)
+    )
+    assert_same(tiles, torch_operations, tolerance)
+    return tiles
+
+
+def check(kind: str, weighting: str, logits: str) -> None:
+    tree, loss = label_tree(weighting, CLASSES), make_loss(kind, CLASSES)
+    compare(loss, *batch(), tree=tree, logits=LOGIT_MAPS[logits])
+
+
+@pytest.mark.parametrize(("kind", "weighting", "logits"), CASES)
+def test_tiles_equal_torch_operations(kind: str, weighting: str, logits: str) -> None:
+    check(kind, weighting, logits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "weighting", "logits"), ALL_CASES)
+def test_tiles_equal_torch_operations_in_every_combination(
+    kind: str, weighting: str, logits: str
+) -> None:
+    check(kind, weighting, logits)
+
+
+def test_classes_are_split_among_programs() -> None:
+    features, _ = batch()
+    assert num_splits(features, 64) > 1
+
+
+@pytest.mark.parametrize("kind", ["ce", "max_margin", "bce"])
+@pytest.mark.parametrize(("num_rows", "dim", "num_classes"), [(1, 1, 2), (17, 3, 33), (3, 40, 65)])
+def test_partial_tiles_of_any_size(kind: str, num_rows: int, dim: int, num_classes: int) -> None:
+    loss = LOSSES[kind]()
+    features, labels = batch(num_rows, dim)
+    tree = LabelTree.dense(num_classes)
+    compare(loss, features, labels % num_classes, tree=tree, dim=dim)
+
+
+def test_a_frozen_weight_or_features_without_gradient() -> None:
+    features, labels = batch()
+    head = make_head(CrossEntropy(), tiles=True)
+    head.weight.requires_grad_(False)
+    frozen = results(head, features, labels)
+    assert head.weight.grad is None
+    head.weight.requires_grad_()
+    torch.testing.assert_close(frozen[1], results(head, features, labels)[1])
+    by_weight = head.weight.grad
+    head.zero_grad()
+    head(features, labels).backward()
+    torch.testing.assert_close(head.weight.grad, by_weight)
+
+
+def test_row_weights_and_ignored_rows() -> None:
+    features, labels = batch()
+    labels[3] = CLASSES - 1
+    weights = torch.linspace(0, 2, ROWS)
+    features[3] = torch.nan
+    compare(CrossEntropy(), features, labels, row_weights=weights, ignore_index=CLASSES - 1)
+
+
+def test_ties_go_to_the_lowest_class_id() -> None:
+    """In a tree, the order of the classes in a block is not that of their IDs."""
+    features, labels = batch()
+    for weighting in ("dense", "vtree"):
+        loss, *grads = compare(
+            MaxMargin(), features, labels, tree=label_tree(weighting, CLASSES), init_std=0.0
+        )
+        assert loss == 1
+        if weighting == "dense":
+            changed = grads[1].abs().sum(1).nonzero().squeeze(1).tolist()
+            assert set(changed) == {0, *labels.tolist()}
+
+
+@pytest.mark.parametrize("kind", WITH_TILES)
+def test_large_logits_do_not_overflow(kind: str) -> None:
+    features, labels = batch()
+    compare(LOSSES[kind](), 300 * features, labels, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["ce", "batch_ce", "softmax_tanimoto", "sigmoid_cs"])
+def test_classes_with_a_logit_of_minus_infinity(kind: str) -> None:
+    """The logits of a whole block, and all but the true one of a row, are -inf."""
+    features, labels = batch()
+    labels[:] = 3
+    loss = LOSSES[kind]()
+    grads = []
+    for tiles in (True, False):
+        head = make_head(loss, tiles=tiles)
+        with torch.no_grad():
+            head.bias[4:] = -torch.inf
+            head.bias[:3] = -torch.inf
+        grads.append(results(head, features, labels))
+    assert_same(*grads, tolerance=1e-5)
+    assert all(grad.isfinite().all() for grad in grads[0])
+
+
+@pytest.mark.parametrize("kind", ["ce", "max_margin", "bce"])
+def test_nan_features_are_an_error(kind: str) -> None:
+    features, labels = batch()
+    features[5, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match="NaN"):
+        make_head(LOSSES[kind](), tiles=True)(features, labels)
+
+
+def test_the_gradient_of_the_true_logit_is_not_rounded() -> None:
+    """With one row, the gradient of the bias is that of the logits, p - 1 at the label."""
+    features, labels = batch(num_rows=1)
+    head = make_head(CrossEntropy(), tiles=True)
+    for scale in (0.1, 0.2, 0.3):
+        with torch.no_grad():
+            head.weight[labels] = scale * features
+        head.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            head(features, labels).backward()
+        logits = features.bfloat16().double() @ head.weight.detach().bfloat16().double().T
+        expected = logits.softmax(1)[0, labels] - 1
+        # Rounding to bf16 would cause an error of up to 4e-3.
+        assert abs(head.bias.grad[labels] / expected - 1) < 1e-5
+
+
+def _results_of_rank() -> dict[str, list[np.ndarray]]:
+    rank = dist.get_rank()
+    found = {}
+    for kind in ("ce", "max_margin"):
+        head = make_head(LOSSES[kind](), tiles=True, tree=LabelTree.dense(5), mesh=rank_mesh())
+        features, labels = batch(num_rows=8)
+        mine = slice(2 * rank, 2 * rank + 2)
+        found[kind] = [each.numpy() for each in results(head, features[mine], labels[mine] % 5)]
+    return found
+
+
+def test_ranks_with_few_classes_or_none() -> None:
+    """Four ranks hold two, two, one and no class, and two rows each."""
+    found = run_on_ranks(4, _results_of_rank)
+    features, labels = batch(num_rows=8)
+    for kind in ("ce", "max_margin"):
+        head = make_head(LOSSES[kind](), tiles=False, tree=LabelTree.dense(5))
+        loss, *grads = results(head, features, labels % 5)
+        losses, *parts = zip(*(each[kind] for each in found), strict=True)
+        assert all(each == pytest.approx(loss.item(), rel=1e-5) for each in losses)
+        for part, grad in zip(parts, grads, strict=True):
+            np.testing.assert_allclose(np.concatenate(part), grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_without_a_tile_is_an_error() -> None:
+    with pytest.raises(ValueError, match="simloss does not support tiles"):
+        make_head(make_loss("simloss", CLASSES), tiles=True)
+
+
+def test_float64_is_an_error() -> None:
+    with pytest.raises(ValueError, match="float64"):
+        make_head(CrossEntropy(), tiles=True, dtype=torch.float64)
