@@ -6,7 +6,8 @@ products compute the gradients of features and class rows.
 
 Each program of the first kernel computes `BLOCK_G` rows and every `num_splits`-th group of
 `BLOCK_C` classes. The statistics of the splits are merged by torch operations. For example, 8,192
-rows are 64 programs of 128 rows; with 4 splits, 256 programs keep 132 multiprocessors busy.
+rows are 64 groups of 128 rows; with 4 splits, 256 programs keep 132 multiprocessors busy. Programs
+of the same classes follow each other, so that they read the class rows from the L2 cache.
 
 The logits of a tile are x·w, times the factor of the class (1 / ||w|| for cosine logits), plus the
 shift of the class (bias and prior). Products of float32 numbers use `PRECISION` "ieee", because
@@ -95,12 +96,13 @@ def statistics_kernel(
     shifts,  # [C] or None
     vectors,  # [NUM_VECTORS, C] or None
     class_ids,  # [C]
-    labels,  # [G], the columns of the labels, outside 0..C-1 for labels in other blocks
+    labels,  # [G], the positions of the labels among the classes of this rank
     totals,  # [N, all splits, G], output
     winners,  # [all splits, G], output: the class IDs of maxima, or None
     num_rows,
     num_classes,
     dim,
+    first_class,  # the position of the block's first class
     first_split,  # the position of this block's first split in the outputs
     all_splits,  # the number of splits of all blocks
     TERMS: tl.constexpr,
@@ -112,13 +114,16 @@ def statistics_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    first_g = tl.program_id(0) * BLOCK_G
+    row_groups = tl.cdiv(num_rows, BLOCK_G)
+    first_g = tl.program_id(0) % row_groups * BLOCK_G
+    split = tl.program_id(0) // row_groups
+    num_splits = tl.num_programs(0) // row_groups
     g = first_g + tl.arange(0, BLOCK_G)
-    label = tl.load(labels + g, g < num_rows, -1)
+    label = tl.load(labels + g, g < num_rows, -1) - first_class
     sums = (tl.zeros([BLOCK_G], tl.float32),) * len(REDUCTIONS)
     tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(REDUCTIONS)
     winner = tl.full([BLOCK_G], _NO_CLASS, tl.int64)
-    for tile in range(tl.program_id(1), tl.cdiv(num_classes, BLOCK_C), tl.num_programs(1)):
+    for tile in range(split, tl.cdiv(num_classes, BLOCK_C), num_splits):
         first_c = tile * BLOCK_C
         c = first_c + tl.arange(0, BLOCK_C)
         z = _logits(
@@ -153,7 +158,7 @@ def statistics_kernel(
                 new_tops = new_tops + (tl.maximum(top, tops[i]),)
         sums = new_sums
         tops = new_tops
-    split = first_split + tl.program_id(1)
+    split += first_split
     for i in tl.static_range(len(REDUCTIONS)):
         total = sums[i]
         if REDUCTIONS[i] == LOGSUMEXP:
@@ -180,6 +185,7 @@ def gradient_kernel(
     num_rows,
     num_classes,
     dim,
+    first_class,
     SLOPES: tl.constexpr,
     TERMS: tl.constexpr,
     REDUCTIONS: tl.constexpr,
@@ -190,9 +196,10 @@ def gradient_kernel(
     PRECISION: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
-    first_g = tl.program_id(0) * BLOCK_G
+    row_groups = tl.cdiv(num_rows, BLOCK_G)
+    first_g = tl.program_id(0) % row_groups * BLOCK_G
     g = first_g + tl.arange(0, BLOCK_G)
-    first_c = tl.program_id(1) * BLOCK_C
+    first_c = tl.program_id(0) // row_groups * BLOCK_C
     c = first_c + tl.arange(0, BLOCK_C)
     in_g = g < num_rows
     in_c = c < num_classes
@@ -215,7 +222,7 @@ def gradient_kernel(
             ids = tl.load(class_ids + c, in_c, _NO_CLASS)[None, :]
             winner = tl.load(winners + g, in_g, -1)
             grad += tl.where(ids == winner[:, None], weight, 0.0)
-    label = tl.load(labels + g, in_g, -1)
+    label = tl.load(labels + g, in_g, -1) - first_class
     grad = tl.where(c[None, :] != label[:, None], grad, 0.0)
     if factors is not None:
         grad *= tl.load(factors + c, in_c, 0.0)[None, :]

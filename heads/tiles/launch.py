@@ -49,8 +49,9 @@ class BlockInputs:
 
     `features` [G, d] and `rows` [C, d] have the same dtype. The logits are the products times
     `factors` [C] plus `shifts` [C]; None means 1 and 0. `vectors` [n, C] are the loss's
-    `tile_vectors`. `labels` [G] are the columns of the labels, outside 0..C-1 for labels in other
-    blocks. All other numbers are float32.
+    `tile_vectors`. All other numbers are float32. `labels` [G] are the positions of the labels
+    among the classes of this rank, outside their range for classes of other ranks; `first_class` is
+    the position of the block's first class.
     """
 
     features: Tensor
@@ -60,36 +61,7 @@ class BlockInputs:
     vectors: Tensor | None
     class_ids: Tensor
     labels: Tensor
-
-    def _arguments(self) -> tuple[Tensor | None, ...]:
-        tensors = (
-            self.features,
-            self.rows,
-            self.factors,
-            self.shifts,
-            self.vectors,
-            self.class_ids,
-            self.labels,
-        )
-        return tuple(None if each is None else each.contiguous() for each in tensors)
-
-    def _sizes(self) -> tuple[int, int, int]:
-        return len(self.features), len(self.rows), self.features.shape[1]
-
-    def _options(self, tile: Tile) -> dict[str, Any]:
-        config = _config(self.features)
-        return {
-            "TERMS": tile.terms,
-            "REDUCTIONS": tuple(_CODES[each] for each in tile.reductions),
-            "NUM_VECTORS": 0 if self.vectors is None else len(self.vectors),
-            "BLOCK_G": config.rows,
-            "BLOCK_C": config.classes,
-            "BLOCK_D": config.features,
-            "PRECISION": "ieee",
-            "WIDEN": optional_triton.interprets,
-            "num_warps": config.num_warps,
-            "num_stages": config.num_stages,
-        }
+    first_class: int
 
     def write_statistics(
         self, tile: Tile, splits: slice, totals: Tensor, winners: Tensor | None
@@ -98,36 +70,49 @@ class BlockInputs:
 
         `winners` [splits of all blocks, G] receives the class IDs of a MAX.
         """
-        grid = -(-len(self.features) // _config(self.features).rows), splits.stop - splits.start
-        kernels.statistics_kernel[grid](
-            *self._arguments(),
-            totals,
-            winners,
-            *self._sizes(),
-            splits.start,
-            totals.shape[1],
-            **self._options(tile),
-        )
+        outputs = totals, winners
+        sizes = *self._sizes, splits.start, totals.shape[1]
+        num = splits.stop - splits.start
+        self._launch(kernels.statistics_kernel, tile, num, *outputs, *sizes)
 
     def gradient(self, tile: Tile, totals: Tensor, winners: Tensor | None, grads: Tensor) -> Tensor:
         """Return the gradient [G, C] of the products, in the dtype of the features.
 
         `grads` [N, G] are the gradients of `totals` [N, G], the statistics of all splits.
         """
-        config = _config(self.features)
         out = self.features.new_empty(len(self.features), len(self.rows))
-        grid = -(-len(self.features) // config.rows), -(-len(self.rows) // config.classes)
-        kernels.gradient_kernel[grid](
-            *self._arguments(),
-            totals,
-            winners,
-            grads,
-            out,
-            *self._sizes(),
-            SLOPES=tile.slopes,
-            **self._options(tile),
-        )
+        tensors = totals, winners, grads, out
+        num = -(-len(self.rows) // _config(self.features).classes)
+        self._launch(kernels.gradient_kernel, tile, num, *tensors, *self._sizes, SLOPES=tile.slopes)
         return out
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return len(self.features), len(self.rows), self.features.shape[1], self.first_class
+
+    def _launch(
+        self, kernel: Any, tile: Tile, per_row_group: int, *arguments: Any, **constants: Any
+    ) -> None:
+        """Launch `per_row_group` programs of a kernel for each group of rows."""
+        config = _config(self.features)
+        inputs = (
+            self.features,
+            self.rows,
+            self.factors,
+            self.shifts,
+            self.vectors,
+            self.class_ids,
+            self.labels,
+        )
+        num_vectors = 0 if self.vectors is None else len(self.vectors)
+        kernel[(-(-len(self.features) // config.rows) * per_row_group,)](
+            *(None if each is None else each.contiguous() for each in inputs),
+            *arguments,
+            **kernel_options(tile, num_vectors, config),
+            **constants,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
 
 
 def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
@@ -158,7 +143,30 @@ def num_splits(features: Tensor, num_classes: int) -> int:
     return max(1, min(tiles, _WAVES * num_sms // max(row_groups, 1)))
 
 
+def kernel_config(dtype: torch.dtype, capability: int) -> KernelConfig:
+    """Return the configuration for features and rows of `dtype`.
+
+    `capability` is 10 times the compute capability of the GPU, for example 90 for an H100.
+    """
+    return _FLOAT if dtype == torch.float32 else _HALF
+
+
+def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[str, Any]:
+    """Return the arguments that both kernels treat as constants."""
+    return {
+        "TERMS": tile.terms,
+        "REDUCTIONS": tuple(_CODES[each] for each in tile.reductions),
+        "NUM_VECTORS": num_vectors,
+        "BLOCK_G": config.rows,
+        "BLOCK_C": config.classes,
+        "BLOCK_D": config.features,
+        "PRECISION": "ieee",
+        "WIDEN": optional_triton.interprets,
+    }
+
+
 def _config(features: Tensor) -> KernelConfig:
     if not features.is_cuda:
         return _INTERPRETED
-    return _FLOAT if features.dtype == torch.float32 else _HALF
+    major, minor = torch.cuda.get_device_capability(features.device)
+    return kernel_config(features.dtype, 10 * major + minor)

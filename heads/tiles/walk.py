@@ -32,6 +32,8 @@ class TileWalk:
     def __init__(self, logits: BlockwiseLogits, tile: Tile, *, with_graph: bool) -> None:
         self._logits, self._tile, self._with_graph = logits, tile, with_graph
         self._blocks = logits.blocks()
+        held = logits.weights.held
+        self._labels_G = held.position.index_select(0, logits.labels_G) - held.first
 
     def statistics(self) -> list[Stats]:
         """Return the statistics of all false logits and those of the true logits; an empty list for
@@ -83,6 +85,7 @@ class TileWalk:
         """
         logits = self._logits
         rows_Cd = logits.weights.rows(block, logits.rows)
+        assert isinstance(block.positions, slice)  # sampled classes do not use tiles
         inputs = BlockInputs(
             features=logits.features_Gd,
             rows=rows_Cd.to(logits.compute_dtype),
@@ -90,7 +93,8 @@ class TileWalk:
             shifts=logits.shift(block),
             vectors=logits.loss.tile_vectors(block.class_ids),
             class_ids=block.class_ids,
-            labels=logits.weights.columns(block, logits.labels_G),
+            labels=self._labels_G,
+            first_class=block.positions.start,
         )
         return inputs, rows_Cd
 
