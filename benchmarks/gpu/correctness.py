@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu.measuring import world_of_one_rank
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
-from heads import ClassHead
+from heads import ClassHead, optional_triton
 from heads.collectives import (
     all_gather_equal,
     all_gather_rows,
@@ -26,6 +26,7 @@ from heads.collectives import (
     broadcast,
     reduce_scatter_rows,
 )
+from heads.losses import LOSSES
 from tests.heads.cases import (
     LOGIT_MAPS,
     LOSS_KINDS,
@@ -49,12 +50,24 @@ from trainer.task import Task
 from trainer.world import World
 
 _CLASSES = 13
-_PRECISIONS = {"float64": torch.float64, "float32": torch.float32, "bf16": torch.float32}
+_PRECISIONS = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bf16": torch.float32,
+    "float32, tiles": torch.float32,
+    "bf16, tiles": torch.float32,
+}
 # With rounded logits, another class may have the largest logit and receive the whole gradient.
 _LARGEST = ("max_margin", "batch_max_margin", "topk_hinge")
 # The largest accepted relative error. Features and class weights are rounded to bf16, which has a
 # relative precision of 2^-8, and margins amplify the error.
-LIMITS = {"float64": 1e-9, "float32": 1e-3, "bf16": 0.3}
+LIMITS = {
+    "float64": 1e-9,
+    "float32": 1e-3,
+    "bf16": 0.3,
+    "float32, tiles": 1e-3,
+    "bf16, tiles": 0.3,
+}
 _NUM_WORST = 12
 
 
@@ -67,8 +80,13 @@ def losses(size: Size, device: torch.device) -> dict[str, Any]:
     cases = [
         _case(*case, device)
         for case in product(_PRECISIONS, LOGIT_MAPS, size.losses or LOSS_KINDS, WEIGHTINGS)
+        if not _uses_tiles(case[0]) or (_runs_kernels(device) and LOSSES[case[2]].tile is not None)
     ]
-    of_precision = {name: [c for c in cases if c["precision"] == name] for name in _PRECISIONS}
+    of_precision = {
+        name: found
+        for name in _PRECISIONS
+        if (found := [case for case in cases if case["precision"] == name])
+    }
     worst = {
         name: sorted(found, key=lambda case: -case["error"])[:_NUM_WORST]
         for name, found in of_precision.items()
@@ -88,6 +106,15 @@ def losses(size: Size, device: torch.device) -> dict[str, Any]:
     }
 
 
+def _runs_kernels(device: torch.device) -> bool:
+    is_gpu = device.type == "cuda"
+    return optional_triton.interprets or (is_gpu and optional_triton.is_installed)
+
+
+def _uses_tiles(precision: str) -> bool:
+    return precision.endswith("tiles")
+
+
 def _case(
     precision: str, logits: str, kind: str, weighting: str, device: torch.device
 ) -> dict[str, Any]:
@@ -96,7 +123,7 @@ def _case(
     wanted = expected(logits, kind, tree)
     by_row = np.linalg.norm(found[1] - wanted[1], axis=1)
     error = max(_relative_errors(found, wanted))
-    excused = precision == "bf16" and kind in _LARGEST
+    excused = precision.startswith("bf16") and kind in _LARGEST
     return {
         "precision": precision,
         "logits": logits,
@@ -121,6 +148,7 @@ def _head(
         mesh=mesh,
         device=device,
         dtype=_PRECISIONS[precision],
+        tiles=_uses_tiles(precision),
     )
     set_nodes(head, problem(tree, ROWS, DIM)[2])
     return head
@@ -131,7 +159,11 @@ def _step(head: ClassHead, precision: str) -> list[np.ndarray]:
     device = head.weight.device
     features, labels, _ = problem(head.tree, ROWS, DIM)
     mine = features.to(device, head.weight.dtype).requires_grad_()
-    bf16 = torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+    bf16 = (
+        torch.autocast(device.type, torch.bfloat16)
+        if precision.startswith("bf16")
+        else nullcontext()
+    )
     with bf16:
         loss = head(mine, labels.to(device))
     loss.backward()

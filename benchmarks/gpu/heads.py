@@ -2,7 +2,7 @@
 products, torch's cross-entropy and other fused losses, and errors compared with float64."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from benchmarks.gpu.measuring import free, measure, peak_bytes
 from benchmarks.gpu.sizes import Size
-from heads import ClassHead
-from heads.losses import CrossEntropy
+from heads import ClassHead, optional_triton
+from heads.losses import LOSSES, ClassFacts, CrossEntropy, Loss
 
 _BLOCK = 1 << 16  # classes per block of the bare products and of the float64 reference
 _CHECKED_ROWS = 64
@@ -86,7 +86,9 @@ def _measured(
 
 def contenders(problem: Problem) -> Iterator[tuple[str, Callable[[Problem], Step]]]:
     """Yield the losses that are installed and support the device."""
-    yield "kway", _kway
+    yield "kway", lambda problem: _kway(problem, CrossEntropy())
+    if problem.features.device.type == "cuda" and optional_triton.is_installed:
+        yield "kway, tiles", lambda problem: _kway(problem, CrossEntropy(), tiles=True)
     yield "torch cross_entropy", _cross_entropy
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
         yield "torch linear_cross_entropy", _linear_cross_entropy
@@ -98,9 +100,27 @@ def contenders(problem: Problem) -> Iterator[tuple[str, Callable[[Problem], Step
             yield "CCE", _cce
 
 
-def _kway(problem: Problem) -> Step:
+def losses_with_tiles(size: Size, device: torch.device) -> dict[str, Any]:
+    """Time a step of every loss that supports tiles. On a CPU, torch operations compute them."""
+    tiles = device.type == "cuda" and optional_triton.is_installed
+    classes, rows = size.tile_logits
+    problem = Problem.random(rows, classes, size.head_dim, device)
+    counts = torch.ones(classes)
+    kinds = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
+    seconds = {}
+    for kind in kinds:
+        free(device)
+        loss = LOSSES[kind]().prepare(ClassFacts(classes, counts)).to(device)
+        step = _kway(problem, loss, tiles=tiles)
+        seconds[kind] = measure({"step": step}, device, seconds=size.seconds / 4)["step"]["seconds"]
+    return {"classes": classes, "rows": rows, "tiles": tiles, "seconds": seconds}
+
+
+def _kway(problem: Problem, loss: Loss, *, tiles: bool = False) -> Step:
     classes, dim = problem.weights.shape
-    head = ClassHead(dim, classes, CrossEntropy(), bias=False, init_std=0, device="meta")
+    head = ClassHead(dim, classes, loss, bias=False, init_std=0, device="meta")
+    # The head is created without memory for its weights, so the option cannot be checked.
+    head.engine = replace(head.engine, tiles=tiles)
     head.to_empty(device=problem.features.device)
     head.weight = nn.Parameter(problem.weights)  # a copy might not fit in memory
     known = {"rows_of_ranks": [len(problem.labels)]}

@@ -120,6 +120,8 @@ def measured_text(records: Records, drawn: Sequence[str]) -> list[str]:
             parts += [f"### {name.capitalize()}", section(results[name])]
     parts += _steps(results)
     parts += _heads(records, results)
+    if "losses-with-tiles" in results:
+        parts += ["### Losses with tiles", _losses_with_tiles(results["losses-with-tiles"])]
     parts += _queries(records, results)
     return [*parts, *(f"![{Path(name).stem}](gpu/{name})" for name in drawn)]
 
@@ -244,6 +246,19 @@ def _heads(records: Records, results: dict[str, Any]) -> list[str]:
         "errors",
     )
     return ["### Measured heads", _table(head_row, rows)]
+
+
+def _losses_with_tiles(result: dict[str, Any]) -> str:
+    of_ce = result["seconds"]["ce"]
+    rows = (
+        (kind, _time(seconds), f"{seconds / of_ce:.2f}")
+        for kind, seconds in result["seconds"].items()
+    )
+    how = "with `head.tiles=true`" if result["tiles"] else "with torch operations"
+    return (
+        f"A step of {result['rows']:,} rows and {result['classes']:,} classes, {how}:\n\n"
+        + _table(("loss", "time", "time / `ce`"), rows)
+    )
 
 
 def _queries(records: Records, results: dict[str, Any]) -> list[str]:

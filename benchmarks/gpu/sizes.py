@@ -39,7 +39,8 @@ class TaskSize:
 class Size:
     """The sizes of all measurements.
 
-    losses: the losses of the correctness checks (None: all). seconds: the time for each
+    losses: the losses of the correctness checks (None: all). tile_logits: the numbers of classes and
+    rows for which the losses with tiles are compared. seconds: the time for each
     measurement.
     """
 
@@ -51,6 +52,7 @@ class Size:
     head_dim: int
     head_classes: tuple[int, ...]
     head_rows: tuple[int, ...]
+    tile_logits: tuple[int, int]
     serving_classes: tuple[int, ...]
     serving_rows: tuple[int, ...]
     traced_steps: int
@@ -71,6 +73,7 @@ FULL = Size(
     head_dim=768,
     head_classes=(100_000, 1_000_000, 10_000_000),
     head_rows=(1024, 8192),
+    tile_logits=(100_000, 4096),
     # The largest size of figure 3 in paper 002 is 2^18.5.
     serving_classes=(2**10, 2**14, 2**18, round(2**18.5), 10_000_000),
     serving_rows=(1, 32),
@@ -86,6 +89,7 @@ TOY = Size(
     head_dim=16,
     head_classes=(1000, 3000),
     head_rows=(32,),
+    tile_logits=(1000, 32),
     serving_classes=(100, 1000),
     serving_rows=(1, 4),
     traced_steps=2,
