@@ -42,7 +42,7 @@ def test_every_slice_has_a_result(results: Path) -> None:
 
 def test_losses_collectives_and_checkpoints_are_correct(results: Path) -> None:
     losses = result(results, "losses")
-    assert losses["num_cases"] == 3 * 6 * 2 * 3  # precisions, logit maps, losses, class weights
+    assert losses["num_cases"] == 5 * 6 * 2 * 3  # precisions, logit maps, losses, class weights
     for name in ("losses", "collectives", "checkpoint"):
         assert result(results, name)["wrong"] == []
 

@@ -118,22 +118,21 @@ def losses_with_tiles(size: Size, device: torch.device) -> dict[str, Any]:
 
 def _kway(problem: Problem, loss: Loss, *, tiles: bool = False) -> Step:
     classes, dim = problem.weights.shape
-    head = ClassHead(dim, classes, loss, bias=False, init_std=0, device="meta")
-    # The head is created without memory for its weights, so the option cannot be checked.
-    head.engine = replace(head.engine, tiles=tiles)
+    head = ClassHead(dim, classes, CrossEntropy(), bias=False, init_std=0, device="meta")
     head.to_empty(device=problem.features.device)
+    head.engine = replace(head.engine, loss=loss, tiles=tiles)
     head.weight = nn.Parameter(problem.weights)  # a copy might not fit in memory
     known = {"rows_of_ranks": [len(problem.labels)]}
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
         features = problem.features.detach().requires_grad_()
         with torch.autocast(features.device.type, torch.bfloat16):
-            loss = head(features, problem.labels, **known)
-        loss.backward()
+            value = head(features, problem.labels, **known)
+        value.backward()
         assert features.grad is not None
         by_weights, head.weight.grad = head.weight.grad, None  # the caller frees it
         assert by_weights is not None
-        return loss.detach(), features.grad, by_weights
+        return value.detach(), features.grad, by_weights
 
     return step
 

@@ -39,9 +39,8 @@ class TaskSize:
 class Size:
     """The sizes of all measurements.
 
-    losses: the losses of the correctness checks (None: all). tile_logits: the numbers of classes and
-    rows for which the losses with tiles are compared. seconds: the time for each
-    measurement.
+    losses: the losses of the correctness checks (None: all). tile_logits: the numbers of classes
+    and rows for which the losses with tiles are compared. seconds: the time for each measurement.
     """
 
     name: str
