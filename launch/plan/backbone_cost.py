@@ -96,8 +96,11 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         mode = recipe.backbone.batch_norm
         norms = _sync_batch_norms(backbone, mode)
         again: tuple[int, ...] = ()
+        blocks = list(repeated_blocks(backbone.encoder))
+        if cuda:
+            for part in (*blocks, backbone):
+                _apply_cuda_rules(part, autocast=half is not None)
         if train.activation_checkpointing:
-            blocks = repeated_blocks(backbone.encoder)
             again = tuple(c for block in blocks for c in _sync_batch_norms(block, mode))
             checkpoint_blocks(backbone.encoder)
         apply_batch_norm_mode(backbone, mode, world.group)
@@ -107,8 +110,6 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         inputs = _inputs(recipe, backbone, rows)
         known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
         recorder = OperationRecorder(known)
-        if cuda:
-            stack.enter_context(CudaRules(autocast=half is not None))
         with recorder:
             features = backbone(inputs)
             activations, forward = recorder.live, recorder.operations
@@ -169,6 +170,18 @@ def _sync_batch_norms(backbone: nn.Module, mode: str) -> tuple[int, ...]:
 
 def _bytes(tensors: Iterator[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _apply_cuda_rules(module: nn.Module, *, autocast: bool) -> None:
+    """Run the forward pass of a module with `CudaRules`, also if activation checkpointing repeats
+    it in the backward pass, where autograd disables outer modes."""
+    forward = module.forward
+
+    def with_rules(*args: Any, **kwargs: Any) -> Any:
+        with CudaRules(autocast=autocast):
+            return forward(*args, **kwargs)
+
+    module.forward = with_rules
 
 
 class CudaRules(TorchFunctionMode):

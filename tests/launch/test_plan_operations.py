@@ -141,6 +141,23 @@ def test_the_planned_launches_of_two_ranks_are_those_of_a_real_step(tmp_path: Pa
     assert not wrong, "\n".join(wrong)
 
 
+def test_plans_of_gpus_count_the_cuda_kernels_of_batch_norm_also_where_blocks_run_again(
+    tmp_path: Path,
+):
+    recipe = recipe_of(tmp_path, {}, train__activation_checkpointing=True)
+    backbone = make_plan(recipe, PlanRequest(GPU, 1, 2, 100)).backbone
+    statistics, again, sums = (
+        sum(number for each, number in operations.items() if each.call and each.call.function is op)
+        for operations, op in (
+            (backbone.forward, torch.ops.aten.batch_norm_update_stats.default),
+            (backbone.backward, torch.ops.aten.batch_norm_update_stats.default),
+            (backbone.backward, torch.ops.aten.batch_norm_backward_reduce.default),
+        )
+    )
+    assert statistics == sums == len(backbone.batch_norms) > 0
+    assert again == len(backbone.norms_again) > 0
+
+
 @pytest.mark.parametrize("kind", ["dense", "utree", "vtree"])
 def test_the_planned_launches_of_a_class_block_are_those_of_the_engine(tmp_path: Path, kind: str):
     recipe = recipe_of(tmp_path, {"weights": {"kind": kind}})
