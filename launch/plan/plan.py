@@ -18,6 +18,7 @@ from launch.plan.traffic import (
     engine_traffic,
     factored_traffic,
     first_rank_traffic,
+    norm_traffic,
     scalar_traffic,
 )
 from launch.plan.trial_step import StepOperations, record_step
@@ -108,7 +109,11 @@ def make_plan(
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
     head = head_shape(recipe, backbone, classes, loss, cluster)
     strategy = _spread(recipe, backbone, cluster, passes=passes, parts=parts)
-    collectives = _collectives(recipe, backbone, strategy, head, cluster, passes, parts)
+    of_strategy = cluster.nontrivial([*strategy.collectives, *norm_traffic(recipe, backbone)])
+    collectives = (
+        *_collectives(recipe, backbone, head, cluster, passes, parts),
+        *of_strategy,
+    )
     operations = record_step(recipe, backbone, head, cluster)
     memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
     return Plan(
@@ -136,6 +141,7 @@ def make_plan(
             operations,
             collectives,
             cluster,
+            of_strategy=of_strategy,
             passes=passes,
             parts=parts,
             memory_bytes=memory.peak,
@@ -167,7 +173,6 @@ def _spread(
 def _collectives(
     recipe: Recipe,
     backbone: BackboneCost,
-    strategy: Spread,
     head: HeadShape,
     cluster: Cluster,
     passes: int,
@@ -181,7 +186,6 @@ def _collectives(
             *batch_norm_traffic(backbone, cluster, passes=passes, parts=parts),
             *first_rank_traffic(recipe, backbone),
             *of_head(head, cluster),
-            *strategy.collectives,
-            *scalar_traffic(recipe, backbone, cluster, parts=weighing),
+            *scalar_traffic(recipe, cluster, parts=weighing),
         ]
     )
