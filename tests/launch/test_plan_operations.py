@@ -28,7 +28,7 @@ from trainer.world import World
 RATES = {"fp32": 1e13, "bf16": 1e14}
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, RATES, 1e11, 1e10)
 CPU = Machine("cpu", "cpu", 1 << 36, 1e10, RATES, 1e11, 1e10, launch_seconds=0, wait_seconds=0)
-BATCH, CLASSES, BLOCK = 64, 3000, 512  # with 1 MiB of memory, a block has 512 classes
+BATCH, CLASSES, BLOCK = 64, 5000, 512  # with 1 MiB of memory, a block has 512 classes
 
 
 def recipe_of(folder: Path, head: dict[str, Any], **keys: Any) -> Recipe:
