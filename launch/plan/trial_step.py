@@ -30,6 +30,7 @@ from launch.plan.cluster import Cluster
 from launch.plan.fake_world import fake_world
 from launch.plan.head_cost import HeadShape
 from launch.plan.operations import HostReads, OperationRecorder, Operations
+from trainer.checkpoints.entries import create_moments
 from trainer.config import Recipe
 from trainer.steps.take import take_step
 from trainer.strategies.base import Strategy, StrategyKind
@@ -105,8 +106,11 @@ class _Trial:
         with fake_world(self._mesh) as world, FakeTensorMode(allow_non_fake_inputs=True):
             with recorder, HostReads(recorder):
                 task = self._task(world, config, num_classes, phases)
+                # Only the first step checks its inputs, and creates moments and loss scale.
+                task.has_checked_inputs = True
+                create_moments(task)
+                task.current_loss_scale()
                 batch = self._batch(task)
-                take_step(task, batch, 1.0, step=1)  # creates the moments
                 phases.clear()
                 take_step(task, batch, 1.0, step=2)
             task.close()
