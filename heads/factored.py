@@ -283,10 +283,8 @@ class FactoredHead(ClassHead):
         """
         changed = self._known_version != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
-        state = torch.tensor(
-            2 if broken else int(changed or self._moments is None), device=self._held().device
-        )
-        state = self._max_over_ranks(state)
+        own = 2 if broken else int(changed or self._moments is None)
+        state = int(self._max_over_ranks(torch.tensor(own, device=self._held().device)))
         if state == 2:
             raise ValueError(_CHANGED)
         if state == 1 or self._moments is None:

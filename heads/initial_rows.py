@@ -40,6 +40,8 @@ def initial_rows(
     """
     tree, device = weights.tree, weights.device
     rows = torch.zeros(weights.num_held, dim, dtype=dtype, device=device)
+    if not std:
+        return rows
     at_once = _rows_at_once(dim, device)
     for start in range(weights.start, weights.stop, at_once):
         nodes = slice(start, min(start + at_once, weights.stop))

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
+from launch.plan.fake_world import fake_world
 from launch.plan.operations import OperationRecorder, Operations
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import BATCH_NORMS, apply_batch_norm_mode
@@ -25,11 +26,11 @@ from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_bl
 from trainer.config import Recipe
 from trainer.strategies.cost import Shapes, numel
 
-# Temporaries that the backward pass of `trainer/backbone/batch_norm.py` allocates in addition to
-# those of torch's kernel, measured in float32 copies of the operation's first tensor.
-_OUR_BATCH_NORM = {torch.ops.aten.native_batch_norm_backward: 3}
+# More ranks launch the same kernels, on larger tensors of gathered statistics.
+_RANKS = 2
 # Autocast runs these in float32 on CUDA, but in 16-bit precision on the CPU.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
+_IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -80,32 +81,35 @@ class BackboneCost:
 
 
 def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
-    """Run the recipe's encoder once on `rows` fake samples, without computing anything."""
+    """Run the recipe's encoder once on `rows` fake samples, without computing anything.
+
+    If there are several ranks, synchronized batch norm runs in a fake world of two.
+    """
     train = recipe.train
     half = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[train.precision]
     with ExitStack() as stack:
+        world = stack.enter_context(fake_world((1, min(_RANKS, ranks))))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         config = recipe.backbone.without_weights()
         backbone = build_backbone(config, image=recipe.data.image).train()
         units = tuple(_units(backbone))
         mode = recipe.backbone.batch_norm
-        apply_batch_norm_mode(backbone, mode, None)
         norms = _sync_batch_norms(backbone, mode)
         again: tuple[int, ...] = ()
+        blocks = list(repeated_blocks(backbone.encoder))
+        if cuda:
+            for part in (*blocks, backbone):
+                _apply_cuda_rules(part, autocast=half is not None)
         if train.activation_checkpointing:
-            blocks = repeated_blocks(backbone.encoder)
             again = tuple(c for block in blocks for c in _sync_batch_norms(block, mode))
             checkpoint_blocks(backbone.encoder)
+        apply_batch_norm_mode(backbone, mode, world.group)
         backbone.precision, backbone.channels_last = half, train.channels_last
         if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
             _round_weights(backbone, half)
         inputs = _inputs(recipe, backbone, rows)
         known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
-        recorder = OperationRecorder(
-            known, _OUR_BATCH_NORM if norms and ranks > 1 and not cuda else None
-        )
-        if cuda:
-            stack.enter_context(CudaRules(autocast=half is not None))
+        recorder = OperationRecorder(known)
         with recorder:
             features = backbone(inputs)
             activations, forward = recorder.live, recorder.operations
@@ -168,11 +172,24 @@ def _bytes(tensors: Iterator[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
+def _apply_cuda_rules(module: nn.Module, *, autocast: bool) -> None:
+    """Run the forward pass of a module with `CudaRules`, also if activation checkpointing repeats
+    it in the backward pass, where autograd disables outer modes."""
+    forward = module.forward
+
+    def with_rules(*args: Any, **kwargs: Any) -> Any:
+        with CudaRules(autocast=autocast):
+            return forward(*args, **kwargs)
+
+    module.forward = with_rules
+
+
 class CudaRules(TorchFunctionMode):
     """Makes fake CPU tensors use as much memory as CUDA tensors would.
 
     Dropout saves a mask of one byte per element, attention does not save probabilities, and
-    autocast computes norms and softmax in float32.
+    autocast computes norms and softmax in float32. The tensors report that they are on CUDA, so
+    that `trainer/backbone/batch_norm.py` calls its CUDA kernels.
     """
 
     def __init__(self, *, autocast: bool) -> None:
@@ -183,6 +200,8 @@ class CudaRules(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func == _IS_CUDA:
+            return True
         if func is F.dropout:
             return _dropout(*args, **kwargs)
         if func is F.scaled_dot_product_attention:

@@ -4,25 +4,21 @@ torch's fake process group replaces the other ranks. The meshes, the groups and 
 are real but use meta tensors. For dense class weights, no tensor of size K is allocated.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from data.loading.order import share
 from heads.dtensors import sharded_rows
 from heads.weights import shard_range
 from launch.plan.classes import Classes, classes_of, shards_of
+from launch.plan.fake_world import fake_world
 from launch.plan.plan import PlanRequest
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.config import Recipe
@@ -116,7 +112,7 @@ def _build(
     rank: int,
     shape: tuple[int, int],
 ) -> RankShape:
-    with _world(rank, request, shape) as world:
+    with fake_world(shape, rank=rank, local_size=request.gpus) as world:
         with torch.device("meta"):
             backbone = build_backbone(recipe.backbone.without_weights(), image=recipe.data.image)
         pieces = _strategy(recipe, backbone, world).live()
@@ -133,21 +129,6 @@ def _build(
             backbone_numel=sum(piece.numel() for piece in pieces.values()),
             samples=(samples.start, samples.stop),
         )
-
-
-@contextmanager
-def _world(rank: int, request: PlanRequest, shape: tuple[int, int]) -> Iterator[World]:
-    size, local = request.nodes * request.gpus, rank % request.gpus
-    cpu = torch.device("cpu")
-    if size == 1:
-        yield World(0, 1, 0, 1, cpu, None)
-        return
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-    try:
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("data", "class"))
-        yield World(rank, size, local, request.gpus, cpu, mesh)
-    finally:
-        dist.destroy_process_group()
 
 
 def _strategy(recipe: Recipe, backbone: Backbone, world: World) -> Strategy:

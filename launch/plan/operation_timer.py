@@ -53,19 +53,16 @@ class OperationTimer:
         return otherwise if known is None else known
 
     def _measured(self, call: Call, *, evicted: bool) -> float | None:
+        arguments = _tensors(call.arguments)
+        options = {name: _tensors(value) for name, value in call.options}
+        other = torch.zeros(2 * self.cache_bytes // 4) if evicted else torch.zeros(0)
         try:
-            return self._measure(call, evicted=evicted)
+            call.function(*arguments, **options)  # warm up
         except RuntimeError:
             # For a few operations, the dtypes of results differ between fake and real tensors: the
             # moments of a bf16 batch norm are float32, but bf16 on fake tensors (torch 2.13). The
             # operation that reads such a result rejects it.
             return None
-
-    def _measure(self, call: Call, *, evicted: bool) -> float:
-        arguments = _tensors(call.arguments)
-        options = {name: _tensors(value) for name, value in call.options}
-        other = torch.zeros(2 * self.cache_bytes // 4) if evicted else torch.zeros(0)
-        call.function(*arguments, **options)  # warm up
         times: list[float] = []
         while len(times) < _ROUNDS and (len(times) < 2 or sum(times) < _SECONDS):
             other.add_(1)

@@ -5,7 +5,7 @@ Under `FakeTensorMode` nothing is computed or allocated, so models of any size c
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,19 +91,15 @@ Operations = Counter[Operation]
 class OperationRecorder(TorchDispatchMode):
     """Records every operation inside its context.
 
-    known: tensors whose storages are not counted as live. temporaries: maps an operation to the
-    number of float32 copies of its first tensor that it allocates while it runs.
+    known: tensors whose storages are not counted as live.
 
     The size of some results depends on values, which do not exist under `FakeTensorMode`. There,
     `nonzero` and `unique` return as many elements as their input has, and indexing with a mask
     selects half of the elements, so that a loop that runs until nothing is selected ends.
     """
 
-    def __init__(
-        self, known: Iterable[Tensor] = (), temporaries: Mapping[Any, int] | None = None
-    ) -> None:
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self._temporaries = temporaries or {}
         self._known = {tensor.untyped_storage()._cdata for tensor in known}
         self._live: dict[int, weakref.ref[Any]] = {}
         self.live = 0
@@ -115,9 +111,12 @@ class OperationRecorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         sized = _SIZED_BY_VALUES.get(func._overloadpacket)
-        waits = sized is not None or _has_mask(func, args)
-        if waits and isinstance(args[0], FakeTensor):
-            out = (sized or _selected)(*args)
+        if _has_mask(func, args):
+            sized = _selected
+        waits = sized is not None
+        allocate = sized or _ONLY_ON_CUDA.get(func._overloadpacket)
+        if allocate is not None and isinstance(args[0], FakeTensor):
+            out = allocate(*args)
         else:
             out = func(*args, **kwargs)
         outputs = _tensors(out)
@@ -125,8 +124,6 @@ class OperationRecorder(TorchDispatchMode):
             self.operations[_operation(func, args, kwargs, out, launches, waits=waits)] += 1
         for tensor in outputs:
             self._track(tensor)
-        if copies := self._temporaries.get(func._overloadpacket):
-            self.peak = max(self.peak, self.live + copies * 4 * args[0].numel())
         return out
 
     def reset(self) -> None:
@@ -173,6 +170,8 @@ class HostReads(TorchFunctionMode):
             self._sent = args[0]
         if func in _READS and isinstance(args[0], FakeTensor):
             return _READS[func](self._read(args[0]))
+        if func is Tensor.data_ptr and isinstance(args[0], FakeTensor):
+            return 0
         if func is Tensor.numpy and isinstance(args[0], FakeTensor):
             # The trainer reads labels in this way only if they are on the host: no wait.
             return np.zeros(args[0].shape, np.int64)
@@ -234,6 +233,23 @@ _SIZED_BY_VALUES: dict[Any, Any] = {
 }
 
 
+def _channel_moments(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    moment = x.new_empty(x.shape[1], dtype=torch.float32)
+    return moment, torch.empty_like(moment)
+
+
+def _channel_sums(grad: Tensor, x: Tensor, mean: Tensor, *_: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(mean), torch.empty_like(mean), x.new_empty(0), x.new_empty(0)
+
+
+# Operations that have no kernel on CPUs, and therefore none on fake CPU tensors.
+_ONLY_ON_CUDA: dict[Any, Any] = {
+    aten.batch_norm_update_stats: _channel_moments,
+    aten.batch_norm_backward_reduce: _channel_sums,
+    aten.batch_norm_backward_elemt: lambda grad, x, *_: torch.empty_like(x),
+}
+
+
 def _has_mask(func: Any, args: tuple[Any, ...]) -> bool:
     """Return whether the operation indexes with a mask, which makes the host wait for the number of
     selected elements."""
@@ -249,6 +265,8 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _launches(func: Any, args: Any, outputs: list[Tensor]) -> int:
     """Return the number of kernels: 0 for views and allocations, and 1 for most operations."""
     packet = func._overloadpacket
+    if func.namespace == "fsdp":
+        return 1  # some return nothing
     if func.namespace not in ("aten", "c10d") or packet in _WITHOUT_KERNEL:
         return 0
     if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):

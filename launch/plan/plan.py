@@ -1,6 +1,7 @@
 """Plans a run of a recipe on a cluster by combining the costs of its parts."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from launch.plan.traffic import (
     engine_traffic,
     factored_traffic,
     first_rank_traffic,
+    norm_traffic,
     scalar_traffic,
 )
 from launch.plan.trial_step import StepOperations, record_step
@@ -32,7 +34,9 @@ class Plan:
 
     memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch;
     steps: steps of the run. Both are None if neither the shards nor the recipe determine them.
-    parts: number of micro-batches.
+    collectives: all of a step; of_strategy: those of them that the recorded operations exclude.
+    passes, parts: forward passes of the backbone and micro-batches per step. The operations are
+    recorded when `operations` or `time` is first read, because `advice.py` needs only the memory.
     """
 
     recipe: Recipe
@@ -43,10 +47,28 @@ class Plan:
     memory: Memory
     host: HostMemory
     collectives: tuple[Collective, ...]
-    operations: StepOperations
-    time: StepTime
+    of_strategy: tuple[Collective, ...]
     samples: int | None
+    passes: int
     parts: int
+
+    @cached_property
+    def operations(self) -> StepOperations:
+        return record_step(self.recipe, self.backbone, self.head, self.cluster)
+
+    @cached_property
+    def time(self) -> StepTime:
+        return step_time(
+            self.recipe,
+            self.backbone,
+            self.operations,
+            self.collectives,
+            self.cluster,
+            of_strategy=self.of_strategy,
+            passes=self.passes,
+            parts=self.parts,
+            memory_bytes=self.memory.peak,
+        )
 
     @property
     def steps(self) -> int | None:
@@ -108,8 +130,11 @@ def make_plan(
     passes = 2 * parts if loss.couples_rows and parts > 1 else parts
     head = head_shape(recipe, backbone, classes, loss, cluster)
     strategy = _spread(recipe, backbone, cluster, passes=passes, parts=parts)
-    collectives = _collectives(recipe, backbone, strategy, head, cluster, passes, parts)
-    operations = record_step(recipe, backbone, head, cluster)
+    of_strategy = cluster.nontrivial([*strategy.collectives, *norm_traffic(recipe, backbone)])
+    collectives = (
+        *_collectives(recipe, backbone, head, cluster, passes, parts),
+        *of_strategy,
+    )
     memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
     return Plan(
         recipe=recipe,
@@ -129,18 +154,9 @@ def make_plan(
             capacity=request.main_memory,
         ),
         collectives=collectives,
-        operations=operations,
-        time=step_time(
-            recipe,
-            backbone,
-            operations,
-            collectives,
-            cluster,
-            passes=passes,
-            parts=parts,
-            memory_bytes=memory.peak,
-        ),
+        of_strategy=of_strategy,
         samples=num_samples(recipe, manifest, request.samples),
+        passes=passes,
         parts=parts,
     )
 
@@ -167,7 +183,6 @@ def _spread(
 def _collectives(
     recipe: Recipe,
     backbone: BackboneCost,
-    strategy: Spread,
     head: HeadShape,
     cluster: Cluster,
     passes: int,
@@ -181,7 +196,6 @@ def _collectives(
             *batch_norm_traffic(backbone, cluster, passes=passes, parts=parts),
             *first_rank_traffic(recipe, backbone),
             *of_head(head, cluster),
-            *strategy.collectives,
-            *scalar_traffic(recipe, backbone, cluster, parts=weighing),
+            *scalar_traffic(recipe, cluster, parts=weighing),
         ]
     )

@@ -8,13 +8,13 @@ slowest link, and overlap with the computation of their phase where the trainer 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster, Machine
-from launch.plan.operations import Operations, Products
+from launch.plan.operations import Operation, Operations, Products
 from launch.plan.trial_step import StepOperations
 from trainer.config import Recipe
 from trainer.strategies.cost import Collective, Phase
@@ -93,12 +93,14 @@ def step_time(
     collectives: Iterable[Collective],
     cluster: Cluster,
     *,
+    of_strategy: Sequence[Collective],
     passes: int,
     parts: int,
     memory_bytes: int,
 ) -> StepTime:
     """Return the time of one optimizer step on the rank with the most work.
 
+    of_strategy: the collectives that neither `backbone` nor `step` includes as operations.
     memory_bytes: memory that the step needs.
     """
     of_backbone: dict[Phase, tuple[Operations, int]] = {
@@ -111,9 +113,22 @@ def step_time(
         each_time, times = of_backbone.get(phase, (Counter(), 0))
         for operation, number in each_time.items():
             operations[operation] += number * times
+        for collective in of_strategy:
+            if collective.phase == phase:
+                operations.update(_launched(collective))
         phases.append(_phase(phase, operations, own, cluster, recipe, memory_bytes))
         flops += sum(operation.flops * number for operation, number in operations.items())
     return StepTime(tuple(p for p in phases if p.seconds), float(flops))
+
+
+def _launched(collective: Collective) -> Operations:
+    """Return the operations of a collective, and those that copy tensors to and from its
+    buffers."""
+    calls, copies = collective.calls, collective.copies
+    launched = Counter({Operation(): calls * collective.messages})
+    if copies:  # a copy reads and writes its bytes
+        launched[Operation(bytes=2 * collective.copied // copies)] += calls * copies
+    return launched
 
 
 def _phase(

@@ -15,6 +15,8 @@ from trainer.strategies.cost import FLOAT32, Collective, Operation, Phase
 
 _INT64 = _FLOAT64 = 8
 _SIZES = 8  # integers that a rank sends in `Engine.agree`
+_WEIGHT_NORMS = "norms of weights"
+_NORMS = 2 * FLOAT32  # the norms of a decayed weight and of its update
 _AGREED = 3 * 8  # bytes that a rank sends in `trainer/steps/agreement.py`
 
 
@@ -150,27 +152,29 @@ def first_rank_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collectiv
     return [Collective(what, "broadcast", "world", backbone.buffers, "backward")]
 
 
-def scalar_traffic(
-    recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, parts: int
-) -> list[Collective]:
-    """Return the traffic of step agreement, gradient norms and the weights of micro-batches."""
+def scalar_traffic(recipe: Recipe, cluster: Cluster, *, parts: int) -> list[Collective]:
+    """Return the traffic of step agreement, of norms of the head and of the weights of
+    micro-batches."""
     agreed = cluster.ranks * _AGREED
     scalar = [
         Collective("agreement", "all_gather", "world", agreed, "step"),
         Collective("norm of the head", "all_reduce", "class", _FLOAT64, "optimizer"),
     ]
-    strategy = recipe.train.strategy
-    if strategy.shards_updates:
-        scalar.append(
-            Collective("norm of the backbone", "all_reduce", "shard", _FLOAT64, "optimizer")
-        )
     if recipe.optimizer.needs_whole_tensors:
-        what, pair = "norms of weights", 2 * FLOAT32  # norm of a decayed weight and of its update
-        scalar.append(Collective(what, "all_reduce", "class", pair, "optimizer"))
-        if strategy.weights_are_dtensors:
-            pairs = pair * sum(len(shape) > 1 for shape in backbone.shapes)
-            scalar.append(Collective(what, "all_reduce", "shard", pairs, "optimizer"))
+        scalar.append(Collective(_WEIGHT_NORMS, "all_reduce", "class", _NORMS, "optimizer"))
     if parts > 1:
         what = "weights of micro-batches"
         scalar.append(Collective(what, "all_reduce", "world", parts * FLOAT32, "forward"))
     return scalar
+
+
+def norm_traffic(recipe: Recipe, backbone: BackboneCost) -> list[Collective]:
+    """Return the traffic of norms of the backbone, if the strategy shards it."""
+    strategy, norms = recipe.train.strategy, []
+    if strategy.shards_updates:
+        what = "norm of the backbone"
+        norms.append(Collective(what, "all_reduce", "shard", _FLOAT64, "optimizer"))
+    if recipe.optimizer.needs_whole_tensors and strategy.weights_are_dtensors:
+        size = _NORMS * sum(len(shape) > 1 for shape in backbone.shapes)
+        norms.append(Collective(_WEIGHT_NORMS, "all_reduce", "shard", size, "optimizer"))
+    return norms

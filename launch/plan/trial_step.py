@@ -17,21 +17,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from data.loading.batch import Batch, Mixed
 from heads import LabelTree, build_head
-from heads.config import DenseConfig, HeadConfig
+from heads.config import HeadConfig
 from heads.losses import ClassFacts
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
+from launch.plan.fake_world import fake_world
 from launch.plan.head_cost import HeadShape
-from launch.plan.operations import HostReads, Operation, OperationRecorder, Operations
+from launch.plan.operations import HostReads, OperationRecorder, Operations
+from trainer.checkpoints.entries import create_moments
 from trainer.config import Recipe
 from trainer.steps.take import take_step
 from trainer.strategies.base import Strategy, StrategyKind
@@ -44,21 +43,22 @@ _CPU = torch.device("cpu")
 # The blocks of a run that forward does not save: a full one and the last, which may be smaller.
 _BLOCKS_AFTER_SAVED = 2
 _VECTOR_DIM = 300
-_CLASSES_OF_OTHER_HEAD = 64
+# The work of a step of the factored head does not depend on the number of classes.
+_CLASSES_OF_FACTORED_HEAD = 64
 
 
 @dataclass(frozen=True)
 class StepOperations:
     """The operations of a step on one rank, by phase, without those of the backbone.
 
+    defers: whether the host launches a step before it has read the results of the previous one.
     block: the operations of a class block in forward and backward; empty if the run contains all
-    blocks of the head. defers: whether the host launches a step before it has read the results of
-    the previous one.
+    blocks of the head.
     """
 
     phases: dict[Phase, Operations]
-    block: Operations
     defers: bool
+    block: Operations
 
     @property
     def block_launches(self) -> int:
@@ -70,15 +70,15 @@ def record_step(
     recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
 ) -> StepOperations:
     """Return the operations of one step. `recipe` is the recipe of the planned run."""
-    if recipe.head.weights.kind == "factored":
-        return _with_factored_head(recipe, backbone, head, cluster)
     trial = _Trial(recipe, backbone, head, cluster)
+    if recipe.head.weights.kind == "factored":
+        return StepOperations(*trial.run(_CLASSES_OF_FACTORED_HEAD), Counter())
     in_trial = min(head.blocks, head.saved + _BLOCKS_AFTER_SAVED)
     more = head.blocks - in_trial
     few = head.computed - more * head.block_classes
     phases, defers = trial.run(few)
     if not more:
-        return StepOperations(phases, Counter(), defers)
+        return StepOperations(phases, defers, Counter())
     with_one_more, _ = trial.run(few + head.block_classes)
     block = Counter(with_one_more["head"])
     block.subtract(phases["head"])
@@ -87,26 +87,7 @@ def record_step(
         added.subtract(operations)
         for operation, number in added.items():
             operations[operation] += more * number
-    return StepOperations(phases, Counter({op: n for op, n in block.items() if n}), defers)
-
-
-def _with_factored_head(
-    recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
-) -> StepOperations:
-    """Return the operations of a step with a factored head, which cannot run on fake tensors.
-
-    The rest of the step runs with a small dense head. The work of the head is that of float64
-    products of d x d matrices with the rows and with each other; its launches are not counted.
-    """
-    dense = recipe.head.model_copy(update={"weights": DenseConfig()})
-    train = recipe.train.model_copy(update={"synchronous": True})
-    other = recipe.model_copy(update={"head": dense, "train": train})
-    phases, _ = _Trial(other, backbone, head, cluster).run(_CLASSES_OF_OTHER_HEAD)
-    d, rows = head.dim, head.rows
-    flops = 2 * d * d * (4 * rows + 12 * d)
-    moved = 8 * (12 * d * d + 8 * rows * d)
-    phases["head"] = Counter({Operation(flops, moved, launches=0): head.calls})
-    return StepOperations(phases, Counter(), defers=False)
+    return StepOperations(phases, defers, Counter({op: n for op, n in block.items() if n}))
 
 
 @dataclass(frozen=True)
@@ -122,11 +103,14 @@ class _Trial:
         phases = RecordedPhases(recorder)
         num_classes = self._num_classes(classes_of_rank)
         config = self._head_config(num_classes)
-        with self._world() as world, FakeTensorMode(allow_non_fake_inputs=True):
+        with fake_world(self._mesh) as world, FakeTensorMode(allow_non_fake_inputs=True):
             with recorder, HostReads(recorder):
                 task = self._task(world, config, num_classes, phases)
+                # Only the first step checks its inputs, and creates moments and loss scale.
+                task.has_checked_inputs = True
+                create_moments(task)
+                task.current_loss_scale()
                 batch = self._batch(task)
-                take_step(task, batch, 1.0, step=1)  # creates the moments
                 phases.clear()
                 take_step(task, batch, 1.0, step=2)
             task.close()
@@ -139,20 +123,6 @@ class _Trial:
         plain = self.head.classes.plain
         return min(2, self.cluster.data_ranks), min(2, self.cluster.class_ranks if plain else 1)
 
-    @contextmanager
-    def _world(self) -> Iterator[World]:
-        data, class_ = self._mesh
-        size = data * class_
-        if size == 1:
-            yield World(0, 1, 0, 1, _CPU, None)
-            return
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-        try:
-            mesh = init_device_mesh("cpu", (data, class_), mesh_dim_names=("data", "class"))
-            yield World(0, size, 0, size, _CPU, mesh)
-        finally:
-            dist.destroy_process_group()
-
     def _num_classes(self, classes_of_rank: int) -> int:
         num, classes = classes_of_rank * self._mesh[1], self.head.classes
         if self.recipe.head.loss.over_nodes:  # the logits are those of the nodes
@@ -160,13 +130,14 @@ class _Trial:
         return num
 
     def _head_config(self, num_classes: int) -> HeadConfig:
-        """Return the recipe's head for this number of classes, with a prepared loss."""
+        """Return the recipe's head for this number of classes, with a prepared loss and rows of
+        zeros: drawing them would take longer than the step."""
         config = self.recipe.head
         loss = config.loss
         if not loss.over_nodes:
             vectors = torch.ones(1, _VECTOR_DIM).expand(num_classes, _VECTOR_DIM)
             loss = loss.prepare(ClassFacts(num_classes, torch.ones(num_classes), vectors))
-        return config.model_copy(update={"num_classes": None, "loss": loss})
+        return config.model_copy(update={"num_classes": None, "loss": loss, "init_std": 0.0})
 
     def _task(self, world: World, config: HeadConfig, num_classes: int, phases: Phases) -> Task:
         classes, tree = self.head.classes, None

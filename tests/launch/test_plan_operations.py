@@ -20,11 +20,11 @@ from launch.plan.plan import Plan, PlanRequest, make_plan
 from launch.plan.table import as_json, show
 from launch.plan.trial_step import RecordedPhases, tree_like
 from tests.launch.measured_step import random_batch
+from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.config import Recipe
 from trainer.steps.take import take_step
 from trainer.task import build_task
-from trainer.world import World
 
 RATES = {"fp32": 1e13, "bf16": 1e14}
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, RATES, 1e11, 1e10)
@@ -45,17 +45,17 @@ def recorded_step(recipe: Recipe, num_classes: int) -> dict[str, Operations]:
     """Return the operations by phase of a real step on this CPU."""
     recorder = OperationRecorder()
     phases = RecordedPhases(recorder)
-    cpu = torch.device("cpu")
+    world = rank_world()
     task = build_task(
         recipe,
         class_names=[str(i) for i in range(num_classes)],
         label_vectors=None,
-        world=World(0, 1, 0, 1, cpu, None),
+        world=world,
         class_counts=np.ones(num_classes),
         phases=phases,
     )
     task.train().start_training()
-    batch = random_batch(recipe, num_classes, BATCH)
+    batch = random_batch(recipe, num_classes, BATCH // world.size)
     with recorder:
         take_step(task, batch, 1.0, step=1)
         phases.clear()
@@ -63,6 +63,7 @@ def recorded_step(recipe: Recipe, num_classes: int) -> dict[str, Operations]:
     return phases.operations
 
 
+FACTORED = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
 HEADS: dict[str, dict[str, Any]] = {
     "ce": {},
     "batch_ce": {"loss": {"kind": "batch_ce"}},
@@ -96,6 +97,66 @@ def test_the_planned_launches_of_the_backbone_are_those_of_a_real_step(tmp_path:
     time = make_plan(recipe, PlanRequest(CPU, 1, 1, 100)).time
     for phase in time.phases:
         assert phase.launches == number(real[phase.phase], "launches")
+
+
+def test_the_planned_launches_of_a_factored_head_are_those_of_a_real_step(tmp_path: Path):
+    recipe = recipe_of(tmp_path, FACTORED, train__clip_norm=1e-3)
+    real = recorded_step(recipe, CLASSES)
+    plan = make_plan(recipe, PlanRequest(CPU, 1, 1, CLASSES))
+    for phase in plan.time.phases:
+        assert phase.launches == number(real[phase.phase], "launches"), phase.phase
+
+
+FSDP = {"kind": "fsdp"}
+ON_TWO_RANKS: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp, micro-batches": {"train__micro_batches": 2},
+    "ddp, factored": {"head": FACTORED},
+    "ddp, local batch norm": {"backbone__batch_norm": "local"},
+    "fsdp": {"train__strategy": FSDP},
+    "fsdp, micro-batches": {"train__strategy": FSDP, "train__micro_batches": 2},
+    "fsdp, no reshard": {"train__strategy": FSDP | {"reshard_after_forward": False}},
+    "fsdp, bf16 gradients": {"train__strategy": FSDP | {"reduce_dtype": "bf16"}},
+}
+
+
+def recorded_launches(recipes: list[Recipe]) -> list[dict[str, int]]:
+    return [
+        {phase: number(each, "launches") for phase, each in recorded_step(recipe, CLASSES).items()}
+        for recipe in recipes
+    ]
+
+
+def test_the_planned_launches_of_two_ranks_are_those_of_a_real_step(tmp_path: Path):
+    recipes = [recipe_of(tmp_path, **({"head": {}} | keys)) for keys in ON_TWO_RANKS.values()]
+    measured = run_on_ranks(2, recorded_launches, recipes)[0]
+    wrong = []
+    for name, recipe, real in zip(ON_TWO_RANKS, recipes, measured, strict=True):
+        plan = make_plan(recipe, PlanRequest(CPU, 1, 2, CLASSES))
+        planned = {phase.phase: phase.launches for phase in plan.time.phases}
+        for each in plan.collectives:
+            if each.operation == "reduce_scatter":  # gloo copies its result
+                planned[each.phase] += each.calls * each.messages
+        if planned != real:
+            wrong.append(f"{name}: {planned} planned, {real} measured")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_plans_of_gpus_count_the_cuda_kernels_of_batch_norm_also_where_blocks_run_again(
+    tmp_path: Path,
+):
+    recipe = recipe_of(tmp_path, {}, train__activation_checkpointing=True)
+    backbone = make_plan(recipe, PlanRequest(GPU, 1, 2, 100)).backbone
+    statistics, again, sums = (
+        sum(number for each, number in operations.items() if each.call and each.call.function is op)
+        for operations, op in (
+            (backbone.forward, torch.ops.aten.batch_norm_update_stats.default),
+            (backbone.backward, torch.ops.aten.batch_norm_update_stats.default),
+            (backbone.backward, torch.ops.aten.batch_norm_backward_reduce.default),
+        )
+    )
+    assert statistics == sums == len(backbone.batch_norms) > 0
+    assert again == len(backbone.norms_again) > 0
 
 
 @pytest.mark.parametrize("kind", ["dense", "utree", "vtree"])
@@ -172,8 +233,8 @@ WAITING: dict[str, tuple[dict[str, Any], int]] = {
     "sampled": ({"head": {"loss": {"kind": "ce", "sample_rate": 0.1}}}, 2),
     "topk_hinge": ({"head": {"loss": {"kind": "topk_hinge"}}}, 0),
     "factored": (
-        {"head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}},
-        2,  # loss and norm; the waits of the factored head itself are not counted
+        {"head": FACTORED},
+        19,
     ),
     "micro-batches": ({"train__micro_batches": 2}, 0),
     "mixed, clipped, averaged": (

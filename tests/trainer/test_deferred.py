@@ -258,7 +258,7 @@ ALL_PRODUCTS = [
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, [*CASES, *OPTIONS, *EACH_LOSS]),
+        (1, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss in one process
         (2, [*CASES, *OPTIONS, *EACH_LOSS]),
         (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
         pytest.param(2, ALL_PRODUCTS, marks=pytest.mark.slow),

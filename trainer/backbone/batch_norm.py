@@ -91,7 +91,7 @@ class _GroupNormalize(torch.autograd.Function):
         mean, variance, counts = _merged(mean, variance, count, group)
         inverse = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, inverse, counts)
-        ctx.group = group
+        ctx.group, ctx.is_on_cuda = group, x.is_cuda
         ctx.mark_non_differentiable(mean, variance, counts)
         # torch's kernel in evaluation mode is the fastest way to scale and shift.
         normalized = F.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
@@ -99,7 +99,7 @@ class _GroupNormalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        differentiate = _differentiate_on_cuda if grad.is_cuda else _differentiate
+        differentiate = _differentiate_on_cuda if ctx.is_on_cuda else _differentiate
         x, weight, mean, inverse, counts = ctx.saved_tensors
         by_input, by_weight, by_bias = differentiate(
             grad, x, weight, mean, inverse, counts, ctx.group

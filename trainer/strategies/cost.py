@@ -26,6 +26,8 @@ class Collective:
 
     `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, or the output of
     an all-gather. `hidden` means that the collective overlaps with other work in its phase.
+    `copies` is the number of kernels per call that copy tensors to or from the buffers of the
+    messages, and `copied` is the number of bytes that they copy.
     """
 
     what: str
@@ -36,6 +38,8 @@ class Collective:
     calls: int = 1
     hidden: bool = False
     messages: int = 1
+    copies: int = 0
+    copied: int = 0
 
     @property
     def total(self) -> int:
@@ -81,22 +85,23 @@ def padded_numel(shapes: Shapes, ranks: int) -> int:
 
 
 def summed(
-    what: str, size: int, *, calls: int = 1, messages: int = 1, group: Group = "world"
+    what: str, size: int, *, calls: int = 1, group: Group = "world", **counts: int
 ) -> Collective:
     """Return an all-reduce of gradients that overlaps with backward."""
-    return Collective(
-        what, "all_reduce", group, size, "backward", calls, hidden=True, messages=messages
-    )
+    return Collective(what, "all_reduce", group, size, "backward", calls, hidden=True, **counts)
 
 
-def gathered(what: str, size: int, phase: Phase, calls: int) -> Collective:
+def gathered(what: str, size: int, phase: Phase, calls: int, **counts: int) -> Collective:
     """Return an all-gather of weights."""
-    return Collective(what, "all_gather", "shard", size, phase, calls, hidden=phase != "optimizer")
+    hidden = phase != "optimizer"
+    return Collective(what, "all_gather", "shard", size, phase, calls, hidden=hidden, **counts)
 
 
-def scattered(what: str, size: int, calls: int) -> Collective:
+def scattered(what: str, size: int, calls: int, **counts: int) -> Collective:
     """Return a reduce-scatter of gradients that overlaps with backward."""
-    return Collective(what, "reduce_scatter", "shard", size, "backward", calls, hidden=True)
+    return Collective(
+        what, "reduce_scatter", "shard", size, "backward", calls, hidden=True, **counts
+    )
 
 
 def _product(lengths: Sequence[int]) -> int:

@@ -41,7 +41,14 @@ class DDP(StrategyKind):
 
     def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
         whole = sum(numel(unit) for unit in units) * FLOAT32
-        sums = summed("DDP: gradients", whole, messages=-(-whole // _BUCKET))
+        sums = summed(
+            "DDP: gradients",
+            whole,
+            messages=-(-whole // _BUCKET),
+            # Each gradient is copied to its bucket and back.
+            copies=2 * sum(len(unit) for unit in units),
+            copied=2 * whole,
+        )
         return Spread(whole, whole, whole, buckets=whole, gathered=0, collectives=(sums,))
 
     def smaller(self, *, whole_tensors: bool) -> StrategyKind:

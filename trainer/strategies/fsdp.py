@@ -104,10 +104,27 @@ class FSDP(StrategyKind):
         # A block's unsharded gradients and their copy, which is the input of the reduction.
         whole += (param + reduce) * max(padded)
         shards = total // ranks * reduce
+        # Each unit is a message. Its pieces are copied to a buffer, and its weights from another.
+        gather = partial(
+            gathered,
+            size=param * total,
+            messages=len(units),
+            copies=2 * len(units),
+            copied=param * (total // ranks + total),
+        )
+        # The gradients of a unit are copied to a buffer, and their sums converted to float32.
+        converted = shards if self.reduce_dtype != "fp32" else 0
         collectives = [
-            gathered("FSDP: weights", param * total, "forward", passes if again else parts),
-            *([gathered("FSDP: weights again", param * total, "backward", parts)] if again else []),
-            scattered("FSDP: gradients", reduce * total, parts),
+            gather("FSDP: weights", phase="forward", calls=passes if again else parts),
+            *([gather("FSDP: weights again", phase="backward", calls=parts)] if again else []),
+            scattered(
+                "FSDP: gradients",
+                reduce * total,
+                parts,
+                messages=len(units),
+                copies=(2 if converted else 1) * len(units),
+                copied=reduce * total + converted,
+            ),
             # Gradients are summed over the copies of the backbone only in the last micro-batch.
             summed("FSDP: shards of gradients", shards, messages=len(units), group="replicate"),
         ]
