@@ -6,7 +6,7 @@ are held in memory, and there is one process.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,7 +123,7 @@ def open_trainer(
     names = [f"class {label}" for label in range(num_classes)]
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()
-    agreement = opened.enter_context(closing(Agreement(world)))
+    agreement = opened.enter_context(Agreement(world))
     state = TrainState(step=0, cursor=loader.cursor, tree="", data="", tokenizer=None)
     telemetry = Telemetry(
         folder.path,

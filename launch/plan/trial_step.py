@@ -111,6 +111,8 @@ class _Trial:
                 create_moments(task)
                 task.current_loss_scale()
                 batch = self._batch(task)
+                if config.weights.kind == "factored":
+                    take_step(task, batch, 1.0, step=1)  # sums the initial rows
                 phases.clear()
                 take_step(task, batch, 1.0, step=2)
             task.close()
