@@ -1,6 +1,6 @@
 """Compiles the kernels ahead of time for GPUs that need not be there, and prints what they use.
 
-`python -m tests.heads.tiles.compile_kernels ce bf16 90` prints a line of JSON for each kernel. It
+`python -m tests.heads.tiles.compile_kernels ce:bf16:90` prints a line of JSON for each kernel. It
 must run in a process of its own, without TRITON_INTERPRET.
 """
 
@@ -92,9 +92,9 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    kind, dtype, capability = sys.argv[1:]
-    loss = LOSSES[kind]()
-    assert loss.tile is not None
-    num_vectors = 2 if kind == "nce" else 0
-    for line in compiled(loss.tile, num_vectors, dtype, int(capability)):
-        print(json.dumps(line))
+    for case in sys.argv[1:]:
+        kind, dtype, capability = case.split(":")
+        tile = LOSSES[kind]().tile
+        assert tile is not None
+        for line in compiled(tile, 2 if kind == "nce" else 0, dtype, int(capability)):
+            print(json.dumps(line))

@@ -164,13 +164,13 @@ def test_ties_go_to_the_lowest_class_id() -> None:
             assert set(changed) == {0, *labels.tolist()}
 
 
-@pytest.mark.parametrize("kind", WITH_TILES)
+@pytest.mark.parametrize("kind", ["ce", "bce", "sigmoid_tanimoto", "softmax_tanimoto"])
 def test_large_logits_do_not_overflow(kind: str) -> None:
     features, labels = batch()
     compare(LOSSES[kind](), 300 * features, labels, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["ce", "batch_ce", "softmax_tanimoto", "sigmoid_cs"])
+@pytest.mark.parametrize("kind", ["ce", "softmax_tanimoto", "sigmoid_cs"])
 def test_classes_with_a_logit_of_minus_infinity(kind: str) -> None:
     """The logits of a whole block, and all but the true one of a row, are -inf."""
     features, labels = batch()
