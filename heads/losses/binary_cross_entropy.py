@@ -114,7 +114,7 @@ class NoiseContrastiveEstimation(Loss):
     statistic = "expectation under q of log(1 - g_j), z_y"
     aligned = True
     reductions = (Reduction.SUM, Reduction.SUM)
-    tile = Tile(_noise, _slope_of_noise, (Reduction.SUM,))
+    tile = Tile(_noise, _slope_of_noise, (Reduction.SUM,), narrow=True)
 
     @property
     def needs_class_counts(self) -> bool:

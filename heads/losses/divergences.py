@@ -52,7 +52,12 @@ class SigmoidLoss(Loss):
 
     statistic = "log sum sigmoid(z)^2, z_y"
     reductions = (Reduction.LOGSUMEXP, Reduction.SUM)
-    tile = Tile(_log_squared_sigmoid, _slope_of_log_squared_sigmoid, (Reduction.LOGSUMEXP,))
+    tile = Tile(
+        _log_squared_sigmoid,
+        _slope_of_log_squared_sigmoid,
+        (Reduction.LOGSUMEXP,),
+        narrow=True,
+    )
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         log_squares: Tensor = _LogSumSquaredSigmoids.apply(logits_BC)

@@ -33,11 +33,15 @@ class Tile:
     derivatives of these terms with respect to `z`, a float32 tile. `vectors` is a tuple of the
     loss's `tile_vectors`, one value per class. Both functions are compiled by Triton. The slope of
     a MAX must be 1; its ties go to the lowest class ID.
+
+    `narrow` selects tiles of half the width, for terms that need so many registers that the
+    compiler would spill some of them to memory.
     """
 
     terms: Any
     slopes: Any
     reductions: tuple[Reduction, ...]
+    narrow: bool = False
 
 
 @jit
@@ -80,4 +84,4 @@ def _slope_of_logit(z, vectors):
 
 
 LOGSUMEXP = Tile(_logit, _slope_of_logit, (Reduction.LOGSUMEXP,))
-MAX = Tile(_logit, _slope_of_logit, (Reduction.MAX,))
+MAX = Tile(_logit, _slope_of_logit, (Reduction.MAX,), narrow=True)

@@ -38,7 +38,9 @@ class KernelConfig:
 # terms: no configuration spills registers (tests/heads/tiles/test_compiled.py).
 _HALF = KernelConfig(128, 128, 64, num_warps=8, num_stages=3)
 # Without tensor cores, a float32 product needs the registers for its operands.
-_FLOAT = KernelConfig(64, 64, 32, num_warps=8, num_stages=2)
+_FLOAT = KernelConfig(64, 64, 16, num_warps=8, num_stages=2)
+# On Blackwell, the copy of the logits from tensor memory needs registers, too.
+_NARROW_HALF = KernelConfig(128, 64, 64, num_warps=8, num_stages=3)
 # The interpreter needs as long for a small tile as for a large one, but tests must cross tiles.
 _INTERPRETED = KernelConfig(16, 32, 16, num_warps=1, num_stages=1)
 
@@ -82,9 +84,13 @@ class BlockInputs:
         """
         out = self.features.new_empty(len(self.features), len(self.rows))
         tensors = totals, winners, grads, out
-        num = -(-len(self.rows) // _config(self.features).classes)
+        num = -(-len(self.rows) // _config(tile, self.features).classes)
         self._launch(kernels.gradient_kernel, tile, num, *tensors, *self._sizes, SLOPES=tile.slopes)
         return out
+
+    @property
+    def _num_vectors(self) -> int:
+        return 0 if self.vectors is None else len(self.vectors)
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -94,7 +100,7 @@ class BlockInputs:
         self, kernel: Any, tile: Tile, per_row_group: int, *arguments: Any, **constants: Any
     ) -> None:
         """Launch `per_row_group` programs of a kernel for each group of rows."""
-        config = _config(self.features)
+        config = _config(tile, self.features)
         inputs = (
             self.features,
             self.rows,
@@ -104,11 +110,10 @@ class BlockInputs:
             self.class_ids,
             self.labels,
         )
-        num_vectors = 0 if self.vectors is None else len(self.vectors)
         kernel[(-(-len(self.features) // config.rows) * per_row_group,)](
             *(None if each is None else each.contiguous() for each in inputs),
             *arguments,
-            **kernel_options(tile, num_vectors, config),
+            **kernel_options(tile, self._num_vectors, config),
             **constants,
             num_warps=config.num_warps,
             num_stages=config.num_stages,
@@ -133,22 +138,24 @@ def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
         raise ValueError("tiles do not support float64: use float32, or pass tiles=False")
 
 
-def num_splits(features: Tensor, num_classes: int) -> int:
+def num_splits(tile: Tile, features: Tensor, num_classes: int) -> int:
     """Return the number of programs among which a kernel divides the classes of a block, for each
     group of rows."""
-    config = _config(features)
+    config = _config(tile, features)
     row_groups = -(-len(features) // config.rows)
     tiles = -(-num_classes // config.classes)
     num_sms = max(1, Processor.of(features.device).num_sms)  # 1 for the interpreter
     return max(1, min(tiles, _WAVES * num_sms // max(row_groups, 1)))
 
 
-def kernel_config(dtype: torch.dtype, capability: int) -> KernelConfig:
-    """Return the configuration for features and rows of `dtype`.
+def kernel_config(tile: Tile, dtype: torch.dtype, capability: int) -> KernelConfig:
+    """Return the configuration for a loss with `tile`, and features and rows of `dtype`.
 
     `capability` is 10 times the compute capability of the GPU, for example 90 for an H100.
     """
-    return _FLOAT if dtype == torch.float32 else _HALF
+    if dtype == torch.float32:
+        return _FLOAT
+    return _NARROW_HALF if tile.narrow or capability >= 100 else _HALF
 
 
 def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[str, Any]:
@@ -165,8 +172,8 @@ def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[s
     }
 
 
-def _config(features: Tensor) -> KernelConfig:
+def _config(tile: Tile, features: Tensor) -> KernelConfig:
     if not features.is_cuda:
         return _INTERPRETED
     major, minor = torch.cuda.get_device_capability(features.device)
-    return kernel_config(features.dtype, 10 * major + minor)
+    return kernel_config(tile, features.dtype, 10 * major + minor)

@@ -41,7 +41,7 @@ class TileWalk:
         if not self._blocks:
             return []
         features = self._logits.features_Gd
-        splits = [num_splits(features, len(block.class_ids)) for block in self._blocks]
+        splits = [num_splits(self._tile, features, len(block.class_ids)) for block in self._blocks]
         *starts, num = accumulate(splits, initial=0)
         shape = num, len(features)
         totals = features.new_empty(len(self._tile.reductions), *shape, dtype=torch.float32)

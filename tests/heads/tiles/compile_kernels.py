@@ -35,7 +35,7 @@ def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Itera
 
     `dtype` is that of features and rows, and `capability` is 10 times the compute capability.
     """
-    config = kernel_config(DTYPES[dtype], capability)
+    config = kernel_config(tile, DTYPES[dtype], capability)
     options = kernel_options(tile, num_vectors, config)
     for kernel in (kernels.statistics_kernel, kernels.gradient_kernel):
         names = kernel.arg_names

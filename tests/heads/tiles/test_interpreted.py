@@ -18,6 +18,7 @@ from torch import Tensor
 from heads import ClassHead, CrossEntropy
 from heads.logits import LogitMap
 from heads.losses import LOSSES, Loss, MaxMargin
+from heads.losses.tile import LOGSUMEXP
 from heads.optional_triton import interprets
 from heads.tiles.launch import num_splits
 from heads.tree import LabelTree
@@ -117,7 +118,7 @@ def test_tiles_equal_torch_operations_in_every_combination(
 
 def test_classes_are_split_among_programs() -> None:
     features, _ = batch()
-    assert num_splits(features, 64) > 1
+    assert num_splits(LOGSUMEXP, features, 64) > 1
 
 
 @pytest.mark.parametrize("kind", ["ce", "max_margin", "bce"])
