@@ -113,7 +113,7 @@ class CrossEntropy(Loss):
         return lse, self._sum(logits_BC, block), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
-        lse, target, *every = total
+        lse, *every, target = total
         if every:
             target = torch.lerp(target, every[0] / rows.num_classes, self.label_smoothing)
         of_rows = lse - target
