@@ -77,8 +77,8 @@ class NodeValues:
     """Values of a rank's nodes: `held` [n, d], with d = 1 for the bias.
 
     `boundary` [m + 1, d] are prefix sums over the m ancestors of the rank's first node, root first:
-    row i is the sum over the first i of them. All of these ancestors are on other ranks. None: no
-    rank needs nodes of another rank.
+    row i is the sum over the first i of them. All of these ancestors are on other ranks. None: this
+    rank needs no nodes of other ranks.
     """
 
     held: Tensor
@@ -174,6 +174,8 @@ class ClassWeights:
         # Each boundary row is set on the rank that holds it and zero on the others, so the sum
         # sends all boundary rows to all ranks. `_chain` selects the ancestors of this rank.
         chain = all_reduce_sum(rows, group)[self._chain]
+        if not len(chain):
+            return NodeValues(held)
         return NodeValues(held, torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)]))
 
     def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
