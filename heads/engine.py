@@ -7,7 +7,7 @@ never needed at once.
 Forward
   1. All-gather features and labels over the class group: every rank computes the logits of its own
      classes for the same G rows.
-  2. Iterate over this rank's classes in blocks (`heads/blockwise.py`): class rows, logits [G, C],
+  2. Iterate over this rank's classes in blocks (`heads/torch_walk.py`): class rows, logits [G, C],
      statistics. Keep the statistics and, as far as memory permits, the logits of the first blocks.
   3. Merge the statistics over blocks, exchange and merge them over the class group, concatenate
      them over the data group, and compute the value (`heads/global_loss.py`).

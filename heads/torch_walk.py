@@ -43,8 +43,8 @@ class TorchWalk:
 
     def __init__(self, logits: BlockwiseLogits, *, with_graph: bool) -> None:
         self._logits, self._with_graph = logits, with_graph
-        self._blocks = logits.blocks()
-        self._saved = SavedBlocks(logits, self._blocks, with_grad=with_graph)
+        self.blocks = logits.blocks()
+        self._saved = SavedBlocks(logits, self.blocks, with_grad=with_graph)
         self._of_blocks: list[Stats] = []
 
     def statistics(self) -> list[Stats]:
@@ -54,10 +54,10 @@ class TorchWalk:
         they are the outputs of that graph.
         """
         logits, saved = self._logits, self._saved
-        if logits.margins is not None and self._blocks:
+        if logits.margins is not None and self.blocks:
             logits.true_logits(logits.true_vectors()[1])
-        statistics = _BlockStatistics(len(self._blocks))
-        for index, block in enumerate(self._blocks):
+        statistics = _BlockStatistics(len(self.blocks))
+        for index, block in enumerate(self.blocks):
             logits_GC = self._logits_of(block, saved.buffer(index))
             computed = self._reduced(block, logits_GC, with_graph=saved.graphs)
             statistics.put(index, computed.stats)
@@ -70,11 +70,11 @@ class TorchWalk:
         """Add the gradients of `loss`, a function of `statistics`, to `to`."""
         if any(not stat.is_leaf for stats in self._of_blocks for stat in stats):
             # Call autograd once instead of twice. With few classes, this matters.
-            block, computed = self._blocks[0], self._saved.graph(0)
+            block, computed = self.blocks[0], self._saved.graph(0)
             self._add_block(block, computed, computed.gradient_of_logits((loss,), (grad_loss,)), to)
             return
         grads = _gradients_of_blocks(loss, grad_loss, self._of_blocks)
-        for index, block in enumerate(self._blocks):
+        for index, block in enumerate(self.blocks):
             computed = self._load(index, block)
             grad_GC = computed.gradient_of_logits(computed.stats, grads[index])
             self._add_block(block, computed, grad_GC, to)

@@ -31,24 +31,24 @@ class TileWalk:
 
     def __init__(self, logits: BlockwiseLogits, tile: Tile, *, with_graph: bool) -> None:
         self._logits, self._tile, self._with_graph = logits, tile, with_graph
-        self._blocks = logits.blocks()
+        self.blocks = logits.blocks()
         held = logits.weights.held
         self._labels_G = held.position.index_select(0, logits.labels_G) - held.first
 
     def statistics(self) -> list[Stats]:
         """Return the statistics of all false logits and those of the true logits; an empty list for
         a rank without classes."""
-        if not self._blocks:
+        if not self.blocks:
             return []
         features = self._logits.features_Gd
-        splits = [num_splits(self._tile, features, len(block.class_ids)) for block in self._blocks]
+        splits = [num_splits(self._tile, features, len(block.class_ids)) for block in self.blocks]
         *starts, num = accumulate(splits, initial=0)
         shape = num, len(features)
         totals = features.new_empty(len(self._tile.reductions), *shape, dtype=torch.float32)
         winners = None
         if Reduction.MAX in self._tile.reductions:
             winners = features.new_empty(shape, dtype=torch.int64)
-        for block, start, stop in zip(self._blocks, starts, [*starts[1:], num], strict=True):
+        for block, start, stop in zip(self.blocks, starts, [*starts[1:], num], strict=True):
             inputs, _ = self._inputs(block)
             inputs.write_statistics(self._tile, slice(start, stop), totals, winners)
         self._totals, self._winners = _merged(self._tile.reductions, totals, winners)
@@ -60,7 +60,7 @@ class TileWalk:
 
     def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
         """Add the gradients of `loss`, a function of `statistics`, to `to`."""
-        if not self._blocks:
+        if not self.blocks:
             return
         by_totals = torch.autograd.grad(
             loss,
@@ -71,7 +71,7 @@ class TileWalk:
             materialize_grads=True,
         )
         grads = torch.stack(by_totals)
-        for block in self._blocks:
+        for block in self.blocks:
             inputs, rows_Cd = self._inputs(block)
             grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
