@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from benchmarks.papers.experiment import Experiment
 from benchmarks.papers.experiments.single_logit_mnist import EXPERIMENT
 from benchmarks.papers.experiments.single_logits import LOSSES
 from benchmarks.papers.section import Kind, Section
 
 
+@pytest.mark.slow
 def test_all_objectives_are_measured_on_mnist(conducted: Callable[[Experiment], Section]) -> None:
     section = conducted(EXPERIMENT)
     best, shared, improved, all_logits, starts = section.tables

@@ -51,6 +51,7 @@ def test_a_fault_has_the_same_result_in_deferred_steps(fault: Fault, tmp_path: P
     assert trial.passed, trial
 
 
+@pytest.mark.slow
 def test_a_deferred_run_that_is_killed_and_then_stopped_records_each_step_once(glyphs, tmp_path):
     recipe = write_recipe(
         tmp_path,
