@@ -285,7 +285,7 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 
 def inverse_norms(vectors: Tensor) -> Tensor:
     """Return the factors [n, 1] by which `unit_vectors` multiplies, and 1 for a zero vector."""
-    norms, _ = _norms(vectors.to(torch.promote_types(vectors.dtype, torch.float32)))
+    norms, _ = _norms(vectors)
     return norms.reciprocal()
 
 
@@ -303,7 +303,8 @@ def tangential(vectors: Tensor, grad: Tensor) -> Tensor:
 
 def _norms(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """Return the norms [n, 1], or 1 for zero vectors, and a mask [n, 1] of zero vectors."""
-    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    wide = torch.promote_types(vectors.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=wide)
     zero = norms <= torch.finfo(norms.dtype).tiny ** 0.5
     return norms.masked_fill(zero, 1), zero
 

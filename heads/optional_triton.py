@@ -11,6 +11,7 @@ from typing import Any
 
 try:
     import triton
+    from triton import knobs  # noqa: F401  added in Triton 3.4
     from triton import language as tl
 except ImportError:
     triton = None

@@ -110,14 +110,15 @@ class BlockInputs:
             self.class_ids,
             self.labels,
         )
-        kernel[(-(-len(self.features) // config.rows) * per_row_group,)](
-            *(None if each is None else each.contiguous() for each in inputs),
-            *arguments,
-            **kernel_options(tile, self._num_vectors, config),
-            **constants,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+        with torch.cuda.device_of(self.features):  # Triton launches on the current device
+            kernel[(-(-len(self.features) // config.rows) * per_row_group,)](
+                *(None if each is None else each.contiguous() for each in inputs),
+                *arguments,
+                **kernel_options(tile, self._num_vectors, config),
+                **constants,
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+            )
 
 
 def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
@@ -133,6 +134,11 @@ def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
     if device.type != "cuda" and not optional_triton.interprets:
         raise ValueError(
             f"head.tiles needs an NVIDIA GPU, but the head is on {device}: set head.tiles=false"
+        )
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        raise ValueError(
+            f"head.tiles needs a GPU of compute capability 8.0 or later, not {device}: set "
+            "head.tiles=false"
         )
     if dtype == torch.float64:
         raise ValueError("tiles do not support float64: use float32, or pass tiles=False")

@@ -49,8 +49,9 @@ class TileWalk:
         if Reduction.MAX in self._tile.reductions:
             winners = features.new_empty(shape, dtype=torch.int64)
         for block, start, stop in zip(self.blocks, starts, [*starts[1:], num], strict=True):
-            inputs, _ = self._inputs(block)
+            inputs = self._inputs(block)[0]
             inputs.write_statistics(self._tile, slice(start, stop), totals, winners)
+            del inputs  # free its copies of class rows before the next block
         self._totals, self._winners = _merged(self._tile.reductions, totals, winners)
         self._leaves = [total.requires_grad_(self._with_graph) for total in self._totals.unbind()]
         self._true = _TrueLogits(self._logits, with_graph=self._with_graph)
@@ -75,13 +76,14 @@ class TileWalk:
             inputs, rows_Cd = self._inputs(block)
             grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
+            del inputs, rows_Cd, grad_GC
         self._true.add_gradients(loss, grad_loss, to)
 
     def _inputs(self, block: ClassBlock) -> tuple[BlockInputs, Tensor]:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
 
         Cosine logits are products with the class rows themselves, times a factor per class, so that
-        no normalized copy of the rows is needed.
+        the products need no normalized copy of the rows.
         """
         logits = self._logits
         rows_Cd = logits.weights.rows(block, logits.rows)

@@ -132,14 +132,16 @@ class _Trial:
         return num
 
     def _head_config(self, num_classes: int) -> HeadConfig:
-        """Return the recipe's head for this number of classes, with a prepared loss and rows of
-        zeros: drawing them would take longer than the step."""
+        """Return the recipe's head for this number of classes, with a prepared loss, torch
+        operations and rows of zeros: drawing them would take longer than the step."""
         config = self.recipe.head
         loss = config.loss
         if not loss.over_nodes:
             vectors = torch.ones(1, _VECTOR_DIM).expand(num_classes, _VECTOR_DIM)
             loss = loss.prepare(ClassFacts(num_classes, torch.ones(num_classes), vectors))
-        return config.model_copy(update={"num_classes": None, "loss": loss, "init_std": 0.0})
+        return config.model_copy(
+            update={"num_classes": None, "loss": loss, "init_std": 0.0, "tiles": False}
+        )
 
     def _task(self, world: World, config: HeadConfig, num_classes: int, phases: Phases) -> Task:
         classes, tree = self.head.classes, None
