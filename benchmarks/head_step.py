@@ -22,7 +22,7 @@ DIM = 512
 _LABEL_DIM = 32
 
 Case = tuple[int, int]  # classes, rows of the batch
-# Classes, rows of the batch, memory budget in MiB (256 is the default), and the target of `engine`.
+# Classes, rows of the batch, memory budget in MiB, and the target of `engine`.
 ENGINE_CASES = (
     (1_000, 256, CPU_MEMORY_MIB, 1.15),
     (10_000, 256, CPU_MEMORY_MIB, 1.10),

@@ -32,8 +32,11 @@ _TILE_COLUMNS = 128
 
 @dataclass(frozen=True)
 class Processor:
-    """A device that computes logits: its type in torch, and, for a GPU, its memory in bytes and its
-    number of streaming multiprocessors (SMs)."""
+    """A device that computes logits.
+
+    `kind` is its type in torch. For a GPU, `memory_bytes` is the size of its memory and `num_sms`
+    the number of its streaming multiprocessors (SMs).
+    """
 
     kind: str
     memory_bytes: int = 0

@@ -440,7 +440,7 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
         return None
     agreement, inputs, logits = ctx.call.agreement, ctx.inputs, ctx.logits
     terms = sums.features
-    if terms is None:  # this rank has no classes
+    if terms is None:  # this rank does not hold any classes
         terms = torch.zeros_like(logits.features_Gd, dtype=logits.stats_dtype)
     grad = reduce_scatter_rows(terms, agreement.sizes, ctx.engine.class_group)
     if sums.scalars is not None:

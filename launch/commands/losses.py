@@ -44,7 +44,7 @@ def losses() -> None:
             conditions.append(f"{kind} is aligned if {loss.aligned_if}.")
         tiles = "no" if loss.tile is None else "yes"
         if loss.tile is None:
-            conditions.append(f"{kind} has no tiles, because {loss.without_tile}.")
+            conditions.append(f"{kind} does not support tiles, because {loss.without_tile}.")
         cells = [kind, aligned, tiles, loss.paper, _options(loss_class)]
         table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
     console.print(table)
