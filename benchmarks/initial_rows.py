@@ -47,7 +47,7 @@ def peak() -> tuple[float, float]:
     assert not tree.has_children.any()  # computed on first use and stored with the tree
     weights = ClassWeights(tree, device=torch.device("cpu"))
     before, started = restart_high_water_mark(), time.perf_counter()
-    made = initial_rows(weights, DIM, seed=0, std=0.01)
+    made = initial_rows(weights, DIM, seed=0, std=0.01).held
     seconds = time.perf_counter() - started
     return (resident("VmHWM") - before) / made.nbytes, seconds
 

@@ -2,6 +2,7 @@
 
 from heads.build import build_head, build_tree
 from heads.factored import FactoredHead
+from heads.fused_sgd import FusedSGD
 from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
@@ -22,6 +23,7 @@ __all__ = [
     "CrossEntropy",
     "Dot",
     "FactoredHead",
+    "FusedSGD",
     "HierarchicalSoftmaxHead",
     "LabelTree",
     "Loss",

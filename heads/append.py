@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_rows, all_reduce_max, group_rank, group_size
 from heads.factored import FactoredHead
 from heads.head import ClassHead
-from heads.initial_rows import initial_bias, initial_rows
+from heads.initial_rows import initial_bias, write_initial_rows
+from heads.node_values import NodeValues
 from heads.tree import LabelTree
 from heads.weights import ClassWeights, shard_range
 
@@ -74,11 +75,10 @@ def append_classes(
     first = head.tree.num_classes
     weights = head.engine.weights.rebuilt(tree, head.engine.weights.device)
     move = partial(_moved_rows, head=head, moved=moved, weights=weights)
-    rows = move(head.weight.detach())
-    rows += initial_rows(
-        weights, head.dim, seed=seed, std=init_std, first_class=first, dtype=rows.dtype
-    )
-    parameters = {"weight": nn.Parameter(rows)}
+    held, scales = move(head.weight.detach()), head.row_scales
+    rows = NodeValues(held, None if scales is None else move(scales))
+    write_initial_rows(rows, weights, seed=seed, std=init_std, first_class=first)
+    parameters = {"weight": nn.Parameter(rows.held)}
     if head.bias is not None:
         entries = move(head.bias.detach())
         entries += initial_bias(weights, head.loss, first_class=first)
@@ -87,6 +87,7 @@ def append_classes(
         if optimizer is not None:
             _replace_in(optimizer, head.get_parameter(name), parameter, move)
         setattr(head, name, parameter)
+    head.row_scales = rows.scales
     head.tree = tree
     head.engine = replace(head.engine, weights=weights)
 
@@ -151,7 +152,9 @@ def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: Class
     group = head.engine.class_group
     size, rank = group_size(group), group_rank(group)
     ranges = [shard_range(head.tree.num_nodes, r, size) for r in range(size)]
-    result = rows.new_zeros((weights.num_held, *rows.shape[1:]))
+    # gloo cannot send fp8 numbers, so move the bytes of each row.
+    content = rows.reshape(len(rows), -1).view(torch.uint8)
+    result = content.new_zeros((weights.num_held, content.shape[1]))
     longest = max(stop - start for start, stop in ranges)
     for offset in range(0, longest, _ROWS_AT_ONCE):
         parts = [
@@ -159,9 +162,9 @@ def _moved_rows(rows: Tensor, head: ClassHead, moved: np.ndarray, weights: Class
             for start, stop in ranges
         ]
         mine = slice(parts[rank][0] - ranges[rank][0], parts[rank][1] - ranges[rank][0])
-        gathered = all_gather_rows(rows[mine], [b - a for a, b in parts], group)
+        gathered = all_gather_rows(content[mine], [b - a for a, b in parts], group)
         target = moved[np.concatenate([np.arange(a, b) for a, b in parts])]
         here = np.flatnonzero((target >= weights.start) & (target < weights.stop))
         positions = torch.from_numpy(target[here] - weights.start).to(rows.device)
         result[positions] = gathered[torch.from_numpy(here).to(rows.device)]
-    return result
+    return result.view(rows.dtype).reshape(weights.num_held, *rows.shape[1:])

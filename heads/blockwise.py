@@ -15,7 +15,9 @@ from torch import Tensor
 from heads.block_size import Processor
 from heads.logits import LogitMap, Margins
 from heads.losses import Choice, Loss, Stats
-from heads.weights import ClassBlock, ClassWeights, NodeValues
+from heads.node_values import NodeValues
+from heads.row_update import UpdatedRows
+from heads.weights import ClassBlock, ClassWeights
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.
 
@@ -28,7 +30,8 @@ class BlockwiseLogits:
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
     memory used for logits. `processor` selects the code and the block sizes for a CPU or a GPU.
-    `choice` contains the classes that the loss selected (None: all).
+    `choice` contains the classes that the loss selected (None: all). `most_rows` is the largest G
+    of all class groups, so that ranks with the same classes compute them in the same blocks.
     """
 
     weights: ClassWeights
@@ -38,6 +41,7 @@ class BlockwiseLogits:
     processor: Processor
     features_Gd: Tensor
     labels_G: Tensor
+    most_rows: int
     rows: NodeValues
     bias: NodeValues | None
     offset: Tensor | None
@@ -53,7 +57,7 @@ class BlockwiseLogits:
 
         Rows whose class another rank holds get arbitrary values. This rank must hold a class.
         """
-        rows = self.weights.rows_of_labels(self.labels_G, self.rows)
+        rows = self.weights.rows_of_labels(self.labels_G, self.rows).to(self.stats_dtype)
         # Compute these few products in the precision of the statistics: the derivative of arccos is
         # large near +-1, so a margin amplifies the rounding errors of bf16 products.
         return rows, self.logit_map.normalized(rows).to(self.compute_dtype).to(self.stats_dtype)
@@ -84,9 +88,8 @@ class BlockwiseLogits:
         class rows. The rest of the budget covers a few temporaries of that size and the logits
         saved for backward, which use a quarter of the budget.
         """
-        rows, dim = self.features_Gd.shape
-        itemsize = self.stats_dtype.itemsize
-        column_bytes = max(rows, 1) * itemsize
+        dim, itemsize = self.features_Gd.shape[1], self.stats_dtype.itemsize
+        column_bytes = max(self.most_rows, 1) * itemsize
         if self.logit_map.normalizes or not self.weights.is_plain:
             column_bytes = max(column_bytes, dim * itemsize)
         elif self.processor.kind == "cuda" and self.compute_dtype != self.stats_dtype:
@@ -132,20 +135,17 @@ class BlockwiseLogits:
         if to.needs_features:
             to.features = self.product(grad_GC, rows_Cd, add=to.features, out=to.features)
 
-    def write_gradient_of_rows(
-        self, block: ClassBlock, grad_GC: Tensor, grad_nodes: Tensor
-    ) -> None:
-        """Write the gradient of a block's class rows to the nodes of its classes."""
-        target = None
-        if not self.logit_map.normalizes:
-            target = self.weights.contiguous_part(block, grad_nodes)
+    def put_gradient_of_rows(self, block: ClassBlock, grad_GC: Tensor, to: "RowGradients") -> None:
+        """Compute the gradient of a block's class rows from that of its logits."""
         # If possible, write to the gradient directly, without a second K x d tensor.
+        target = None if self.logit_map.normalizes else to.target(block)
         grad_Cd = self.product(grad_GC.T, self.features_Gd, out=target)
         if target is not None:
             return
         if self.logit_map.normalizes:
-            grad_Cd = self.logit_map.gradient(self.weights.rows(block, self.rows), grad_Cd)
-        self.weights.put_gradient(block, grad_Cd, grad_nodes)
+            rows_Cd = self.weights.rows(block, self.rows).to(self.stats_dtype)
+            grad_Cd = self.logit_map.gradient(rows_Cd, grad_Cd)
+        to.put(block, grad_Cd)
 
     def product(
         self,
@@ -180,17 +180,48 @@ class BlockwiseLogits:
         return self.weights.gradient_like(values.held, self.stats_dtype, every_class=every_class)
 
 
+class HeldGradient:
+    """Receives the gradients of class rows, one block at a time, and writes them to `grad` [n, d],
+    to the nodes of their classes."""
+
+    def __init__(self, weights: ClassWeights, grad: Tensor) -> None:
+        self._weights, self.grad = weights, grad
+        self._labels: tuple[Tensor, Tensor] | None = None
+
+    def target(self, block: ClassBlock) -> Tensor | None:
+        """Return the part of `grad` for a block's class rows, to which they may be written instead
+        of a call to `put`; None if it is not contiguous."""
+        return self._weights.contiguous_part(block, self.grad)
+
+    def expect_labels(self, labels_G: Tensor, grads_Gd: Tensor) -> None:
+        """Add `grads_Gd` to the gradients of the class rows of `labels_G` in `finish`."""
+        self._labels = labels_G, grads_Gd
+
+    def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
+        """Write the gradient [C, d] of a block's class rows."""
+        self._weights.put_gradient(block, grad_Cd, self.grad)
+
+    def finish(self) -> None:
+        """Complete the gradients after the last block."""
+        if self._labels is not None:
+            self._weights.add_gradient_of_labels(*self._labels, self.grad)
+
+
+RowGradients = HeldGradient | UpdatedRows
+
+
 @dataclass
 class GradientSums:
     """Buffers for the gradients of this rank's blocks (None: not required).
 
-    `rows` [n, d] and `bias` [n, 1] are the gradients of path sums, and `scalars` [2] are the
-    gradients of the logarithm of the scale and of the offset. `features` [G, d] is the gradient of
-    the features after the logit map, if `needs_features`; the first block allocates it.
+    `rows` receives the gradients of class rows. `bias` [n, 1] is the gradient of the path sums of
+    biases, and `scalars` [2] are the gradients of the logarithm of the scale and of the offset.
+    `features` [G, d] is the gradient of the features after the logit map, if `needs_features`; the
+    first block allocates it.
     """
 
     needs_features: bool = False
     features: Tensor | None = None
-    rows: Tensor | None = None
+    rows: RowGradients | None = None
     bias: Tensor | None = None
     scalars: Tensor | None = None

@@ -42,7 +42,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.block_size import Processor
-from heads.blockwise import BlockwiseLogits, GradientSums
+from heads.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
 from heads.global_loss import global_loss
 from heads.inputs import (
@@ -56,15 +56,17 @@ from heads.inputs import (
 )
 from heads.logits import LogitMap, MappedFeatures, Margins
 from heads.losses import Loss, Rows
+from heads.node_values import NodeValues
+from heads.row_update import RowUpdate, Step, UpdatedRows
 from heads.tiles.walk import TileWalk
 from heads.torch_walk import TorchWalk
-from heads.weights import ClassWeights, NodeValues
+from heads.weights import ClassWeights
 
 
 @dataclass(frozen=True)
 class _Call:
     """The options of one call to `Engine`, and the `Agreement` of the ranks. `checks`: the host may
-    wait for the device to check the batch."""
+    wait for the device to check the batch. `update`: replaces the gradient of the class rows."""
 
     agreement: Agreement
     grad_enabled: bool
@@ -72,6 +74,7 @@ class _Call:
     draw: int | None
     over_data: bool
     checks: bool
+    update: RowUpdate | None = None
 
     @property
     def computes_gradients(self) -> bool:
@@ -119,6 +122,7 @@ class Engine:
         draw: int | None = None,
         over_data: bool = True,
         rows_of_ranks: Sequence[int] | None = None,
+        update: RowUpdate | None = None,
     ) -> Tensor:
         """Return the loss of the global batch, the same scalar on every rank (collective).
 
@@ -158,6 +162,11 @@ class Engine:
                 "be accumulated over micro-batches: call head.requires_grad_ with the same value "
                 "on every rank"
             )
+        if update is None and parameters.row_scales is not None and training:
+            raise ValueError(
+                "fp8 class rows have no gradient: create a heads.FusedSGD for the head, or call "
+                "head.eval()"
+            )
         call = _Call(
             agreement=agreement,
             grad_enabled=torch.is_grad_enabled(),  # always false inside a Function, so read it here
@@ -165,6 +174,7 @@ class Engine:
             draw=draw,
             over_data=over_data,
             checks=rows_of_ranks is None,
+            update=update if parameters.vectors.requires_grad else None,
         )
         anchor, ids = agreement.anchor(features.device), class_ids(labels)
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
@@ -254,13 +264,14 @@ class _HeadLoss(torch.autograd.Function):
         bias: Tensor | None,
         log_scale: Tensor | None,
         offset: Tensor | None,
+        row_scales: Tensor | None,
         anchor: Tensor,
         labels: Tensor,
         row_weights: Tensor | None,
         engine: Engine,
         call: _Call,
     ) -> Tensor:
-        parameters = Parameters(vectors, bias, log_scale, offset)
+        parameters = Parameters(vectors, bias, log_scale, offset, row_scales)
         batch = _GlobalRows.gather(engine, call.agreement, labels, row_weights)
         if call.draw is not None:
             engine.loss.check_batch(batch.num_rows(exact=call.checks))
@@ -269,6 +280,8 @@ class _HeadLoss(torch.autograd.Function):
         inputs = MappedFeatures(engine.logit_map, masked, scale)
         logits = _gathered(engine, inputs, parameters, batch.labels_G, call)
         logits.choice = engine.loss.choose(engine.weights.held, batch.labels_m, call.draw)
+        if call.update is not None and logits.choice is not None:
+            call.update.check_choice(engine.loss.kind)
         with _without_autocast(features.device.type):
             walk = engine.walk(logits, with_graph=call.computes_gradients)
             parts = walk.statistics()
@@ -298,19 +311,26 @@ class _HeadLoss(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018  raises if a saved tensor was modified in place
         if not ctx.call.computes_gradients:
-            return (None,) * 10
+            return (None,) * 11
         logits: BlockwiseLogits = ctx.logits
         # Disable autocast, as in forward, even if the caller runs backward under autocast: the
         # engine itself chooses the precision of each step.
         with _without_autocast(grad_loss.device.type):
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
-            ctx.walk.add_gradients(ctx.loss, grad_loss.to(ctx.loss.dtype), sums)
+            grad_loss = grad_loss.to(ctx.loss.dtype)
+            if ctx.call.update is None:
+                sums.rows = _buffer_of_rows(ctx.call.agreement, logits)
+                _walk(ctx, grad_loss, sums)
+            else:
+                _update_rows(ctx, ctx.call.update, grad_loss, sums)
             by_features = _reduced_features(ctx, sums)
-            by_vectors = _reduced_nodes(ctx, logits.rows, sums.rows)
+            by_vectors = None
+            if isinstance(sums.rows, HeldGradient):
+                by_vectors = _reduced_nodes(ctx, logits.rows, sums.rows.grad)
             by_bias = _reduced_nodes(ctx, logits.bias, sums.bias)
             by_bias = None if by_bias is None else by_bias.squeeze(1)
             by_scalars = _reduced_scalars(ctx, sums.scalars)
-        return by_features, by_vectors, by_bias, *by_scalars, *(None,) * 5
+        return by_features, by_vectors, by_bias, *by_scalars, *(None,) * 6
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:
@@ -398,8 +418,9 @@ def _gathered(
         processor=engine.processor,
         features_Gd=features_Gd,
         labels_G=labels_G,
-        rows=weights.with_boundary(vectors, group),
-        bias=None if bias is None else weights.with_boundary(bias.unsqueeze(1), group),
+        most_rows=max(call.agreement.group_sizes),
+        rows=weights.with_boundary(NodeValues(vectors, parameters.row_scales), group),
+        bias=None if bias is None else weights.with_boundary(NodeValues(bias.unsqueeze(1)), group),
         offset=offset,
         log_prior=engine.log_prior if call.training else None,
         margins=margins,
@@ -415,7 +436,7 @@ def _gathered(
 def _gradient_buffers(
     agreement: Agreement, parameters: Parameters, logits: BlockwiseLogits
 ) -> GradientSums:
-    """Create buffers for the gradients that are required.
+    """Create buffers for the gradients that are required, except those of class rows.
 
     A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it must
     compute their terms.
@@ -423,11 +444,49 @@ def _gradient_buffers(
     learns_scale = parameters.log_scale is not None
     sums = GradientSums(agreement.needs_features or (agreement.needs_vectors and learns_scale))
     if agreement.needs_vectors:
-        sums.rows = logits.gradient_like(logits.rows)
         sums.bias = None if logits.bias is None else logits.gradient_like(logits.bias)
         if learns_scale or parameters.offset is not None:
             sums.scalars = logits.features_Gd.new_zeros(2, dtype=logits.stats_dtype)
     return sums
+
+
+def _buffer_of_rows(agreement: Agreement, logits: BlockwiseLogits) -> HeldGradient | None:
+    if not agreement.needs_vectors:
+        return None
+    return HeldGradient(logits.weights, logits.gradient_like(logits.rows))
+
+
+def _walk(ctx: Any, grad_loss: Tensor, sums: GradientSums) -> None:
+    ctx.walk.add_gradients(ctx.loss, grad_loss, sums)
+    if sums.rows is not None:
+        sums.rows.finish()
+
+
+def _update_rows(ctx: Any, update: RowUpdate, grad_loss: Tensor, sums: GradientSums) -> None:
+    """Compute the gradients, and update the class rows or prepare their update (collective)."""
+    engine, call, logits = ctx.engine, ctx.call, ctx.logits
+    device = logits.features_Gd.device.type
+
+    def rows(step: Step) -> UpdatedRows:
+        return update.rows(
+            engine.weights,
+            logits.rows,
+            step,
+            class_group=engine.class_group,
+            data_group=engine.data_group,
+        )
+
+    def walk_again(step: Step) -> None:
+        with _without_autocast(device), torch.no_grad():
+            _walk(ctx, grad_loss, GradientSums(rows=rows(step)))
+
+    step = update.begin(call.draw or 0, ~ctx.loss.detach().isfinite())
+    sums.rows = None if step is None else rows(step)
+    _walk(ctx, grad_loss, sums)
+    if sums.rows is not None:
+        update.squared_norm = sums.rows.squared_norm
+    if update.deferred:
+        update.keep(walk_again)
 
 
 def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
@@ -473,6 +532,6 @@ def _reduced_scalars(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, Tens
         all_reduce_sum(grad, ctx.engine.data_group)
     by_scale, by_offset = (
         None if scalar is None else part.to(scalar.dtype)
-        for scalar, part in zip(ctx.parameters[2:], grad, strict=True)
+        for scalar, part in zip(ctx.parameters[2:4], grad, strict=True)
     )
     return by_scale, by_offset

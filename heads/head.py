@@ -22,9 +22,13 @@ from heads.initial_rows import initial_bias, initial_rows
 from heads.inputs import Parameters, RowWeighting, class_ids
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
+from heads.node_values import FP8, NodeValues, wide_dtype
+from heads.row_update import RowUpdate
 from heads.tiles.launch import check_tiles
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, FP8)
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class ClassHead(nn.Module):
     call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
     uninterrupted run.
 
+    `dtype` is the dtype of the class rows: float32, float64, bf16, or fp8 (`torch.float8_e4m3fn`),
+    which needs `FusedSGD`. fp8 rows have the buffer `row_scales` [n], bf16 powers of two by which
+    they are multiplied. All other parameters are float32 or float64.
+
     With `tiles`, Triton kernels compute the statistics and gradients of the logits without writing
     the logits to memory. Raises ValueError if the loss, the device or `dtype` does not support it.
 
@@ -73,6 +81,9 @@ class ClassHead(nn.Module):
     """
 
     accumulates = False
+    # Replaces the gradient of `weight`; set by `FusedSGD`.
+    row_update: RowUpdate | None = None
+    row_scales: Tensor | None
 
     def __init__(
         self,
@@ -98,6 +109,10 @@ class ClassHead(nn.Module):
         super().__init__()
         if tiles:
             check_tiles(loss, torch.device(device), dtype)
+        if dtype not in _DTYPES:
+            names = ", ".join(str(each).removeprefix("torch.") for each in _DTYPES)
+            raise ValueError(f"class rows cannot have dtype {dtype}: use one of {names}")
+        wide = wide_dtype(dtype)
         self.dim, self.mesh = dim, mesh
         self.seed, self.draw = seed, 0
         self.tree = LabelTree.dense(tree) if isinstance(tree, int) else tree
@@ -124,20 +139,21 @@ class ClassHead(nn.Module):
             logits,
             Processor.of(torch.device(device)),
             memory_bytes=None if memory_mib is None else memory_mib << 20,
-            log_prior=self._log_prior(class_counts, device, dtype),
+            log_prior=self._log_prior(class_counts, device, wide),
             row_weighting=RowWeighting(
                 _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
             ),
             tiles=tiles,
         )
         rows = initial_rows(weights, dim, seed=seed, std=init_std, dtype=dtype)
-        self.weight = nn.Parameter(rows)
-        entries = initial_bias(weights, self.loss).to(dtype)
+        self.weight = nn.Parameter(rows.held)
+        self.register_buffer("row_scales", rows.scales)
+        entries = initial_bias(weights, self.loss).to(wide)
         has_bias = not logits.normalizes if bias is None else bias
         self.bias = nn.Parameter(entries) if has_bias else None
-        log_scale = torch.tensor(math.log(logits.scale), device=device, dtype=dtype)
+        log_scale = torch.tensor(math.log(logits.scale), device=device, dtype=wide)
         self.log_scale = nn.Parameter(log_scale) if logits.learn_scale else None
-        offset = torch.tensor(logits.offset, device=device, dtype=dtype)
+        offset = torch.tensor(logits.offset, device=device, dtype=wide)
         self.offset = nn.Parameter(offset) if logits.learn_offset else None
 
     @property
@@ -188,6 +204,7 @@ class ClassHead(nn.Module):
             draw=draw,
             over_data=not self.accumulates,
             rows_of_ranks=rows_of_ranks,
+            update=self.row_update,
         )
 
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
@@ -212,6 +229,8 @@ class ClassHead(nn.Module):
     def squared_gradient_norm(self) -> Tensor:
         """Return the squared norm of the gradient over all ranks, a float64 scalar (collective)."""
         held = squared_norm(self._gradients(replicated=False), self.weight.device)
+        if self.row_update is not None and self.row_update.squared_norm is not None:
+            held += self.row_update.squared_norm
         replicated = squared_norm(self._gradients(held=False), self.weight.device)
         return all_reduce_sum(held, self.engine.class_group) + replicated
 
@@ -219,6 +238,14 @@ class ClassHead(nn.Module):
         """Multiply the gradients by `factor`, the same scalar on every rank."""
         for grad in self._gradients():
             grad *= factor
+        if self.row_update is not None:
+            self.row_update.scale(factor)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and forget a deferred update of the class rows."""
+        super().zero_grad(set_to_none)
+        if self.row_update is not None:
+            self.row_update.clear()
 
     def tree_digest(self) -> str:
         """Return a digest of the label tree, which determines the class of each row."""
@@ -261,18 +288,24 @@ class ClassHead(nn.Module):
             yield ClassScores(block.class_ids, scores)
 
     def class_rows(self, classes_at_once: int = 4096) -> Iterator[ClassRows]:
-        """Yield this rank's rows of the classifier in node order, block by block.
+        """Yield this rank's rows of the classifier in node order, block by block, in float32 or
+        float64.
 
         Computing the first block is a collective. Across the ranks of the `class` axis, every class
         occurs exactly once.
         """
         weights, group = self.engine.weights, self.engine.class_group
-        rows, bias = weights.with_boundary(self.weight.detach(), group), None
+        rows, bias = weights.with_boundary(self.node_values(), group), None
+        wide = wide_dtype(self.weight.dtype)
         if self.bias is not None:
-            bias = weights.with_boundary(self.bias.detach().unsqueeze(1), group)
+            bias = weights.with_boundary(NodeValues(self.bias.detach().unsqueeze(1)), group)
         for block in weights.blocks(classes_at_once):
             entries = None if bias is None else weights.rows(block, bias).squeeze(1)
-            yield ClassRows(block.class_ids, weights.rows(block, rows), entries)
+            yield ClassRows(block.class_ids, weights.rows(block, rows).to(wide), entries)
+
+    def node_values(self) -> NodeValues:
+        """Return the vectors of this rank's nodes, which share memory with `weight`."""
+        return NodeValues(self.weight.detach(), self.row_scales)
 
     def sharded(self, rows: Tensor) -> Tensor:
         """Wrap a tensor with the layout of this rank's `weight` or `bias`, such as an optimizer
@@ -288,13 +321,18 @@ class ClassHead(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "ClassHead":
         """Also move the engine's plan and constants. `Module.to` and similar methods call this."""
         super()._apply(fn, recurse)
-        device = self.weight.device
+        device, scales = self.weight.device, self.row_scales
+        if scales is not None and self.weight.dtype != FP8:
+            self.weight.data.mul_(scales.to(self.weight.dtype).unsqueeze(1))
+            self.row_scales = None
+        elif scales is not None:
+            self.row_scales = scales.to(torch.bfloat16)
         if device != self.engine.weights.device and device.type != "meta":
             self.engine = self.engine.to(device)
         return self
 
     def _learned(self) -> Parameters:
-        return Parameters(self.weight, self.bias, self.log_scale, self.offset)
+        return Parameters(self.weight, self.bias, self.log_scale, self.offset, self.row_scales)
 
     def _gradients(self, *, held: bool = True, replicated: bool = True) -> list[Tensor]:
         """Return the existing gradients of the sharded parameters and of the replicated scalars."""

@@ -48,13 +48,15 @@ class Parameters(NamedTuple):
     """The parameters of a head that this rank holds.
 
     These are the node vectors [n, d], the bias of the nodes [n], and two scalars: the logarithm of
-    the scale, and the offset. A parameter that is not learned is None.
+    the scale, and the offset. A parameter that is not learned is None. `row_scales` [n] are the
+    scales of fp8 node vectors, which are not learned.
     """
 
     vectors: Tensor
     bias: Tensor | None = None
     log_scale: Tensor | None = None
     offset: Tensor | None = None
+    row_scales: Tensor | None = None
 
     @property
     def requires_grad(self) -> bool:

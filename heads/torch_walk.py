@@ -130,7 +130,7 @@ class TorchWalk:
         if to.needs_features:
             logits.add_feature_gradient(grad_GC, logits.class_rows(block), to)
         if to.rows is not None:
-            logits.write_gradient_of_rows(block, grad_GC, to.rows)
+            logits.put_gradient_of_rows(block, grad_GC, to.rows)
 
 
 def _gradients_of_blocks(loss: Tensor, grad_loss: Tensor, of_blocks: list[Stats]) -> list[Stats]:

@@ -34,6 +34,7 @@ from torch.nn.functional import embedding_bag
 
 from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
+from heads.node_values import NodeValues, wide_dtype
 from heads.tree import LabelTree
 
 # Number of parents whose children are summed at a time; bounds the memory needed besides the
@@ -70,19 +71,6 @@ class ClassBlock:
     offsets: Tensor | None = None
     num_remote: Tensor | None = None
     weights: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class NodeValues:
-    """Values of a rank's nodes: `held` [n, d], with d = 1 for the bias.
-
-    `boundary` [m + 1, d] are prefix sums over the m ancestors of the rank's first node, root first:
-    row i is the sum over the first i of them. All of these ancestors are on other ranks. None: this
-    rank needs no nodes of other ranks.
-    """
-
-    held: Tensor
-    boundary: Tensor | None = None
 
 
 class ClassWeights:
@@ -138,6 +126,11 @@ class ClassWeights:
         return self.stop - self.start
 
     @property
+    def has_boundary(self) -> bool:
+        """Whether a rank needs nodes of other ranks; the same on every rank."""
+        return not self._plain and len(self._boundary) > 0
+
+    @property
     def is_plain(self) -> bool:
         """Whether every node is a class and a root, so that class rows are the held vectors."""
         return self._plain
@@ -165,18 +158,20 @@ class ClassWeights:
         )
         return torch.where(block.positions[columns] == positions, columns, -1)
 
-    def with_boundary(self, held: Tensor, group: ProcessGroup | None) -> NodeValues:
-        """Return the held values [n, d] with the boundary sums of this rank (collective)."""
-        if self._plain or not len(self._boundary):
-            return NodeValues(held)
-        rows = held.new_zeros((len(self._boundary), held.shape[1]))
-        rows[self._boundary_mine] = held[self._boundary_local]
+    def with_boundary(self, values: NodeValues, group: ProcessGroup | None) -> NodeValues:
+        """Add the boundary sums of this rank to the held values (collective)."""
+        if not self.has_boundary:
+            return values
+        held = values.held
+        wide = wide_dtype(held.dtype)
+        rows = held.new_zeros((len(self._boundary), held.shape[1]), dtype=wide)
+        rows[self._boundary_mine] = values.read(self._boundary_local).to(wide)
         # Each boundary row is set on the rank that holds it and zero on the others, so the sum
         # sends all boundary rows to all ranks. `_chain` selects the ancestors of this rank.
         chain = all_reduce_sum(rows, group)[self._chain]
         if not len(chain):
-            return NodeValues(held)
-        return NodeValues(held, torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)]))
+            return values
+        return replace(values, boundary=torch.cat([torch.zeros_like(rows[:1]), chain.cumsum(0)]))
 
     def rows(self, block: ClassBlock, values: NodeValues) -> Tensor:
         """Return the class rows [C, d] of a block: the sum of the values along each path.
@@ -186,8 +181,9 @@ class ClassWeights:
         node with the features.
         """
         if block.paths is None:
-            return values.held[block.positions]
-        rows = embedding_bag(block.paths, values.held, block.offsets, mode="sum")
+            return values.read(block.positions)
+        assert block.offsets is not None
+        rows = values.path_sums(block.paths, block.offsets)
         # The remote nodes of a path are always the first ones of the rank's boundary.
         boundary = values.boundary
         return rows if boundary is None else rows + boundary[block.num_remote]
@@ -199,16 +195,16 @@ class ClassWeights:
         """
         _, positions = self.held.nearest(labels)
         if self._plain:
-            return values.held[positions]
+            return values.read(positions)
         # The paths are padded to the same length with a node of weight 0, because only the device
         # knows their lengths.
         steps = torch.arange(self._longest_path, device=self.device)
         exists = steps < self._path_lengths[positions].unsqueeze(1)
         index = (self._path_starts[positions].unsqueeze(1) + steps).where(exists, 0)
-        weights = exists.to(values.held.dtype)
-        rows = embedding_bag(
-            self._paths[index], values.held, mode="sum", per_sample_weights=weights
-        )
+        paths = self._paths[index].flatten()
+        starts = torch.arange(0, len(paths), max(len(steps), 1), device=self.device)
+        weights = exists.flatten().to(wide_dtype(values.held.dtype))
+        rows = values.path_sums(paths, starts.to(paths.dtype), weights)
         boundary = values.boundary
         return rows if boundary is None else rows + boundary[self._num_remote[positions]]
 
@@ -228,14 +224,14 @@ class ClassWeights:
 
     def put_gradient(self, block: ClassBlock, grad_rows: Tensor, grad_held: Tensor) -> None:
         """Write the gradient [C, d] of a block's class rows to the nodes of its classes."""
-        positions = block.positions if self._plain else self._node_of_position[block.positions]
+        positions = block.positions if self._plain else self.node_of_position[block.positions]
         grad_held[positions] = grad_rows.to(grad_held.dtype)
 
     def add_gradient_of_labels(self, labels: Tensor, grads: Tensor, grad_held: Tensor) -> None:
         """Add gradients [b, d] of class rows to the nodes of `labels` [b]. The gradients of classes
         of other ranks must be 0. This rank must hold at least one class."""
         _, positions = self.held.nearest(labels)
-        nodes = positions if self._plain else self._node_of_position[positions]
+        nodes = positions if self._plain else self.node_of_position[positions]
         grad_held.index_add_(0, nodes, grads.to(grad_held.dtype))
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
@@ -250,24 +246,29 @@ class ClassWeights:
             grad_held.index_add_(
                 0, parents, embedding_bag(children, grad_held, offsets, mode="sum")
             )
-        if len(self._boundary):
-            self._return_boundary(grad_held, group)
+        if self.has_boundary:
+            below = grad_held.new_zeros((len(self._chain), grad_held.shape[1]))
+            below.index_add_(0, self._orphan_chain_position, grad_held[self._orphans])
+            grad_held.index_add_(0, *self.boundary_gradients(below, group))
         if self.damping:
-            grad_held[self._inner] *= self._inner_scale.to(grad_held.dtype)
+            grad_held[self.inner_nodes] *= self.inner_scale.to(grad_held.dtype)
 
-    def _return_boundary(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
+    def boundary_gradients(
+        self, below: Tensor, group: ProcessGroup | None
+    ) -> tuple[Tensor, Tensor]:
         """Send the gradients of boundary nodes to the ranks that hold them (collective).
 
-        In the example in the module docstring, the orphans of rank 1 are nodes 4 and 5. `below` is
-        (g5, g4) for the boundary nodes (0, 1), and its suffix sums (g5 + g4, g4) are their
-        gradients from the classes of rank 1.
+        `below` [m, d] contains, for each ancestor of this rank's first node, the sum over its
+        children on this rank. Returns the nodes of this rank that are boundary nodes, and the sums
+        of their gradients over all ranks.
+
+        In the example in the module docstring, `below` of rank 1 is (g5, g4) for the boundary nodes
+        (0, 1), and its suffix sums (g5 + g4, g4) are their gradients from the classes of rank 1.
         """
-        below = grad_held.new_zeros((len(self._chain), grad_held.shape[1]))
-        below.index_add_(0, self._orphan_chain_position, grad_held[self._orphans])
-        grad = grad_held.new_zeros((len(self._boundary), grad_held.shape[1]))
+        grad = below.new_zeros((len(self._boundary), below.shape[1]))
         grad[self._chain] = below.flip(0).cumsum(0).flip(0)  # suffix sums, the root first
         all_reduce_sum(grad, group)
-        grad_held.index_add_(0, self._boundary_local, grad[self._boundary_mine])
+        return self._boundary_local, grad[self._boundary_mine]
 
     def _block(self, positions: slice | Tensor) -> ClassBlock:
         class_ids = self.held.class_ids[positions]
@@ -306,7 +307,7 @@ class ClassWeights:
         self._path_lengths = self._to_device(lengths)
         self._longest_path = int(lengths.max(initial=0))
         self._num_remote = self._to_device(remote)
-        self._node_of_position = self._to_device(nodes - start)
+        self.node_of_position = self._to_device(nodes - start)
 
     def _plan_gradients(self, group_size: int) -> None:
         tree, start, stop = self.tree, self.start, self.stop
@@ -321,9 +322,9 @@ class ClassWeights:
             children = level[parent[level] >= start]
             self._levels.extend(self._sum_plans(children, parent - start))
         inner = local[tree.has_children[start:stop]]
-        self._inner = self._to_device(inner)
+        self.inner_nodes = self._to_device(inner)
         below = torch.from_numpy(tree.num_classes_below[start:stop][inner]).to(self.device)
-        self._inner_scale = below.unsqueeze(1).double() ** -self.damping
+        self.inner_scale = below.unsqueeze(1).double() ** -self.damping
         self._plan_boundary(group_size)
 
     def _sum_plans(

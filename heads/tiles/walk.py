@@ -10,6 +10,7 @@ gradient is not rounded to half precision: it is the largest one of a row, and i
 would exceed the gradients of most other classes.
 """
 
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -72,12 +73,15 @@ class TileWalk:
             materialize_grads=True,
         )
         grads = torch.stack(by_totals)
+        of_labels = self._true.gradients(loss, grad_loss)
+        if to.rows is not None:
+            to.rows.expect_labels(self._logits.labels_G, of_labels.of_rows())
         for block in self.blocks:
             inputs, rows_Cd = self._inputs(block)
             grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
             del inputs, rows_Cd, grad_GC
-        self._true.add_gradients(loss, grad_loss, to)
+        of_labels.add(to)
 
     def _inputs(self, block: ClassBlock) -> tuple[BlockInputs, Tensor]:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
@@ -118,10 +122,10 @@ class TileWalk:
         if to.rows is None:
             return
         if inputs.factors is None:
-            logits.write_gradient_of_rows(block, grad_GC, to.rows)
+            logits.put_gradient_of_rows(block, grad_GC, to.rows)
         else:
             grad_Cd = logits.product(grad_GC.T, logits.features_Gd)
-            logits.weights.put_gradient(block, tangential(rows_Cd, grad_Cd), to.rows)
+            to.rows.put(block, tangential(rows_Cd, grad_Cd))
 
 
 def _merged(
@@ -161,23 +165,49 @@ class _TrueLogits:
                 for stat, none in zip(of_labels, logits.identity(), strict=True)
             )
 
-    def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
-        """Add the terms of the true logits to the gradients of `loss`."""
+    def gradients(self, loss: Tensor, grad_loss: Tensor) -> "_TrueGradients":
+        """Return the gradients of `loss`, a function of `statistics`."""
         logits = self._logits
-        weights, labels = logits.weights, logits.labels_G
         (grad_G,) = torch.autograd.grad(loss, self._leaf_G, grad_loss, retain_graph=True)
-        if to.bias is not None:
-            weights.add_gradient_of_labels(labels, grad_G.unsqueeze(1), to.bias)
-        if to.scalars is not None:
-            to.scalars[1] += grad_G.sum()
+        products_G, by_scale = grad_G, None
         if logits.margins is not None:
-            grad_G, by_scale = logits.margins.through(grad_G)
-            if to.scalars is not None:
-                to.scalars[0] += by_scale
+            products_G, by_scale = logits.margins.through(grad_G)
+        return _TrueGradients(logits, self._rows_Gd, self._vectors_Gd, grad_G, products_G, by_scale)
+
+
+@dataclass(frozen=True)
+class _TrueGradients:
+    """The terms of the true logits in the gradients.
+
+    `true_rows_Gd` and `vectors_Gd` are `BlockwiseLogits.true_vectors`. `grad_G` is the gradient of
+    the true logits, and `products_G` that of the products of features and vectors, without margins.
+    `by_scale` is the term that the margins add to the gradient of the logarithm of the scale.
+    """
+
+    logits: BlockwiseLogits
+    true_rows_Gd: Tensor
+    vectors_Gd: Tensor
+    grad_G: Tensor
+    products_G: Tensor
+    by_scale: Tensor | None
+
+    def of_rows(self) -> Tensor:
+        """Return the gradients [G, d] of the class rows of the labels."""
+        logits = self.logits
+        grad_Gd = self.products_G.unsqueeze(1) * logits.features_Gd
+        if logits.logit_map.normalizes:
+            grad_Gd = logits.logit_map.gradient(self.true_rows_Gd, grad_Gd)
+        return grad_Gd
+
+    def add(self, to: GradientSums) -> None:
+        """Add the terms to all other gradients, to which all blocks have been added."""
+        logits = self.logits
+        if to.bias is not None:
+            grads_G1 = self.grad_G.unsqueeze(1)
+            logits.weights.add_gradient_of_labels(logits.labels_G, grads_G1, to.bias)
+        if to.scalars is not None:
+            to.scalars[1] += self.grad_G.sum()
+            if self.by_scale is not None:
+                to.scalars[0] += self.by_scale
         if to.features is not None:
-            to.features.addcmul_(grad_G.unsqueeze(1), self._vectors_Gd)
-        if to.rows is not None:
-            grad_Gd = grad_G.unsqueeze(1) * logits.features_Gd
-            if logits.logit_map.normalizes:
-                grad_Gd = logits.logit_map.gradient(self._rows_Gd, grad_Gd)
-            weights.add_gradient_of_labels(labels, grad_Gd, to.rows)
+            to.features.addcmul_(self.products_G.unsqueeze(1), self.vectors_Gd)

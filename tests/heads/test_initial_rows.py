@@ -35,7 +35,7 @@ def deviate(seed: int, class_id: int, column: int) -> float:
 
 def rows_of(num_classes: int, dim: int = DIM, seed: int = 5) -> Tensor:
     weights = ClassWeights(LabelTree.dense(num_classes), device=CPU)
-    return initial_rows(weights, dim, seed=seed, std=1.0)
+    return initial_rows(weights, dim, seed=seed, std=1.0).held
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 1])
@@ -56,7 +56,7 @@ def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
             DIM,
             seed=5,
             std=1.0,
-        )
+        ).held
         for rank in range(num_ranks)
     ]
     leaves = np.flatnonzero((tree.class_of_node >= 0) & ~tree.has_children)

@@ -6,6 +6,7 @@ import torch
 
 from heads import ClassHead, LabelTree
 from heads.losses import Choice, CrossEntropy
+from heads.node_values import NodeValues
 from heads.weights import ClassWeights
 from tests.heads.cases import gradient_of_nodes, naive_logits, problem, set_nodes
 from tests.ranks import rank_mesh, run_on_ranks
@@ -85,7 +86,7 @@ def test_computing_the_rows_of_some_classes_gives_the_same_rows_as_computing_all
     for tree in trees():
         weights = ClassWeights(tree, device=torch.device("cpu"))
         vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
-        values = weights.with_boundary(vectors, None)
+        values = weights.with_boundary(NodeValues(vectors), None)
         (all_classes,) = weights.blocks(tree.num_classes)
         positions = torch.arange(0, tree.num_classes, 2)
         chosen = list(weights.blocks(4, Choice(positions)))

@@ -1,0 +1,83 @@
+"""SGD that updates the class rows of a head while their gradient is computed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from heads.head import ClassHead
+from heads.row_update import RowUpdate
+
+
+class FusedSGD(Optimizer):
+    """SGD without momentum for all parameters of `head`.
+
+    The class rows [n, d] are updated block by block, so they have no gradient `weight.grad` and no
+    moments. bf16 and fp8 rows are rounded at random (`heads/rounding.py`), as a function of the
+    head's `seed` and `draw`. Weight decay is added to the gradient, except for a learned scale or
+    offset.
+
+    Without `deferred`, `loss.backward()` updates the rows with the current `lr` of
+    `param_groups[0]`, unless the loss is not finite. `step` updates the other parameters.
+
+    With `deferred`, `step` updates the rows. It computes their gradient again, at the cost of one
+    more product if `needs_norm` is false and two more if it is true. With `needs_norm`,
+    `head.squared_gradient_norm()` covers the rows. Like torch's fused optimizers, `step` divides
+    all gradients by the attribute `grad_scale`, and changes nothing if the attribute `found_inf` is
+    1; without `deferred`, this does not apply to the rows.
+
+    Each backward pass must be followed by `step`. If the loss computes only some of the classes in
+    a step, calling the head with a `weight_decay` above 0 raises ValueError, because the rows of
+    the other classes would not decay.
+
+    >>> head = ClassHead(512, 1_000_000, CrossEntropy(), dtype=torch.bfloat16)
+    >>> optimizer = FusedSGD(head, lr=0.1)
+    """
+
+    def __init__(
+        self,
+        head: ClassHead,
+        *,
+        lr: float,
+        weight_decay: float = 0.0,
+        deferred: bool = False,
+        needs_norm: bool = True,
+    ) -> None:
+        groups = [
+            {"params": [parameter], "weight_decay": weight_decay if parameter.ndim else 0.0}
+            for parameter in head.parameters()
+        ]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        assert groups[0]["params"] == [head.weight]
+        self._update = RowUpdate(self.param_groups[0], deferred=deferred, needs_norm=needs_norm)
+        head.row_update = self._update
+        # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
+        self._step_supports_amp_scaling = True
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update all parameters that backward did not update (collective if `deferred`)."""
+        loss = closure() if closure is not None else None
+        divisor: Tensor | None = getattr(self, "grad_scale", None)
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        skipped = None if found_inf is None else found_inf != 0
+        self._update.apply(divisor, skipped)  # first, because it computes the logits again
+        for group in self.param_groups[1:]:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _descend(parameter, group, divisor, skipped)
+        return loss
+
+
+def _descend(
+    parameter: Tensor, group: dict[str, Any], divisor: Tensor | None, skipped: Tensor | None
+) -> None:
+    assert parameter.grad is not None
+    change = parameter.grad if divisor is None else parameter.grad / divisor
+    if group["weight_decay"]:
+        change = change.add(parameter, alpha=group["weight_decay"])
+    if skipped is not None:
+        change = change.where(~skipped, 0)
+    parameter.sub_(change, alpha=group["lr"])

@@ -1,0 +1,44 @@
+"""Random bits as a function of (seed, row, column), without the state of a generator.
+
+The bits of a number depend on neither the device, nor the number of ranks, nor the other numbers
+that are drawn with it.
+"""
+
+import torch
+from torch import Tensor
+
+# The constants of splitmix64 (Steele, Lea, Flood 2014) as int64. Integer products and sums of torch
+# wrap around, so they have the same bits as those of uint64.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
+# A hash has 64 bits, of which each number of `random_16_bits` gets 16.
+_PER_HASH = 4
+
+
+def hashes(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
+    """Return hashes of (seed, row, column), int64 [n, num_columns], for `rows` [n], int64.
+
+    `_mix` is a bijection, so two rows never have the same hashes.
+    """
+    columns = torch.arange(1, num_columns + 1, device=rows.device) * _GOLDEN
+    of_seed = _mix(torch.full((1,), seed, device=rows.device) + _GOLDEN)
+    of_row = _mix(of_seed + rows * _GOLDEN)
+    return _mix(of_row.unsqueeze(1) + columns)
+
+
+def random_16_bits(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
+    """Return integers from 0 to 65,535 as int32 [n, num_columns], for `rows` [n], int64."""
+    drawn = hashes(rows, -(-num_columns // _PER_HASH), seed=seed)
+    return drawn.view(torch.int16)[:, :num_columns].int().bitwise_and_(0xFFFF)
+
+
+def shifted(bits: Tensor, by: int) -> Tensor:
+    """Shift int64 to the right by `by` bits, with zeros on the left as for uint64."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """Apply the finalizer of splitmix64 in place."""
+    for shift, factor in _MIX:
+        bits.bitwise_xor_(shifted(bits, shift)).mul_(factor)
+    return bits.bitwise_xor_(shifted(bits, 31))

@@ -1,0 +1,221 @@
+"""Updates class rows by SGD block by block, so that no gradient of all rows exists.
+
+`FusedSGD` (`heads/fused_sgd.py`) is the optimizer that uses this module. A leaf of the label tree
+is updated as soon as the gradient of its class row is known. The gradient of an inner node is a sum
+over its subtree, so inner nodes are updated at the end.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.collectives import all_reduce_sum
+from heads.gradients import squared_norm
+from heads.hashing import random_16_bits
+from heads.inner_gradients import InnerGradients, InnerNodes
+from heads.node_values import NodeValues, wide_dtype
+from heads.weights import ClassBlock, ClassWeights
+
+# Number of inner nodes that are updated at a time.
+_NODES_AT_ONCE = 8192
+
+# Shape legend: C classes of a block, d features, n nodes of this rank.
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update: w - lr (g / divisor + weight_decay w), rounded at random with `key`, the number
+    of the step and its seed.
+
+    Nothing changes if `skipped`, a scalar on the device, is true. If `writes` is false, only the
+    norm of the gradient is computed.
+    """
+
+    lr: float
+    weight_decay: float
+    key: int
+    skipped: Tensor
+    divisor: Tensor | None = None
+    writes: bool = True
+
+
+class UpdatedRows:
+    """Receives the gradients of class rows, one block at a time, and updates the nodes.
+
+    `finish` must be called after the last block. `squared_norm` is then the squared norm of the
+    gradient of this rank's nodes.
+    """
+
+    def __init__(
+        self,
+        weights: ClassWeights,
+        inner_nodes: InnerNodes | None,
+        values: NodeValues,
+        step: Step,
+        *,
+        class_group: ProcessGroup | None,
+        data_group: ProcessGroup | None,
+    ) -> None:
+        self._weights, self._values, self._step = weights, values, step
+        self._class_group, self._data_group = class_group, data_group
+        self._labels: tuple[Tensor, Tensor] | None = None
+        self._inner: InnerGradients | None = None
+        if inner_nodes is not None:
+            held = values.held
+            self._inner = InnerGradients(inner_nodes, held.shape[1], wide_dtype(held.dtype))
+        device = values.held.device
+        self.squared_norm = torch.zeros((), dtype=torch.float64, device=device)
+
+    def target(self, block: ClassBlock) -> None:
+        """Return None: every gradient is passed to `put`."""
+
+    def expect_labels(self, labels_G: Tensor, grads_Gd: Tensor) -> None:
+        """Add `grads_Gd` to the gradients of the class rows of `labels_G` in the blocks to come."""
+        self._labels = labels_G, grads_Gd
+
+    def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
+        """Update the nodes of a block's classes, given the gradient of their rows, which this
+        method may overwrite (collective over the data group)."""
+        if self._labels is not None:
+            labels_G, grads_Gd = self._labels
+            columns = self._weights.columns(block, labels_G)
+            nearest = columns.clamp(0, len(grad_Cd) - 1)
+            here = (nearest == columns).unsqueeze(1)
+            grad_Cd.index_add_(0, nearest, grads_Gd.where(here, 0).to(grad_Cd.dtype))
+        all_reduce_sum(grad_Cd, self._data_group)
+        if self._inner is None:
+            self._update(block.positions, grad_Cd)
+            return
+        nodes, is_leaf = self._inner.add(block.positions, grad_Cd)
+        self._update(nodes, grad_Cd, is_leaf)
+
+    def finish(self) -> None:
+        """Update the inner nodes (collective over the class group)."""
+        if self._inner is None:
+            return
+        nodes, grads = self._inner.total(self._class_group)
+        for start in range(0, len(nodes), _NODES_AT_ONCE):
+            part = slice(start, start + _NODES_AT_ONCE)
+            self._update(nodes[part], grads[part])
+
+    def _update(self, nodes: slice | Tensor, grad: Tensor, is_leaf: Tensor | None = None) -> None:
+        """Update nodes, given their gradients [C, d]. Nodes that are not leaves keep their values
+        if `is_leaf` [C, 1] is given."""
+        step, values = self._step, self._values
+        if is_leaf is not None:
+            grad = grad.where(is_leaf, 0)
+        self.squared_norm += squared_norm([grad], grad.device)
+        if not step.writes:
+            return
+        old = values.read(nodes).to(wide_dtype(values.held.dtype))
+        change = grad if step.divisor is None else grad / step.divisor
+        if step.weight_decay:
+            change = change.add(old, alpha=step.weight_decay)
+        keeps = step.skipped if is_leaf is None else step.skipped | ~is_leaf
+        new = old.sub_(change.where(~keeps, 0), alpha=step.lr)
+        bits = None
+        if values.held.dtype != new.dtype:
+            ids = self._weights.start + _positions(nodes, new.device)
+            bits = random_16_bits(ids, new.shape[1], seed=step.key)
+        values.write(nodes, new, bits)
+
+
+def _positions(nodes: slice | Tensor, device: torch.device) -> Tensor:
+    if isinstance(nodes, slice):
+        return torch.arange(nodes.start, nodes.stop, device=device)
+    return nodes
+
+
+class RowUpdate:
+    """The state of `FusedSGD` between a head's backward pass and the optimizer's step.
+
+    `group` is the parameter group of the class rows. If `deferred`, the backward pass only keeps
+    what it needs to compute the gradient again, and `apply` updates the rows. It then computes the
+    norm of the gradient only if `needs_norm`. Otherwise, the backward pass updates the rows.
+
+    `squared_norm` is the squared norm of the gradient of this rank's nodes (None: not computed).
+    """
+
+    squared_norm: Tensor | None = None
+
+    def __init__(self, group: dict[str, Any], *, deferred: bool, needs_norm: bool) -> None:
+        self.group, self.deferred, self.needs_norm = group, deferred, needs_norm
+        self._walk: Callable[[Step], None] | None = None
+        self._first: Step | None = None
+        self._factor: Tensor | float = 1.0
+        self._inner_nodes: InnerNodes | None = None
+
+    def rows(
+        self, weights: ClassWeights, values: NodeValues, step: Step, **groups: Any
+    ) -> UpdatedRows:
+        """Return the receiver of the gradients of class rows; `groups` are its process groups."""
+        if weights.is_plain:
+            self._inner_nodes = None
+        elif self._inner_nodes is None or self._inner_nodes.weights is not weights:
+            self._inner_nodes = InnerNodes(weights)
+        return UpdatedRows(weights, self._inner_nodes, values, step, **groups)
+
+    def check_choice(self, kind: str) -> None:
+        """Raise ValueError if a step of the loss `kind`, which computes only some of the classes,
+        would not decay the rows of the others."""
+        if self.group["weight_decay"]:
+            raise ValueError(
+                f"weight_decay is {self.group['weight_decay']:g}, but FusedSGD updates only the "
+                f"classes that a step of {kind} computes: set weight_decay=0"
+            )
+
+    def begin(self, key: int, skipped: Tensor) -> Step | None:
+        """Return the step for the walk of the backward pass, or None if it need not visit the rows.
+
+        Raises RuntimeError in the second backward pass since the optimizer's last step.
+        """
+        if self._first is not None:
+            raise RuntimeError(
+                "FusedSGD supports one backward pass per step: call optimizer.step() after each "
+                "backward pass, and pass all rows of the batch to the head in one call"
+            )
+        group = self.group
+        self._first = step = Step(
+            group["lr"], group["weight_decay"], key, skipped, writes=not self.deferred
+        )
+        return step if step.writes or self.needs_norm else None
+
+    def keep(self, walk: Callable[[Step], None]) -> None:
+        """Keep `walk(step)`, which computes the gradients of the last backward pass again and
+        updates the rows."""
+        self._walk = walk
+
+    def scale(self, factor: Tensor) -> None:
+        """Multiply the gradient by `factor`. Raises RuntimeError if it is already applied."""
+        if self._first is not None and not self.deferred:
+            raise RuntimeError(
+                "the class rows were updated in the backward pass, so their gradient cannot be "
+                "scaled or clipped: use FusedSGD(deferred=True)"
+            )
+        self._factor = self._factor * factor
+
+    def apply(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
+        """Apply the update of the last backward pass if it was deferred (collective)."""
+        first, walk = self._first, self._walk
+        if first is not None and walk is not None:
+            scale = torch.ones_like(first.skipped, dtype=torch.float32) / self._factor
+            walk(
+                replace(
+                    first,
+                    lr=self.group["lr"],
+                    weight_decay=self.group["weight_decay"],
+                    skipped=first.skipped if skipped is None else first.skipped | skipped,
+                    divisor=scale if divisor is None else scale * divisor,
+                    writes=True,
+                )
+            )
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the last backward pass."""
+        self.squared_norm = self._walk = self._first = None
+        self._factor = 1.0

@@ -1,0 +1,209 @@
+"""Updating class rows during the backward pass equals SGD on the complete gradient."""
+
+import numpy as np
+import pytest
+import torch
+
+from heads import ClassHead, CrossEntropy, FusedSGD
+from heads.losses import LOSSES
+from tests.heads.cases import (
+    LOGIT_MAPS,
+    WEIGHTINGS,
+    facts,
+    label_tree,
+    label_vectors,
+    make_loss,
+    problem,
+    set_nodes,
+)
+from tests.ranks import rank_mesh, run_on_ranks
+
+KINDS = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
+LR, DECAY = 0.3, 0.02
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def make_head(kind, weighting, mesh=None, *, logits=None, num_classes=70, damping=0.0, dtype=None):
+    head = ClassHead(
+        5,
+        label_tree(weighting, num_classes),
+        make_loss(kind, num_classes),
+        logits=logits,
+        mesh=mesh,
+        class_counts=facts(num_classes).counts,
+        label_vectors=label_vectors(num_classes),
+        gradient_damping=damping,
+        dtype=dtype or torch.float64,
+    )
+    object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64 classes
+    set_nodes(head, problem(head.tree, num_rows=11, dim=5)[2].to(head.weight.dtype))
+    return head
+
+
+def train(head, optimizer, features, labels, num_steps=2):
+    """Take steps; return the weights, and the gradients of the features in the last step."""
+    for _ in range(num_steps):
+        leaf = features.clone().requires_grad_()
+        optimizer.zero_grad()
+        head(leaf, labels).backward()
+        optimizer.step()
+    assert leaf.grad is not None
+    return [p.detach().clone() for p in head.parameters()], leaf.grad
+
+
+def sgd(head):
+    groups = [{"params": [p], "weight_decay": DECAY if p.ndim else 0.0} for p in head.parameters()]
+    return torch.optim.SGD(groups, lr=LR)
+
+
+def assert_same(got, want):
+    for mine, other in zip([*got[0], got[1]], [*want[0], want[1]], strict=True):
+        torch.testing.assert_close(mine, other, **EXACT)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_equal_those_of_sgd(kind, weighting, deferred):
+    head, plain = make_head(kind, weighting), make_head(kind, weighting)
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    fused = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
+    assert_same(train(head, fused, features, labels), train(plain, sgd(plain), features, labels))
+    assert head.weight.grad is None
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+@pytest.mark.parametrize("logits", LOGIT_MAPS.values(), ids=LOGIT_MAPS)
+def test_steps_equal_those_of_sgd_with_every_logit_map(logits, deferred):
+    for weighting in WEIGHTINGS:
+        head, plain = (make_head("ce", weighting, logits=logits, damping=0.5) for _ in range(2))
+        features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+        fused = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
+        want = train(plain, sgd(plain), features, labels)
+        assert_same(train(head, fused, features, labels), want)
+
+
+def sharded_steps(weighting, data_axis, deferred):
+    """The gathered weights of both optimizers, and the norms of their last gradients."""
+    mesh, found = rank_mesh(data_axis), []
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    share = slice(11 * rank // world, 11 * (rank + 1) // world)
+    for fuses in (True, False):
+        head = make_head("batch_ce", weighting, mesh, damping=0.5)
+        features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+        optimizer = sgd(head)
+        if fuses:
+            optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
+        train(head, optimizer, features[share], labels[share])
+        optimizer.zero_grad()
+        head(features[share].requires_grad_(), labels[share]).backward()
+        norm = head.squared_gradient_norm()
+        found.append((head.weight.detach().numpy(), head.bias.detach().numpy(), norm.item()))
+    return found
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (3, 1), (4, 1), (4, 2), (2, 2)])
+def test_steps_on_ranks_equal_those_of_sgd(world_size, data_axis, deferred):
+    for weighting in WEIGHTINGS:
+        for fused, plain in run_on_ranks(world_size, sharded_steps, weighting, data_axis, deferred):
+            np.testing.assert_allclose(fused[1], plain[1], **EXACT)
+            np.testing.assert_allclose(fused[2], plain[2], **EXACT)
+            if deferred:  # otherwise, the last backward pass has updated the rows
+                np.testing.assert_allclose(fused[0], plain[0], **EXACT)
+
+
+def test_sampled_classes_are_updated_and_the_others_keep_their_rows():
+    heads = [
+        ClassHead(5, 200, CrossEntropy(sample_rate=0.2), dtype=torch.float64) for _ in range(2)
+    ]
+    features, labels, _ = problem(heads[0].tree, num_rows=11, dim=5)
+    before = heads[0].weight.detach().clone()
+    got = train(heads[0], FusedSGD(heads[0], lr=LR), features, labels, 1)
+    assert_same(
+        got, train(heads[1], torch.optim.SGD(heads[1].parameters(), lr=LR), features, labels, 1)
+    )
+    assert 11 <= (heads[0].weight != before).any(1).sum() < 120
+    FusedSGD(heads[0], lr=LR, weight_decay=DECAY)
+    with pytest.raises(ValueError, match="set weight_decay=0"):
+        heads[0](features, labels)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+def test_a_loss_that_is_not_finite_changes_no_row(deferred):
+    head = make_head("ce", "vtree")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    features[3, 2] = torch.inf
+    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
+    before = head.weight.detach().clone()
+    loss = head(features.requires_grad_(), labels, rows_of_ranks=[11])
+    assert not loss.isfinite()
+    loss.backward()
+    optimizer.found_inf = torch.ones(())  # the caller's flag, for all other parameters
+    optimizer.step()
+    assert torch.equal(head.weight, before)
+
+
+def test_a_deferred_step_divides_and_skips_as_torch_s_fused_optimizers_do():
+    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, deferred=True)
+    for skips in (1.0, 0.0):
+        before = [p.detach().clone() for p in head.parameters()]
+        optimizer.zero_grad()
+        head(features.clone().requires_grad_(), labels).backward()
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(skips)
+        optimizer.step()
+        if skips:
+            assert all(map(torch.equal, before, head.parameters()))
+    want = train(plain, torch.optim.SGD(plain.parameters(), lr=LR / 4), features, labels, 1)
+    for mine, other in zip(head.parameters(), want[0], strict=True):
+        torch.testing.assert_close(mine, other, **EXACT)
+
+
+def test_only_a_deferred_gradient_can_be_scaled():
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    plain = make_head("ce", "dense")
+    optimizer = FusedSGD(head, lr=LR, deferred=True)
+    head(features.clone().requires_grad_(), labels).backward()
+    head.scale_gradients(torch.tensor(0.5))
+    optimizer.step()
+    want = train(plain, torch.optim.SGD(plain.parameters(), lr=LR / 2), features, labels, 1)
+    torch.testing.assert_close(head.weight, want[0][0], **EXACT)
+    FusedSGD(head, lr=LR)
+    head(features.clone().requires_grad_(), labels).backward()
+    with pytest.raises(RuntimeError, match=r"use FusedSGD\(deferred=True\)"):
+        head.scale_gradients(torch.tensor(0.5))
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+def test_two_backward_passes_per_step_are_an_error(deferred):
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, deferred=deferred)
+    head(features, labels).backward()
+    with pytest.raises(RuntimeError, match="one backward pass per step"):
+        head(features, labels).backward()
+    optimizer.step()
+    head(features, labels).backward()
+    head.zero_grad()  # forgets the step
+    head(features, labels).backward()
+
+
+def test_a_frozen_weight_is_not_updated():
+    head = make_head("ce", "dense")
+    FusedSGD(head, lr=LR)
+    head.requires_grad_(False)
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    before = head.weight.clone()
+    head(features.requires_grad_(), labels).backward()
+    assert torch.equal(head.weight, before)
+
+
+def test_the_norm_of_a_deferred_gradient_can_be_left_out():
+    head = make_head("ce", "vtree", logits=LOGIT_MAPS["normface"])
+    FusedSGD(head, lr=LR, deferred=True, needs_norm=False)
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    head(features.requires_grad_(), labels).backward()
+    assert head.squared_gradient_norm() == 0

@@ -1,0 +1,204 @@
+"""Class rows in bf16 and fp8: rounding, reading, training, sharding and new classes."""
+
+import numpy as np
+import pytest
+import torch
+
+from heads import ClassHead, CrossEntropy, FusedSGD
+from heads.append import append_classes
+from heads.hashing import random_16_bits
+from heads.node_values import FP8, NodeValues
+from heads.rounding import rounded, scales_of
+from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS, label_tree, problem
+from tests.ranks import rank_mesh, run_on_ranks
+
+BF16 = torch.bfloat16
+# All finite numbers of e4m3.
+EVERY_FP8 = torch.arange(256, dtype=torch.uint8).view(FP8).float()
+EVERY_FP8 = EVERY_FP8[EVERY_FP8.isfinite()]
+
+
+def bits(shape, seed=0):
+    return random_16_bits(torch.arange(shape[0]), shape[1], seed=seed)
+
+
+def test_random_bits_depend_only_on_the_seed_the_row_and_the_column():
+    drawn = bits((50, 37), seed=3)
+    rows = torch.tensor([17, 4, 49])
+    assert torch.equal(random_16_bits(rows, 37, seed=3), drawn[rows])
+    assert torch.equal(random_16_bits(rows, 21, seed=3), drawn[rows, :21])
+    assert (random_16_bits(rows, 37, seed=4) != drawn[rows]).float().mean() > 0.99
+    assert (drawn >= 0).all() and (drawn < 1 << 16).all()
+
+
+def test_random_bits_are_uniform():
+    drawn = bits((500, 400))
+    counts = torch.bincount(drawn.flatten() >> 8, minlength=256).double()
+    expected = drawn.numel() / 256
+    # Chi-squared with 255 degrees of freedom exceeds 350 with a probability of 1e-4.
+    assert ((counts - expected).square() / expected).sum() < 350
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values"),
+    [
+        (BF16, [1.001, -3.3, 1e-30, 7e-5, 60000.7, -1 / 3]),
+        (FP8, [1.01, -3.3, 440.0, 0.001, -0.0071, 0.0157, 2.0**-10, 1 / 3, 17.2]),
+    ],
+    ids=["bf16", "fp8"],
+)
+def test_rounding_gives_an_adjacent_number_and_the_expected_value(dtype, values):
+    draws = 20_000
+    exact = torch.tensor(values).expand(draws, -1).contiguous()
+    found = rounded(exact, dtype, bits(exact.shape)).double()
+    for number, column in zip(values, found.T, strict=True):
+        adjacent = column.unique()
+        assert len(adjacent) == 2 and adjacent[0] < np.float32(number) < adjacent[1]
+        gap = float(adjacent[1] - adjacent[0])
+        nearest = torch.tensor(number).to(dtype).double()
+        assert nearest in adjacent, "the two numbers are those around the exact one"
+        assert abs(float(column.mean()) - np.float32(number)) < 4 * gap / 2 / draws**0.5
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_numbers_of_the_type_keep_their_values(dtype):
+    if dtype == FP8:
+        every = EVERY_FP8
+    else:
+        every = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(BF16).float()
+        every = every[~every.isnan()]
+    exact = every.expand(40, -1).contiguous()
+    assert torch.equal(rounded(exact, dtype, bits(exact.shape)).float(), exact)
+
+
+def test_nan_stays_nan():
+    canonical = torch.tensor([0x7FFFFFFF, 0x7FC00000, -1], dtype=torch.int32).view(torch.float32)
+    for dtype in (BF16, FP8):
+        found = rounded(canonical.expand(100, 3).contiguous(), dtype, bits((100, 3)))
+        assert found.float().isnan().all()
+
+
+def test_scales_are_the_smallest_powers_of_two_for_which_a_row_fits():
+    rows = torch.tensor([[448.0, 1], [449, 1], [-224, 0], [3e-6, 1e-9], [0, 0], [1e30, 2]])
+    scales = scales_of(rows).float()
+    fits = rows.abs().amax(1) / scales
+    assert scales.tolist()[:3] == [1, 2, 0.5] and scales[4] == 1
+    assert torch.equal(scales, torch.exp2(torch.log2(scales).round()))
+    assert (fits[[0, 1, 2, 3, 5]] > 224).all() and (fits <= 448).all()
+
+
+def test_a_row_that_is_written_again_keeps_its_values():
+    values = NodeValues.zeros(30, 17, FP8, torch.device("cpu"))
+    every = slice(0, 30)
+    values.write(every, torch.randn(30, 17).mul(torch.logspace(-8, 8, 30).unsqueeze(1)))
+    first = values.read(every).float()
+    for seed in range(20):
+        values.write(every, values.read(every).float(), bits((30, 17), seed))
+    assert torch.equal(values.read(every).float(), first)
+
+
+def steps(dtype, weighting, logits, deferred=False, mesh=None, share=slice(None)):
+    """The rows and features' gradients after three steps, with a constant learning rate."""
+    tree = label_tree(weighting, 90)
+    head = ClassHead(
+        6, tree, CrossEntropy(), dtype=dtype, logits=logits, mesh=mesh, init_std=0.3, seed=5
+    )
+    object.__setattr__(head.engine, "memory_bytes", 1)
+    features, labels, _ = problem(tree, num_rows=12, dim=6)
+    optimizer = FusedSGD(head, lr=0.2, deferred=deferred)
+    for _ in range(3):
+        leaf = features[share].float().requires_grad_()
+        head(leaf, labels[share]).backward()
+        optimizer.step()
+    values = head.node_values()
+    return values.read(slice(0, len(head.weight))).float().numpy(), leaf.grad.numpy()
+
+
+MAPS = {name: LOGIT_MAPS[name] for name in ("normface", "arcface")} | {"dot": None}
+
+
+@pytest.mark.parametrize("logits", MAPS.values(), ids=MAPS)
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize(("dtype", "error"), [(BF16, 5e-3), (FP8, 8e-2)], ids=["bf16", "fp8"])
+def test_steps_equal_those_of_float32_rows_up_to_rounding(dtype, error, weighting, logits):
+    rows, grads = steps(dtype, weighting, logits)
+    exact_rows, exact_grads = steps(torch.float32, weighting, logits)
+    assert not np.array_equal(rows, exact_rows)
+    for got, want in ((rows, exact_rows), (grads, exact_grads)):
+        assert np.sqrt(np.square(got - want).mean()) < error * np.sqrt(np.square(want).mean())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_a_deferred_step_rounds_as_one_in_backward(dtype):
+    for got, want in zip(
+        steps(dtype, "vtree", None), steps(dtype, "vtree", None, deferred=True), strict=True
+    ):
+        np.testing.assert_array_equal(got, want)
+
+
+def steps_on_a_rank(dtype, weighting, data_axis):
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    share = slice(12 * rank // world, 12 * (rank + 1) // world)
+    return steps(dtype, weighting, None, mesh=rank_mesh(data_axis), share=share)
+
+
+@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (3, 1), (4, 2)])
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_ranks_draw_the_same_random_numbers(dtype, world_size, data_axis):
+    for weighting in ("dense", "vtree"):
+        alone, _ = steps(dtype, weighting, None)
+        ranks = run_on_ranks(world_size, steps_on_a_rank, dtype, weighting, data_axis)
+        rows = np.concatenate([part for part, _ in ranks[: world_size // data_axis]])
+        # The sums of gradients differ in their last bits, so a few numbers round differently.
+        assert (rows != alone).mean() < 0.01
+
+
+def test_fp8_rows_have_no_gradient():
+    head = ClassHead(6, 90, CrossEntropy(), dtype=FP8)
+    with pytest.raises(ValueError, match=r"create a heads\.FusedSGD"):
+        head(torch.randn(3, 6), torch.tensor([0, 1, 2]))
+    head.eval()
+    assert head(torch.randn(3, 6), torch.tensor([0, 1, 2])).isfinite()
+
+
+def test_half_precision_floats_are_refused():
+    with pytest.raises(ValueError, match="class rows cannot have dtype torch.float16"):
+        ClassHead(6, 90, CrossEntropy(), dtype=torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_scores_and_classifier_rows_use_the_stored_values(dtype):
+    head = ClassHead(6, label_tree("vtree", 90), CrossEntropy(), dtype=dtype, init_std=0.3)
+    (rows,) = head.class_rows()
+    assert rows.rows.dtype == torch.float32
+    features = torch.randn(4, 6)
+    (scores,) = head.score_blocks(features)
+    torch.testing.assert_close(scores.scores, features @ rows.rows.T)
+    wide = ClassHead(6, label_tree("vtree", 90), CrossEntropy(), init_std=0.3)
+    (exact,) = wide.class_rows()
+    assert 0 < (rows.rows - exact.rows).abs().max() < (4e-3 if dtype == BF16 else 0.07)
+
+
+def test_converting_fp8_rows_to_float32_keeps_their_values():
+    head = ClassHead(6, 90, CrossEntropy(), dtype=FP8, init_std=3)
+    (before,) = head.class_rows()
+    head.float()
+    assert head.weight.dtype == torch.float32 and head.row_scales is None
+    (after,) = head.class_rows()
+    assert torch.equal(before.rows, after.rows)
+
+
+def appended(dtype, data_axis=None):
+    mesh = None if data_axis is None else rank_mesh(data_axis)
+    head = ClassHead(6, 90, CrossEntropy(), dtype=dtype, init_std=0.3, mesh=mesh)
+    append_classes(head, [-1, -1, -1], init_std=0.3)
+    values = head.node_values()
+    return values.read(slice(0, len(head.weight))).float().numpy()
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_new_classes_keep_the_other_rows(dtype):
+    rows = appended(dtype)
+    fresh = ClassHead(6, 93, CrossEntropy(), dtype=dtype, init_std=0.3).node_values()
+    np.testing.assert_array_equal(rows, fresh.read(slice(0, 93)).float().numpy())
+    np.testing.assert_array_equal(np.concatenate(run_on_ranks(3, appended, dtype, 1)), rows)
