@@ -13,8 +13,11 @@ from heads.config import HeadConfig, LabelTreeConfig
 from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.node_values import FP8
 from heads.tree import CoverTree, LabelTree, build_cover_tree, tree_of_paths
 from heads.tree.named_tree import NamedTree
+
+ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": FP8}
 
 
 def build_head(
@@ -75,6 +78,7 @@ def build_head(
         class_counts=_tensor(class_counts),
         label_vectors=_tensor(label_vectors),
         tiles=config.tiles,
+        dtype=ROW_DTYPES[config.dtype],
         gradient_damping=0.0 if config.weights.kind == "dense" else config.weights.gradient_damping,
         **options,
     )

@@ -129,6 +129,11 @@ class HeadConfig(_Config):
         description="whether the head has a bias: one entry per node, summed along the path of "
         "each class; default: true for dot logits, unless the weights are factored",
     )
+    dtype: Literal["fp32", "bf16", "fp8"] = Field(
+        "fp32",
+        description="number format of the class rows in memory and in checkpoints; fp8 is e4m3 "
+        "with a scale per row and needs optimizer.head.fused_sgd",
+    )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int | None = Field(
         None,
@@ -191,6 +196,9 @@ class HeadConfig(_Config):
                 f"factored weights do not support {loss.kind}: set weights.kind=dense, or set "
                 f"loss.kind to one of {', '.join(family)}"
             )
+        if self.dtype != "fp32" and (weights == "factored" or loss.over_nodes):
+            special = loss.kind if loss.over_nodes else weights
+            raise ValueError(f"{special} supports only float32 rows: set dtype=fp32")
         if weights == "factored" and self.bias:
             raise ValueError("factored weights do not support a bias: set bias=false")
         if self.tiles and weights == "factored":

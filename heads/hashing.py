@@ -32,6 +32,14 @@ def random_16_bits(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
     return drawn.view(torch.int16)[:, :num_columns].int().bitwise_and_(0xFFFF)
 
 
+def rows_at_once(dim: int, device: torch.device) -> int:
+    """Return the number of rows whose hashes are computed together: 2 MiB of int64 on a CPU, which
+    stay in its caches, and 32 MiB on a GPU, where running a kernel should take longer than
+    launching it."""
+    numbers = 1 << 18 if device.type == "cpu" else 1 << 22
+    return max(1, numbers // dim)
+
+
 def shifted(bits: Tensor, by: int) -> Tensor:
     """Shift int64 to the right by `by` bits, with zeros on the left as for uint64."""
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.hashing import hashes, shifted
+from heads.hashing import hashes, rows_at_once, shifted
 from heads.losses import Loss
 from heads.node_values import NodeValues, wide_dtype
 from heads.weights import ClassWeights
@@ -82,10 +82,3 @@ def normal_rows(classes: Tensor, dim: int, *, seed: int, std: float) -> Tensor:
     radius = shifted(bits, 32).double().add_(0.5).mul_(2**-32).log_().mul_(-2).sqrt_()
     angle = bits.bitwise_and_(0xFFFFFFFF).double().mul_(2 * math.pi / 2**32)
     return radius.mul_(std).mul_(angle.cos_()).float()
-
-
-def rows_at_once(dim: int, device: torch.device) -> int:
-    """Return the number of rows in a block: 2 MiB of float64 per temporary on a CPU, which stays in
-    its caches, and 32 MiB on a GPU, where running a kernel should take longer than launching it."""
-    numbers = 1 << 18 if device.type == "cpu" else 1 << 22
-    return max(1, numbers // dim)

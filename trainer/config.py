@@ -284,6 +284,60 @@ class Recipe(FrozenConfig):
         return self
 
     @model_validator(mode="after")
+    def _check_row_type(self) -> "Recipe":
+        dtype, optimizer = self.head.dtype, self.optimizer
+        if optimizer.head.fused_sgd is not None:
+            return self
+        if dtype == "fp8":
+            raise ValueError(
+                "head.dtype=fp8 needs optimizer.head.fused_sgd: set it to in_backward or deferred, "
+                "or set head.dtype=bf16"
+            )
+        if dtype == "bf16" and not optimizer.is_elementwise:
+            raise ValueError(
+                f"optimizer {optimizer.kind} does not support bf16 rows: set head.dtype=fp32 or "
+                "optimizer.head.fused_sgd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_fused_sgd(self) -> "Recipe":
+        fused, head, train = self.optimizer.head.fused_sgd, self.head, self.train
+        if fused is None:
+            return self
+        if head.weights.kind == "factored" or head.loss.over_nodes:
+            special = head.loss.kind if head.loss.over_nodes else "head.weights.kind=factored"
+            raise ValueError(f"{special} does not support optimizer.head.fused_sgd: remove it")
+        if self.optimizer.head_weight_decay and head.loss.sampled(1, 1) is not None:
+            raise ValueError(
+                "optimizer.head.fused_sgd updates only the sampled classes, so weight decay would "
+                "not apply to the others: set optimizer.head.weight_decay=0"
+            )
+        if fused == "deferred":
+            return self
+        if train.clip_norm is not None:
+            raise ValueError(
+                "optimizer.head.fused_sgd=in_backward updates class rows before the norm of the "
+                "gradient is known: remove train.clip_norm, or set "
+                "optimizer.head.fused_sgd=deferred"
+            )
+        if train.precision == "fp16":
+            raise ValueError(
+                "optimizer.head.fused_sgd=in_backward cannot skip the steps that overflow in fp16: "
+                "set train.precision=bf16 or optimizer.head.fused_sgd=deferred"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_average_of_fp8_rows(self) -> "Recipe":
+        if self.head.dtype == "fp8" and self.train.ema is not None:
+            raise ValueError(
+                "train.ema is float32 and would need four times the memory of fp8 rows: remove "
+                "train.ema, or set head.dtype=bf16"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_optimizer_sharding(self) -> "Recipe":
         strategy = self.train.strategy
         if self.optimizer.needs_whole_tensors and strategy.flattens_tensors:

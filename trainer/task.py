@@ -41,6 +41,7 @@ class Task(nn.Module):
     """
 
     head_optimizer: Optimizer | None = None
+    head_rate = 0.0
     average: MovingAverage | None = None
     # Whether the device sets a flag if a step must be skipped (`trainer/steps/deferred.py`). The
     # head then does not check its inputs, which would make the host wait.
@@ -94,7 +95,8 @@ class Task(nn.Module):
         strategy.attach(
             build_optimizer(recipe.optimizer, strategy.parameters, strategy.shard_group)
         )
-        self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
+        clips = recipe.train.clip_norm is not None
+        self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head, clips=clips)
         self.defers = self._defers()
         on_cuda = self.world.device.type == "cuda"
         self.is_flagged = self.defers or (on_cuda and not isinstance(self.head, FactoredHead))
@@ -120,6 +122,12 @@ class Task(nn.Module):
         """The number of rows of each rank in a global batch."""
         ranks = self.world.size
         return [len(share_of_batch(self.global_batch, rank, ranks)) for rank in range(ranks)]
+
+    @property
+    def updates_rows(self) -> bool:
+        """Whether the backward pass updates class rows, or prepares their update
+        (`heads/fused_sgd.py`). A step then calls the head once."""
+        return self.head.row_update is not None
 
     def current_loss_scale(self) -> Tensor | float:
         """Return the factor by which this step's loss is multiplied."""
@@ -161,22 +169,26 @@ class Task(nn.Module):
         on the device (collective)."""
         return (self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()).sqrt()
 
-    def step(self, rate_factor: float, *, step: int, skipped: Tensor | None = None) -> None:
-        """Update the weights at `rate_factor` times the peak learning rates, then clear the
-        gradients (collective).
+    def set_rates(self, factor: float) -> None:
+        """Set the learning rates to `factor` times their peaks, for a step whose gradients are not
+        computed yet: the backward pass may already update class rows."""
+        optimizer = self.recipe.optimizer
+        set_rate(self.strategy.optimizer, optimizer.lr * factor)
+        self.head_rate = optimizer.head_lr * factor
+        if self.head_optimizer is not None:
+            set_rate(self.head_optimizer, self.head_rate)
+
+    def step(self, *, step: int, skipped: Tensor | None = None) -> None:
+        """Update the weights at the rates of `set_rates`, then clear the gradients (collective).
 
         The moving average does not change if `skipped`, a scalar on the device, is true.
         """
-        optimizer = self.recipe.optimizer
         with self.phases("optimizer"):
-            set_rate(self.strategy.optimizer, optimizer.lr * rate_factor)
             self.strategy.step()
-            rate = optimizer.head_lr * rate_factor
             if self.head_optimizer is not None:
-                set_rate(self.head_optimizer, rate)
                 self.head_optimizer.step()
             if isinstance(self.head, FactoredHead):
-                self.head.step(rate, optimizer.head_weight_decay)
+                self.head.step(self.head_rate, self.recipe.optimizer.head_weight_decay)
             if self.average is not None:
                 self.average.update(self.live(), step=step, skipped=skipped)
             self.zero_gradients()

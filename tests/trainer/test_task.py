@@ -258,8 +258,9 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     )
     before = float(compute_gradients(task.train(), texts(8), step=1).loss)
     assert all(parameter.grad is not None for parameter in task.parameters())
+    task.set_rates(1.0)
     for _ in range(20):
-        task.step(1.0, step=1)
+        task.step(step=1)
         loss = float(compute_gradients(task, texts(8), step=1).loss)
     assert loss < before / 2
 
@@ -372,10 +373,11 @@ def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[flo
         optimizer={"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01},
     )
     norms = []
+    task.set_rates(1.0)
     for step in range(3):
         compute_gradients(task, share(task), step=step)
         norms.append(task.clip_gradients(1.0))
-        task.step(1.0, step=step)
+        task.step(step=step)
     return full_entries(task), norms
 
 

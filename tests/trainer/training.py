@@ -54,10 +54,11 @@ def share(task: Task, rows: int = 12) -> Batch:
 def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:
     """Train on the same batch in every step, and return the losses."""
     losses = []
+    task.set_rates(1.0)
     for step in range(first, first + num_steps):
         losses.append(float(compute_gradients(task, share(task, rows), step=step).loss))
         task.clip_gradients(1.0)
-        task.step(1.0, step=step)
+        task.step(step=step)
     return losses
 
 

@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
 from trainer.backbone.batch_norm import persistent_buffers
-from trainer.checkpoints import Checkpoint, load_tensors, stored_shapes
+from trainer.checkpoints import Checkpoint, load_tensors, stored_tensors
+from trainer.checkpoints.load import StoredTensor
+from trainer.checkpoints.row_types import RowConversions
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.task import Task
 from trainer.world import World
@@ -84,22 +86,25 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
 def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Also converts checkpoints of earlier versions, which store the head's bias as the last column of
-    its weight. Raises the errors of `load_tensors`.
+    Also converts class rows in another number format, and checkpoints of earlier versions, which
+    store the head's bias as the last column of its weight. Raises the errors of `load_tensors`.
     """
-    columns = _bias_columns(entries, stored_shapes(checkpoint))
+    stored = stored_tensors(checkpoint)
+    columns = _bias_columns(entries, stored)
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
     for weight in columns:
         targets[weight] = _widened(entries[weight])
-    load_tensors(checkpoint, targets, world)
+    rows = RowConversions(targets, stored)
+    load_tensors(checkpoint, rows.targets, world)
+    rows.run()
     for weight, bias in columns.items():
-        stored, rows, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
-        rows.copy_(stored[:, :-1] if rows.ndim else stored)
-        column.copy_(stored[:, -1] if rows.ndim else stored)
+        both, weights, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
+        weights.copy_(both[:, :-1] if weights.ndim else both)
+        column.copy_(both[:, -1] if weights.ndim else both)
 
 
 def _bias_columns(
-    entries: Mapping[str, Tensor], stored: Mapping[str, torch.Size]
+    entries: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, str]:
     """Return a map from each entry of the head's weight to the matching entry of its bias, if
     `stored` contains both in one tensor. The optimizer's step counter is a scalar and applies to
@@ -113,7 +118,7 @@ def _bias_columns(
     return {
         weight: bias
         for weight, bias in pairs.items()
-        if stored.get(weight) == _widened_shape(entries[weight])
+        if weight in stored and stored[weight].shape == _widened_shape(entries[weight])
     }
 
 

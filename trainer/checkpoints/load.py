@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -27,11 +28,18 @@ from trainer.checkpoints.find import Checkpoint
 from trainer.world import World
 
 
-def stored_shapes(checkpoint: Checkpoint) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's tensors by name."""
+class StoredTensor(NamedTuple):
+    """The shape and dtype of a tensor in a checkpoint."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+def stored_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    """Return the shapes and dtypes of a checkpoint's tensors by name."""
     stored = _metadata(checkpoint).state_dict_metadata
     return {
-        name: entry.size
+        name: StoredTensor(entry.size, entry.properties.dtype)
         for name, entry in stored.items()
         if isinstance(entry, TensorStorageMetadata)
     }

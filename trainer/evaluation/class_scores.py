@@ -13,6 +13,7 @@ from torch.distributed import ProcessGroup
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
+from heads.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
 from trainer.evaluation.features import SplitRows, all_rows
@@ -89,7 +90,9 @@ def score_classes(
     """
     labels, features = rows.labels, rows.features.mean(1)
     class_group, data_group = head.engine.class_group, head.engine.data_group
-    true_scores = torch.zeros(len(labels), device=labels.device, dtype=head.weight.dtype)
+    true_scores = torch.zeros(
+        len(labels), device=labels.device, dtype=wide_dtype(head.weight.dtype)
+    )
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
     at_once = classes_at_once(head, len(labels))

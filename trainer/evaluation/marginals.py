@@ -23,6 +23,7 @@ from heads.losses.symmetric import (
     no_scores,
     symmetric_statistics,
 )
+from heads.node_values import wide_dtype
 from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
 
@@ -79,7 +80,7 @@ def _top_of(head: ClassHead, features_rVd: Tensor, k: int, temperature: float) -
         return symmetric_statistics(scores_BC, nothing, k, scale)
 
     parts = [statistics(block.scores) for block in head.score_blocks(views, at_once)]
-    like = head.weight.new_zeros(len(views))
+    like = views.new_zeros(len(views), dtype=wide_dtype(head.weight.dtype))
     parts = parts or [no_scores(like, k)]
     others = _of_other_ranks(merge_statistics(parts, scale), head)
     gradients = _gradients(parts, others, scale)

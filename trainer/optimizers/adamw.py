@@ -1,6 +1,6 @@
 """Adam with decoupled weight decay."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -12,6 +12,8 @@ from trainer.optimizers.base import Beta, OptimizerKind
 
 class AdamW(OptimizerKind):
     """`torch.optim.AdamW` (Loshchilov and Hutter 2019)."""
+
+    is_elementwise: ClassVar[bool] = True
 
     kind: Literal["adamw"] = "adamw"
     lr: float = Field(1e-3, gt=0)

@@ -6,7 +6,7 @@ the cost of a step. To add one, write a subclass in its own file and add it to `
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -15,7 +15,8 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from data.base_config import FrozenConfig
-from heads import ClassHead, FactoredHead
+from heads import ClassHead, FactoredHead, FusedSGD
+from trainer.optimizers.rounded import RoundedOptimizer
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -29,6 +30,12 @@ class HeadOptions(FrozenConfig):
         description="peak learning rate of the head, which uses the schedule of the backbone",
     )
     weight_decay: float | None = Field(None, ge=0)
+    fused_sgd: Literal["in_backward", "deferred"] | None = Field(
+        None,
+        description="train the head with SGD without momentum, without storing the gradient of "
+        "the class rows; in_backward: update them in the backward pass; deferred: update them "
+        "after it, which allows clipping and skipped steps but computes the logits once more",
+    )
 
 
 class OptimizerKind(FrozenConfig, ABC):
@@ -38,6 +45,10 @@ class OptimizerKind(FrozenConfig, ABC):
     needs_whole_tensors: ClassVar[bool] = False
     # Whether the optimizer supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
+
+    # Whether the step of a number depends only on its own gradient and state, so that bf16 class
+    # rows can be updated in pieces.
+    is_elementwise: ClassVar[bool] = False
 
     kind: str
     lr: float = Field(gt=0)
@@ -101,13 +112,24 @@ def build_optimizer(
     return config.build([group for group in groups if group["params"]], norm_group)
 
 
-def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | None:
+def build_head_optimizer(
+    config: OptimizerKind, head: ClassHead, *, clips: bool = True
+) -> Optimizer | None:
     """Build the head's optimizer, with its own learning rate and weight decay if the recipe sets
     them. Weight decay applies to the class biases too, but not to a learned scale or offset.
-    Returns None for a factored head, which updates itself.
+    Returns None for a factored head, which updates itself. With `optimizer.head.fused_sgd`, the
+    norm of the gradient of the class rows is computed only if `clips`.
     """
     if isinstance(head, FactoredHead):
         return None
+    if config.head.fused_sgd is not None:
+        return FusedSGD(
+            head,
+            lr=config.head_lr,
+            weight_decay=config.head_weight_decay,
+            deferred=config.head.fused_sgd == "deferred",
+            needs_norm=clips,
+        )
     # Create one group per parameter, because LAMB does not scale the steps of a group that contains
     # only vectors.
     groups = [
@@ -118,6 +140,8 @@ def build_head_optimizer(config: OptimizerKind, head: ClassHead) -> Optimizer | 
         }
         for parameter in head.parameters()
     ]
+    if head.weight.dtype == torch.bfloat16:
+        return RoundedOptimizer(head, groups, config.build)
     return config.build(groups, norm_group=head.engine.class_group)
 
 
@@ -129,6 +153,8 @@ def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tenso
 
 def create_moments_of(optimizer: Optimizer) -> None:
     """Create the moments of all parameters with arbitrary values. The parameters do not change."""
+    if isinstance(optimizer, FusedSGD):
+        return
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # lr also scales weight decay, so the parameters do not change

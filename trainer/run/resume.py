@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from data.loading.batch import Cursor
 from trainer.backbone.compatibility import check_tokenizer
-from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_shapes
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_tensors
 from trainer.checkpoints.entries import (
     create_moments,
     load_entries,
@@ -126,7 +126,7 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
     # created before `training_entries` can list them as targets. DCP copies into the entries;
     # some strategies then copy them into their own layout (`restore_training`). The random state
     # comes last, because creating moments and loading may draw random numbers.
-    stored = stored_shapes(checkpoint)
+    stored = stored_tensors(checkpoint)
     _check_average(checkpoint, task, stored)
     # There are no moments before the first update or if SGD is used without momentum.
     if any(name.startswith("optimizer.") for name in stored):

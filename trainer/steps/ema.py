@@ -1,6 +1,6 @@
 """The moving average of the weights that a run with `train.ema` evaluates and exports."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -8,17 +8,26 @@ from torch import Tensor
 
 from trainer.config import EmaConfig
 
+_ROWS_AT_ONCE = 8192
+
 
 class MovingAverage:
     """Exponential moving averages of this rank's pieces of the weights, by name.
 
     `live` contains the tensors that the optimizers update in place. They may be full or sharded:
-    averaging is elementwise, so each rank averages its own pieces without communication.
+    averaging is elementwise, so each rank averages its own pieces without communication. The
+    averages of bf16 weights are float32.
     """
 
     def __init__(self, config: EmaConfig, live: Mapping[str, Tensor]) -> None:
         self.config = config
-        self.averages = {name: tensor.clone() for name, tensor in live.items()}
+        self.averages = {
+            name: tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+            for name, tensor in live.items()
+        }
+        self._rounded = [
+            name for name, average in self.averages.items() if average.dtype != live[name].dtype
+        ]
 
     @torch.no_grad()
     def update(
@@ -34,10 +43,16 @@ class MovingAverage:
             # foreach operations would allocate a copy of all averages.
             changed = torch.where(skipped, 0.0, weight)
             for name, average in self.averages.items():
-                average.lerp_(live[name], changed.to(average.dtype))
-        elif self.averages:
-            averages = list(self.averages.values())
-            torch._foreach_lerp_(averages, [live[name] for name in self.averages], weight)
+                for part, new in _pieces(average, live[name]):
+                    part.lerp_(new.to(part.dtype), changed.to(part.dtype))
+            return
+        whole = [name for name in self.averages if name not in self._rounded]
+        if whole:
+            averages = [self.averages[name] for name in whole]
+            torch._foreach_lerp_(averages, [live[name] for name in whole], weight)
+        for name in self._rounded:
+            for part, new in _pieces(self.averages[name], live[name]):
+                part.lerp_(new.to(part.dtype), weight)
 
     def decay_at(self, step: int) -> float:
         """Return the decay at `step`. Warmup lowers the decay in early steps, so that the initial
@@ -49,16 +64,33 @@ class MovingAverage:
 
     @contextmanager
     def swapped_in(self, live: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
-        """Swap the weights and the averages inside the context."""
-        self._swap(live())
+        """Swap the weights and the averages inside the context. bf16 weights are replaced by their
+        rounded averages."""
+        before = live()
+        kept = {name: before[name].clone() for name in self._rounded}
+        self._swap(before)
+        for name in kept:
+            before[name].copy_(self.averages[name])
         try:
             yield
         finally:
-            self._swap(live())
+            after = live()
+            self._swap(after)
+            for name, weight in kept.items():
+                after[name].copy_(weight)
 
     @torch.no_grad()
     def _swap(self, live: Mapping[str, Tensor]) -> None:
         for name, average in self.averages.items():
-            weight = live[name].clone()
-            live[name].copy_(average)
-            average.copy_(weight)
+            if name not in self._rounded:
+                weight = live[name].clone()
+                live[name].copy_(average)
+                average.copy_(weight)
+
+
+def _pieces(average: Tensor, live: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Return both tensors in pieces if their dtypes differ, so that no float32 copy of all weights
+    is needed."""
+    if average.dtype == live.dtype:
+        return [(average, live)]
+    return zip(average.split(_ROWS_AT_ONCE), live.split(_ROWS_AT_ONCE), strict=True)

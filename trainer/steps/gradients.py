@@ -2,7 +2,8 @@
 micro-batch.
 
 If the loss is a mean over rows, the gradients of the micro-batches are added up. If it couples the
-rows of the batch, the head processes the whole global batch at once (gradient caching).
+rows of the batch, or if the backward pass updates class rows, the head processes the whole global
+batch at once (gradient caching).
 """
 
 from collections.abc import Sequence
@@ -59,7 +60,8 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     parts = _Parts(task, list(split_batch(batch.to(task.world.device), task.micro_batches)))
     if task.is_flagged and not task.has_checked_inputs:
         _check_inputs(task, parts.batches)
-    couples_parts = len(parts.batches) > 1 and head.loss.couples_rows
+    needs_all_rows = head.loss.couples_rows or task.updates_rows
+    couples_parts = len(parts.batches) > 1 and needs_all_rows
     loss = parts.backward_with_cached_gradients() if couples_parts else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
@@ -69,7 +71,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
 def error_of_part(task: Task, error: FloatingPointError, index: int) -> FloatingPointError:
     """Prefix the head's error with its micro-batch, `index` (counted from 0), if the head computes
     the loss per micro-batch."""
-    if task.micro_batches == 1 or task.head.loss.couples_rows:
+    if task.micro_batches == 1 or task.head.loss.couples_rows or task.updates_rows:
         return error
     return FloatingPointError(f"micro-batch {index + 1} of {task.micro_batches}: {error}")
 
@@ -81,7 +83,8 @@ def _check_inputs(task: Task, parts: Sequence[Batch]) -> None:
     These checks make the host wait, so flagged steps run them only for the first batch.
     """
     labels, weights = targets(parts)
-    task.head.check(task.head.weight.new_empty(len(labels), task.head.dim), labels, weights)
+    features = torch.empty(len(labels), task.head.dim, device=task.world.device)
+    task.head.check(features, labels, weights)
     task.has_checked_inputs = True
 
 
@@ -166,8 +169,7 @@ class _Parts:
         return total
 
     def backward_with_cached_gradients(self) -> Tensor:
-        """Compute the gradients for a loss that couples rows, so that the head must process the
-        whole global batch at once.
+        """Compute the gradients if the head must process the whole global batch at once.
 
         Gradient caching (Gao et al. 2021): compute the features of all parts without a graph, run
         the head once, then run the backbone's forward and backward passes part by part with the
@@ -183,7 +185,6 @@ class _Parts:
                 states.append(random_state(device))
                 outputs.append(self._forward(batch, last=False))
         after = random_state(device)
-        # The head needs all rows: each row of the loss depends on the other rows of the batch.
         task.head.accumulates = False
         loss, gradient = self._loss(torch.cat(outputs), slice(0, len(self.batches)), 1.0)
         # The cached gradients are correct only for the features of the first pass. The second pass

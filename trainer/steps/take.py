@@ -36,11 +36,12 @@ def take_step(
     Otherwise, see `DeferredNumbers.read` for `check`.
     """
     copies = BufferCopies(task.backbone)
+    task.set_rates(rate_factor)
     if not task.is_flagged:
-        return _take(task, batch, rate_factor, copies, step=step)
+        return _take(task, batch, copies, step=step)
     if task.defers:
-        return _launch(task, batch, rate_factor, copies, step=step)
-    return _take_flagged(task, batch, rate_factor, copies, step=step, check=check)
+        return _launch(task, batch, copies, step=step)
+    return _take_flagged(task, batch, copies, step=step, check=check)
 
 
 def read_numbers(
@@ -68,12 +69,24 @@ def read_numbers(
         part, num_rows, rows = broken
         error = task.head.nan_error(num_rows, rows.to(task.world.device))
         reason = _without_suggestion(error_of_part(task, error, part))
+    return _skipped(task, loss, norm, reason)
+
+
+def _skipped(task: Task, loss: float, norm: float, reason: str) -> Numbers:
+    """Return the numbers of a step that changed nothing.
+
+    Raises FloatingPointError if the backward pass had already updated class rows: they are updated
+    if the loss is finite, before the gradients of the backbone are known.
+    """
+    if task.recipe.optimizer.head.fused_sgd == "in_backward" and math.isfinite(loss):
+        raise FloatingPointError(
+            f"{reason}, but the class rows were already updated, so the step cannot be skipped: "
+            "lower optimizer.lr, or set optimizer.head.fused_sgd=deferred"
+        )
     return Numbers(loss, norm, True, reason)
 
 
-def _take(
-    task: Task, batch: Batch, rate_factor: float, copies: BufferCopies, *, step: int
-) -> Numbers:
+def _take(task: Task, batch: Batch, copies: BufferCopies, *, step: int) -> Numbers:
     loss = norm = math.nan
     try:
         loss = float(compute_gradients(task, batch, step=step).loss)
@@ -82,17 +95,16 @@ def _take(
     except FloatingPointError as error:
         reason = _without_suggestion(error)
     if math.isfinite(loss) and math.isfinite(norm):
-        task.step(rate_factor, step=step)
+        task.step(step=step)
         return Numbers(loss, norm)
     task.zero_gradients()
     copies.restore()
-    return Numbers(loss, norm, True, reason)
+    return _skipped(task, loss, norm, reason)
 
 
 def _take_flagged(
     task: Task,
     batch: Batch,
-    rate_factor: float,
     copies: BufferCopies,
     *,
     step: int,
@@ -105,13 +117,11 @@ def _take_flagged(
         return numbers
     with task.phases("optimizer"):
         task.divide_gradients(numbers.gradient_norm, task.recipe.train.clip_norm)
-    task.step(rate_factor, step=step)
+    task.step(step=step)
     return numbers
 
 
-def _launch(
-    task: Task, batch: Batch, rate_factor: float, copies: BufferCopies, *, step: int
-) -> DeferredNumbers:
+def _launch(task: Task, batch: Batch, copies: BufferCopies, *, step: int) -> DeferredNumbers:
     scale = task.current_loss_scale()
     numbers = _compute(task, batch, step=step)
     loss, norm, skipped = numbers.loss, numbers.norm, numbers.skipped
@@ -123,7 +133,7 @@ def _launch(
     assert task.head_optimizer is not None
     copies.restore_where(skipped)  # before the moving average reads the buffers
     with flagged([task.strategy.optimizer, task.head_optimizer], divisor, skipped):
-        task.step(rate_factor, step=step, skipped=skipped)
+        task.step(step=step, skipped=skipped)
     task.loss_scale.update_on_device(loss, skipped)
     return numbers
 

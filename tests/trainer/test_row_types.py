@@ -1,0 +1,334 @@
+"""Training with class rows in bf16 and fp8, and with rows that the backward pass updates."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from heads.dtensors import local
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+from tests.trainer.training import full_array, share, started, take_steps
+from trainer.__main__ import main
+from trainer.bundle.export import export_run
+from trainer.checkpoints import find_checkpoint, save_checkpoint
+from trainer.checkpoints.entries import (
+    create_moments,
+    load_entries,
+    restore_training,
+    training_entries,
+)
+from trainer.run.trained_run import open_trained
+from trainer.steps.deferred import Numbers
+from trainer.steps.take import read_numbers, take_step
+from trainer.task import Task
+
+PLAIN = {"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01}
+
+
+def fused(when: str, **options: Any) -> dict[str, Any]:
+    return {**PLAIN, **options, "head": {"fused_sgd": when}}
+
+
+def take(task: Task, step: int, rate: float = 1.0) -> Numbers:
+    return read_numbers(task, take_step(task, share(task), rate, step=step))
+
+
+def rows_of(task: Task) -> np.ndarray:
+    """This rank's class rows in float32."""
+    values = task.head.node_values()
+    return values.read(slice(0, len(values.held))).float().numpy().copy()
+
+
+def trained(shards: Path, changes: dict[str, Any], class_ranks: int | None = None) -> Any:
+    """The numbers of three steps at different rates, the rows and the other weights."""
+    task = started(shards, class_ranks, train__global_batch=12, **changes)
+    numbers = [take(task, step, rate) for step, rate in ((1, 1.0), (2, 0.5), (3, 0.7))]
+    entries = {
+        name: full_array(tensor)
+        for name, tensor in training_entries(task).items()
+        if name not in ("head.weight", "head.row_scales") and not name.startswith("optimizer.")
+    }
+    results = numbers, rows_of(task), entries
+    task.strategy.close()
+    return results
+
+
+def trained_in_every_mode(
+    shards: Path, case: dict[str, Any], whens: list[str], class_ranks: int | None
+) -> list[Any]:
+    modes = [{"optimizer": PLAIN, "train__synchronous": True}]
+    for when in whens:
+        modes += [
+            {"optimizer": fused(when), "train__synchronous": waits} for waits in (True, False)
+        ]
+    return [trained(shards, {**case, **mode}, class_ranks) for mode in modes]
+
+
+CASES: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, ["in_backward", "deferred"]),
+    ({"train__clip_norm": 0.1}, ["deferred"]),
+    ({"train__clip_norm": 1e6, "train__precision": "fp16"}, ["deferred"]),
+    (
+        {"train__micro_batches": 3, "head__weights__kind": "vtree", "train__ema": {"decay": 0.5}},
+        ["in_backward", "deferred"],
+    ),
+    (
+        {"head__loss__kind": "batch_ce", "head__logits": {"kind": "arcface", "scale": 8}},
+        ["in_backward"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "class_ranks"), [(1, None), (2, None), (4, 2)])
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_fused_steps_equal_those_of_sgd(case, num_ranks, class_ranks, glyphs):
+    changes, whens = CASES[case]
+    for plain, *others in run_on_ranks(
+        num_ranks, trained_in_every_mode, glyphs, changes, whens, class_ranks
+    ):
+        for index, (numbers, rows, entries) in enumerate(others):
+            has_norm = whens[index // 2] == "in_backward" or "train__clip_norm" in changes
+            for mine, want in zip(numbers, plain[0], strict=True):
+                assert mine.loss == pytest.approx(want.loss, rel=1e-4)
+                if has_norm:
+                    assert mine.gradient_norm == pytest.approx(want.gradient_norm, rel=1e-3)
+            np.testing.assert_allclose(rows, plain[1], rtol=2e-3, atol=2e-5)
+            assert entries.keys() == plain[2].keys()
+            for name, value in plain[2].items():
+                np.testing.assert_allclose(entries[name], value, rtol=2e-3, atol=2e-5)
+
+
+def test_the_log_has_no_norm_of_the_rows_if_nothing_needs_it(glyphs):
+    """Without clipping, a deferred step does not compute the gradient of the rows twice."""
+    norms = [
+        trained(glyphs, {"optimizer": optimizer, "train__clip_norm": clip})[0][0].gradient_norm
+        for optimizer, clip in ((PLAIN, 1e6), (fused("deferred"), 1e6), (fused("deferred"), None))
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert norms[2] < norms[0]
+
+
+OPTIMIZERS = {
+    "in backward": fused("in_backward"),
+    "momentum": {**PLAIN, "lr": 0.1, "momentum": 0.9},
+    "adamw": {"kind": "adamw", "lr": 0.01},
+}
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_bf16_rows_follow_float32_rows(optimizer, synchronous, glyphs):
+    changes = {"optimizer": optimizer, "train__synchronous": synchronous}
+    exact = trained(glyphs, changes)
+    found = trained(glyphs, {**changes, "head__dtype": "bf16"})
+    for mine, want in zip(found[0], exact[0], strict=True):
+        assert mine.loss == pytest.approx(want.loss, rel=2e-3)
+    assert 0 < np.abs(found[1] - exact[1]).mean() < 0.01 * np.abs(exact[1]).mean()
+
+
+def test_bf16_moments_are_half_as_large(glyphs):
+    task = started(glyphs, head__dtype="bf16", optimizer={"kind": "adamw"})
+    take_steps(task, 1)
+    state = task.head_optimizer.state[task.head.weight]
+    assert {name: value.dtype for name, value in state.items() if value.ndim} == {
+        "exp_avg": torch.bfloat16,
+        "exp_avg_sq": torch.bfloat16,
+    }
+    assert int(state["step"]) == int(state["num_steps"]) == 1
+
+
+def test_small_updates_of_bf16_rows_are_not_lost(glyphs):
+    """Each step is smaller than half the distance between two bf16 numbers."""
+    changes = {"optimizer": {"kind": "adamw", "lr": 1e-4, "weight_decay": 0}, "head__init_std": 1}
+    tasks = [started(glyphs, **changes, head__dtype=dtype) for dtype in ("fp32", "bf16")]
+    starts = [rows_of(task) for task in tasks]
+    for task in tasks:
+        take_steps(task, 40)
+    exact, found = (rows_of(task) - start for task, start in zip(tasks, starts, strict=True))
+    assert np.abs(exact).max() < 0.005
+    assert np.corrcoef(exact.ravel(), found.ravel())[0, 1] > 0.6
+    assert abs(np.vdot(found, exact) / np.vdot(exact, exact) - 1) < 0.1
+
+
+TYPES: list[dict[str, Any]] = [
+    {"optimizer": OPTIMIZERS["momentum"]},
+    {"head__dtype": "bf16", "optimizer": OPTIMIZERS["adamw"], "train__ema": {"decay": 0.5}},
+    {"head__dtype": "bf16", "optimizer": fused("deferred"), "head__weights__kind": "vtree"},
+    {"head__dtype": "fp8", "optimizer": fused("in_backward")},
+]
+
+
+def save(shards: Path, root: Path, changes: dict[str, Any]) -> Any:
+    task = started(shards, None, **changes)
+    for step in (1, 2):
+        take(task, step)
+    save_checkpoint(root, training_entries(task), {"step": 2}, task.world, keep=1)
+    saved = rows_of(task)
+    take(task, 3)
+    return saved, rows_of(task), {n: local(t).double().numpy() for n, t in moments(task).items()}
+
+
+def moments(task: Task) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for name, tensor in training_entries(task).items()
+        if name.startswith(("optimizer.head.weight", "ema.head.weight"))
+    }
+
+
+def load(shards: Path, root: Path, changes: dict[str, Any]) -> Any:
+    task = started(shards, None, **changes)
+    checkpoint, rejected = find_checkpoint(root, task.world)
+    assert checkpoint is not None
+    assert not rejected
+    create_moments(task)
+    entries = training_entries(task)
+    load_entries(checkpoint, entries, task.world)
+    restore_training(task, entries)
+    loaded = rows_of(task)
+    take(task, 3)
+    return loaded, rows_of(task), {n: local(t).double().numpy() for n, t in moments(task).items()}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize("case", range(len(TYPES)))
+def test_a_resumed_run_takes_the_same_steps(case, before, after, glyphs, tmp_path):
+    changes = {"train__global_batch": 12, **TYPES[case]}
+    saved = run_on_ranks(before, save, glyphs, tmp_path, changes)
+    loaded = run_on_ranks(after, load, glyphs, tmp_path, changes)
+    first, last = (
+        [np.concatenate([rank[part] for rank in ranks]) for ranks in (saved, loaded)]
+        for part in (0, 1)
+    )
+    np.testing.assert_array_equal(first[1], first[0])
+    # With other ranks, sums are rounded in another order, and a few numbers to other neighbors.
+    if before == after:
+        np.testing.assert_array_equal(last[1], last[0])
+    close = np.isclose(last[1], last[0], rtol=1e-4, atol=1e-6)
+    assert close.mean() > 0.99
+    for name in saved[0][2]:
+        parts = [[rank[2][name] for rank in ranks] for ranks in (saved, loaded)]
+        if parts[0][0].ndim:
+            mine, want = (np.concatenate(each) for each in parts)
+            assert np.isclose(mine, want, rtol=1e-2, atol=1e-6).mean() > 0.99
+        else:
+            assert parts[0][0] == parts[1][0] == 3
+
+
+CONVERSIONS = [(0, 1), (1, 0), (0, 3), (3, 0), (3, 2), (2, 3)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_rows_of_a_checkpoint_are_converted(num_ranks, glyphs, tmp_path):
+    dense = [{**case, "head__weights__kind": "dense", "train__ema": None} for case in TYPES]
+    for begin, end in CONVERSIONS:
+        folder = tmp_path / f"{begin}-{end}"
+        # The optimizers have the same moments, so that these are converted too.
+        optimizer = {} if 3 in (begin, end) or 2 in (begin, end) else TYPES[0]
+        source, target = ({**dense[n], **optimizer} for n in (begin, end))
+        source["head__dtype"], target["head__dtype"] = (
+            dense[n].get("head__dtype", "fp32") for n in (begin, end)
+        )
+        if not optimizer:
+            source = {**source, "optimizer": fused("in_backward")}
+            target = {**target, "optimizer": fused("in_backward")}
+        saved = run_on_ranks(num_ranks, save, glyphs, folder, source)
+        loaded = run_on_ranks(3 - num_ranks, load, glyphs, folder, target)
+        want, got = (np.concatenate([rank[0] for rank in ranks]) for ranks in (saved, loaded))
+        wide = target["head__dtype"] == "fp32" or source["head__dtype"] == "fp8"
+        if wide:
+            np.testing.assert_array_equal(got, want)
+        else:
+            largest = np.abs(want).max(1, keepdims=True)
+            error = 2**-8 * np.abs(want) if target["head__dtype"] == "bf16" else largest / 16
+            assert (np.abs(got - want) <= error).all()
+            assert (got != want).any()
+
+
+def broken(shards: Path, when: str, deferred: bool) -> list[str]:
+    """The outcome of a step whose backbone has a gradient that is not finite, on the last rank."""
+    task = started(
+        shards, train__global_batch=12, train__synchronous=not deferred, optimizer=fused(when)
+    )
+    take(task, 1)
+    before = rows_of(task)
+    if task.world.rank == task.world.size - 1:
+        parameter = next(task.backbone.parameters())
+        parameter.register_hook(lambda grad: torch.full_like(grad, torch.inf))
+    try:
+        numbers = take(task, 2)
+    except FloatingPointError as error:
+        return [str(error)]
+    assert numbers.skipped
+    return [numbers.reason, str(np.array_equal(rows_of(task), before))]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_step_that_is_already_applied_to_the_rows_cannot_be_skipped(num_ranks, glyphs):
+    for deferred in (False, True):
+        for (message,) in run_on_ranks(num_ranks, broken, glyphs, "in_backward", deferred):
+            assert "set optimizer.head.fused_sgd=deferred" in message
+        for reason, kept in run_on_ranks(num_ranks, broken, glyphs, "deferred", deferred):
+            assert "the gradient norm is" in reason
+            assert kept == "True"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ({"head__dtype": "fp8"}, "head.dtype=bf16"),
+        ({"head__dtype": "bf16", "optimizer": {"kind": "lamb"}}, "head.dtype=fp32"),
+        (
+            {"optimizer": fused("in_backward"), "train__clip_norm": 1.0},
+            "optimizer.head.fused_sgd=deferred",
+        ),
+        (
+            {"optimizer": fused("in_backward"), "train__precision": "fp16"},
+            "train.precision=bf16",
+        ),
+        (
+            {"optimizer": fused("in_backward"), "head__loss": {"kind": "ce", "sample_rate": 0.5}},
+            "optimizer.head.weight_decay=0",
+        ),
+        (
+            {"head__dtype": "fp8", "optimizer": fused("deferred"), "train__ema": {}},
+            "remove train.ema",
+        ),
+        (
+            {
+                "optimizer": fused("deferred"),
+                "head__weights__kind": "factored",
+                "head__loss__kind": "ccql",
+            },
+            "remove it",
+        ),
+        (
+            {"head__dtype": "bf16", "head__weights__kind": "factored", "head__loss__kind": "ccql"},
+            "dtype=fp32",
+        ),
+    ],
+)
+def test_combinations_that_are_not_possible_are_refused(changes, fix, glyphs, tmp_path):
+    with pytest.raises(ValueError, match=fix):
+        glyph_recipe(glyphs, tmp_path, **changes)
+
+
+@pytest.mark.parametrize("case", range(1, len(TYPES)))
+def test_a_run_is_resumed_evaluated_and_exported(case, glyphs, tmp_path):
+    for steps in (2, 4):
+        recipe = glyph_recipe(
+            glyphs, tmp_path / "run", **TYPES[case], train__duration={"steps": steps}
+        )
+        assert main([str(write_recipe(tmp_path, recipe))]) == 0
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    (rows,) = load_file(tmp_path / "bundle" / "class_weights.safetensors").values()
+    trained = open_trained(recipe.run, rank_world()).task.head
+    blocks = list(trained.class_rows())
+    want = torch.cat([block.rows for block in blocks])
+    order = torch.cat([block.class_ids for block in blocks]).argsort()
+    assert torch.equal(rows[:, : trained.dim], want[order])
