@@ -72,9 +72,14 @@ class TileWalk:
             materialize_grads=True,
         )
         grads = torch.stack(by_totals)
+        of_shifts = to.bias is not None or to.scalars is not None
         for block in self.blocks:
             inputs, rows_Cd = self._inputs(block)
-            grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
+            grad_GC, grad_C = inputs.gradient(
+                self._tile, self._totals, self._winners, grads, of_shifts=of_shifts
+            )
+            if grad_C is not None:
+                self._logits.add_shift_gradient(block, grad_C, to)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
             del inputs, rows_Cd, grad_GC
         self._true.add_gradients(loss, grad_loss, to)
@@ -83,15 +88,21 @@ class TileWalk:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
 
         Cosine logits are products with the class rows themselves, times a factor per class, so that
-        the products need no normalized copy of the rows.
+        the products need no normalized copy of the rows. Products of fp16 rows could overflow, so
+        these are normalized.
         """
         logits = self._logits
-        rows_Cd = logits.weights.rows(block, logits.rows)
+        factors = None
+        rows_Cd = multiplied_Cd = logits.weights.rows(block, logits.rows)
+        if logits.logit_map.normalizes and logits.compute_dtype == torch.float16:
+            multiplied_Cd = logits.logit_map.normalized(rows_Cd)
+        elif logits.logit_map.normalizes:
+            factors = inverse_norms(rows_Cd).squeeze(1).float()
         assert isinstance(block.positions, slice)  # sampled classes do not use tiles
         inputs = BlockInputs(
             features=logits.features_Gd,
-            rows=rows_Cd.to(logits.compute_dtype),
-            factors=inverse_norms(rows_Cd).squeeze(1) if logits.logit_map.normalizes else None,
+            rows=multiplied_Cd.to(logits.compute_dtype),
+            factors=factors,
             shifts=logits.shift(block),
             vectors=logits.loss.tile_vectors(block.class_ids),
             class_ids=block.class_ids,
@@ -109,11 +120,6 @@ class TileWalk:
         to: GradientSums,
     ) -> None:
         logits = self._logits
-        if to.bias is not None or to.scalars is not None:
-            grad_C = grad_GC.sum(0, dtype=torch.float32)
-            if inputs.factors is not None:
-                grad_C /= inputs.factors
-            logits.add_shift_gradient(block, grad_C, to)
         logits.add_feature_gradient(grad_GC, inputs.rows, to)
         if to.rows is None:
             return
