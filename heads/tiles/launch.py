@@ -58,8 +58,8 @@ class BlockInputs:
         *,
         of_shifts: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the gradient [G, C] of the products, in the dtype of the features, and the
-        gradient [C] of `shifts` in float32 (None unless `of_shifts`).
+        """Return the gradient [G, C] of the products, in the dtype of the features, and float32
+        parts [n, C] of the gradient of `shifts`, which is their sum (None unless `of_shifts`).
 
         `grads` [N, G] are the gradients of `totals` [N, G], the statistics of all splits.
         """
@@ -67,12 +67,12 @@ class BlockInputs:
         out = self.features.new_empty(num_rows, num_classes)
         sums = None
         if of_shifts:
-            # Atomic additions would need no second sum, but they have no fixed order.
+            # Atomic additions would need no parts, but they have no fixed order.
             row_groups = -(-num_rows // config_of(tile, self.features).rows)
             sums = out.new_empty(row_groups, num_classes, dtype=torch.float32)
         others = totals, winners, grads, out, sums
         write_gradient(*self._tensors(), *others, self.first_class, number_of(tile))
-        return out, None if sums is None else sums.sum(0)
+        return out, sums
 
     def _tensors(self) -> Iterator[Tensor | None]:
         tensors = (

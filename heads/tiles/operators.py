@@ -31,13 +31,24 @@ class KernelConfig:
     features: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
+
+    @property
+    def resources(self) -> dict[str, int | None]:
+        """The options with which Triton compiles a kernel."""
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "maxnreg": self.max_registers,
+        }
 
 
 # Tiles of 128 x 128 use 64 registers of each of 256 threads for the logits, and leave room for the
 # terms: no configuration spills registers (tests/heads/tiles/test_compiled.py).
 _HALF = KernelConfig(128, 128, 64, num_warps=8, num_stages=3)
-# Without tensor cores, a float32 product needs the registers for its operands.
-_FLOAT = KernelConfig(64, 64, 16, num_warps=8, num_stages=3)
+# Without tensor cores, a float32 product needs the registers for its operands. Without a limit, the
+# assembler uses only 80 registers, so that three programs fit a multiprocessor, and spills some.
+_FLOAT = KernelConfig(64, 64, 16, num_warps=8, num_stages=2, max_registers=128)
 # On Blackwell, the copy of the logits from tensor memory needs registers, too.
 _NARROW_HALF = KernelConfig(128, 64, 64, num_warps=8, num_stages=3)
 # The interpreter needs as long for a small tile as for a large one, but tests must cross tiles.
@@ -180,6 +191,5 @@ def _launch(
             dim=dim,
             **scalars,
             **kernel_options(tile, 0 if vectors is None else len(vectors), config),
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            **config.resources,
         )

@@ -23,7 +23,7 @@ from heads.tiles.launch import BlockInputs, num_splits
 from heads.weights import ClassBlock
 
 # Shape legend: G rows of the class group, C classes of a block, d features, N reductions, S splits
-# of all blocks.
+# of all blocks or parts of a sum.
 
 
 class TileWalk:
@@ -75,11 +75,11 @@ class TileWalk:
         of_shifts = to.bias is not None or to.scalars is not None
         for block in self.blocks:
             inputs, rows_Cd = self._inputs(block)
-            grad_GC, grad_C = inputs.gradient(
+            grad_GC, parts_SC = inputs.gradient(
                 self._tile, self._totals, self._winners, grads, of_shifts=of_shifts
             )
-            if grad_C is not None:
-                self._logits.add_shift_gradient(block, grad_C, to)
+            if parts_SC is not None:
+                self._add_shift_gradient(block, parts_SC, to)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
             del inputs, rows_Cd, grad_GC
         self._true.add_gradients(loss, grad_loss, to)
@@ -110,6 +110,15 @@ class TileWalk:
             first_class=block.positions.start,
         )
         return inputs, rows_Cd
+
+    def _add_shift_gradient(self, block: ClassBlock, parts_SC: Tensor, to: GradientSums) -> None:
+        logits = self._logits
+        if to.bias is not None and to.scalars is None:
+            target = logits.weights.contiguous_part(block, to.bias)
+            if target is not None:  # without a second tensor and its copy
+                torch.sum(parts_SC, 0, out=target.squeeze(1))
+                return
+        logits.add_shift_gradient(block, parts_SC.sum(0), to)
 
     def _add_products(
         self,

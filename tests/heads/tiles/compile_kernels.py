@@ -67,7 +67,7 @@ def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Itera
                 kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned}
             ),
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+            options=config.resources,
         )
         yield {
             "kernel": kernel.fn.__name__,

@@ -247,9 +247,9 @@ def test_fp16_products_of_long_class_rows_do_not_overflow(kind: str) -> None:
     assert all(each.isfinite().all() and each.any() for each in found)
 
 
-@pytest.mark.parametrize(("bias", "at_most"), [(False, 4), (True, 6)])
+@pytest.mark.parametrize(("bias", "at_most"), [(False, 4), (True, 5)])
 def test_a_block_of_classes_takes_few_launches(bias: bool, at_most: int) -> None:
-    """Two kernels and two matrix products, and with a bias, the sum and the copy of its gradient.
+    """Two kernels and two matrix products, and with a bias, the sum of its gradient.
 
     The recorder sees each launch of a kernel as one operation. The difference of two runs is that
     of a block."""
@@ -291,7 +291,7 @@ def test_fake_tensors_record_the_same_operations() -> None:
         found.append(Counter(replace(each, call=None) for each in recorder.operations.elements()))
     assert found[0] == found[1]
     assert sum(each.flops for each in found[0].elements()) == 2 * 2 * ROWS * 64 * DIM
-    assert found[0].total() == 3  # two kernels, and the sum over groups of rows
+    assert found[0].total() == 2
 
 
 def _results_of_rank() -> dict[str, list[np.ndarray]]:
