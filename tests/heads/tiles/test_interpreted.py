@@ -26,7 +26,7 @@ from heads.losses.tile import LOGSUMEXP
 from heads.optional_triton import interprets
 from heads.tiles.launch import BlockInputs, num_splits
 from heads.tree import LabelTree
-from launch.plan.operations import OperationRecorder
+from launch.plan.operations import OperationRecorder, TensorShape
 from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -337,12 +337,22 @@ def test_float64_features_of_an_existing_head_are_an_error() -> None:
 
 @pytest.mark.parametrize("logits", [None, Cosine(scale=3)])
 def test_float64_weights_and_float32_features(logits: LogitMap | None) -> None:
-    """The products are float32, and so are the factors of cosine logits."""
+    """The products are float32, and so are all floats that the kernels read."""
     features, labels = batch()
-    heads = [
+    heads = (
         make_head(CrossEntropy(), tiles=tiles, logits=logits).double() for tiles in (True, False)
+    )
+    with OperationRecorder() as recorder:
+        assert_same(*(results(head, features, labels) for head in heads), tolerance=1e-5)
+    calls = [each.call for each in recorder.operations if each.call is not None]
+    tensors = [
+        each
+        for call in calls
+        if call.function.namespace == "kway"
+        for each in call.arguments
+        if isinstance(each, TensorShape)
     ]
-    assert_same(*(results(head, features, labels) for head in heads), tolerance=1e-5)
+    assert {each.dtype for each in tensors} == {torch.float32, torch.int64}
 
 
 def test_a_head_that_was_moved_to_an_unsupported_device_is_an_error(
