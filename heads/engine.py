@@ -58,6 +58,7 @@ from heads.logits import LogitMap, MappedFeatures, Margins
 from heads.losses import Loss, Rows
 from heads.node_values import NodeValues
 from heads.row_update import RowUpdate, Step, UpdatedRows
+from heads.tiles.launch import check_tiles
 from heads.tiles.walk import TileWalk
 from heads.torch_walk import TorchWalk
 from heads.weights import ClassWeights
@@ -185,10 +186,13 @@ class Engine:
     def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
         """Return the walk over this rank's classes, with or without tiles.
 
-        Sampled classes are few, so their logits are computed with torch operations.
+        Sampled classes are few, so their logits are computed with torch operations. Raises
+        ValueError if tiles do not support the device of the head or the dtype of the products.
         """
         tile = self.loss.tile
         if self.tiles and tile is not None and logits.choice is None:
+            # A head may have been moved or converted since it was created.
+            check_tiles(self.loss, logits.features_Gd.device, logits.compute_dtype)
             return TileWalk(logits, tile, with_graph=with_graph)
         return TorchWalk(logits, with_graph=with_graph)
 

@@ -10,13 +10,13 @@ rows are 64 groups of 128 rows; with 4 splits, 256 programs keep 132 multiproces
 of the same classes follow each other, so that they read the class rows from the L2 cache.
 
 The logits of a tile are x·w, times the factor of the class (1 / ||w|| for cosine logits), plus the
-shift of the class (bias and prior). Products of float32 numbers use `PRECISION` "ieee", because
+shift of the class (bias and prior). Products of float32 numbers have the precision "ieee", because
 Triton's default is TF32.
 """
 
 # Shape legend: G rows, C classes of a block, d features, N reductions, S splits.
 
-from heads.optional_triton import jit, tl
+from heads.optional_triton import interprets, jit, tl
 
 # How a kernel reduces a term. Triton reads only globals that are `tl.constexpr`.
 SUM = tl.constexpr(0)
@@ -24,6 +24,12 @@ LOGSUMEXP = tl.constexpr(1)
 MAX = tl.constexpr(2)
 # Larger than any class ID.
 _NO_CLASS = tl.constexpr(2**62)
+# The interpreter cannot multiply bf16.
+_WIDEN = tl.constexpr(interprets)
+# Arguments that differ between the batches or blocks of a run. Triton would compile a kernel again
+# for those that are 1 or a multiple of 16. `dim` and `num_classes` are specialized: rows of tensors
+# are read and written 16 bytes at a time only if the compiler knows that they are aligned.
+_VARYING = ("num_rows", "first_class", "first_split", "all_splits")
 
 # ruff: noqa: RUF005  Triton does not support unpacking into a tuple.
 
@@ -42,8 +48,6 @@ def _logits(
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     """Return the float32 logits [BLOCK_G, BLOCK_C] of the rows from `first_g` and the classes from
     `first_c`."""
@@ -61,10 +65,10 @@ def _logits(
         in_d = d < dim - start
         x = tl.load(features + start + of_x, in_g & in_d[None, :], 0.0)
         w = tl.load(rows + start + of_w, in_c & in_d[:, None], 0.0)
-        if WIDEN:  # the interpreter cannot multiply bf16
+        if _WIDEN:
             x = x.to(tl.float32)
             w = w.to(tl.float32)
-        z = tl.dot(x, w, z, input_precision=PRECISION)
+        z = tl.dot(x, w, z, input_precision="ieee")
     if factors is not None:
         z *= tl.load(factors + c, c < num_classes, 0.0)[None, :]
     if shifts is not None:
@@ -88,7 +92,7 @@ def _finite(x):
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
 
 
-@jit
+@jit(do_not_specialize=_VARYING)
 def statistics_kernel(
     features,  # [G, d]
     rows,  # [C, d]
@@ -111,8 +115,6 @@ def statistics_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     row_groups = tl.cdiv(num_rows, BLOCK_G)
     first_g = tl.program_id(0) % row_groups * BLOCK_G
@@ -128,7 +130,7 @@ def statistics_kernel(
         c = first_c + tl.arange(0, BLOCK_C)
         z = _logits(
             features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
-            BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
+            BLOCK_G, BLOCK_C, BLOCK_D,
         )  # fmt: skip
         is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
         terms = TERMS(z, _vectors(vectors, c, num_classes, NUM_VECTORS))
@@ -169,7 +171,7 @@ def statistics_kernel(
         tl.store(totals + (i * all_splits + split).to(tl.int64) * num_rows + g, total, g < num_rows)
 
 
-@jit
+@jit(do_not_specialize=_VARYING)
 def gradient_kernel(
     features,  # [G, d]
     rows,  # [C, d]
@@ -182,6 +184,7 @@ def gradient_kernel(
     winners,  # [G] or None
     grads,  # [N, G], of the totals
     out,  # [G, C], output: the gradient of the products x·w, 0 at the labels
+    column_sums,  # [groups of rows, C], output: sums of the gradient of the logits, or None
     num_rows,
     num_classes,
     dim,
@@ -193,11 +196,10 @@ def gradient_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
 ):
     row_groups = tl.cdiv(num_rows, BLOCK_G)
-    first_g = tl.program_id(0) % row_groups * BLOCK_G
+    row_group = tl.program_id(0) % row_groups
+    first_g = row_group * BLOCK_G
     g = first_g + tl.arange(0, BLOCK_G)
     first_c = tl.program_id(0) // row_groups * BLOCK_C
     c = first_c + tl.arange(0, BLOCK_C)
@@ -205,7 +207,7 @@ def gradient_kernel(
     in_c = c < num_classes
     z = _logits(
         features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
-        BLOCK_G, BLOCK_C, BLOCK_D, PRECISION, WIDEN,
+        BLOCK_G, BLOCK_C, BLOCK_D,
     )  # fmt: skip
     per_class = _vectors(vectors, c, num_classes, NUM_VECTORS)
     terms = TERMS(z, per_class)
@@ -223,7 +225,10 @@ def gradient_kernel(
             winner = tl.load(winners + g, in_g, -1)
             grad += tl.where(ids == winner[:, None], weight, 0.0)
     label = tl.load(labels + g, in_g, -1) - first_class
-    grad = tl.where(c[None, :] != label[:, None], grad, 0.0)
+    grad = tl.where(in_g[:, None] & (c[None, :] != label[:, None]), grad, 0.0)
+    if column_sums is not None:  # the gradient is not yet rounded
+        of_group = column_sums + row_group.to(tl.int64) * num_classes
+        tl.store(of_group + c, tl.sum(grad, 0), in_c)
     if factors is not None:
         grad *= tl.load(factors + c, in_c, 0.0)[None, :]
     inside = in_g[:, None] & in_c[None, :]

@@ -24,7 +24,7 @@ from heads.tiles.launch import BlockInputs, num_splits
 from heads.weights import ClassBlock
 
 # Shape legend: G rows of the class group, C classes of a block, d features, N reductions, S splits
-# of all blocks.
+# of all blocks or parts of a sum.
 
 
 class TileWalk:
@@ -76,9 +76,14 @@ class TileWalk:
         of_labels = self._true.gradients(loss, grad_loss)
         if to.rows is not None:
             to.rows.expect_labels(self._logits.labels_G, of_labels.of_rows())
+        of_shifts = to.bias is not None or to.scalars is not None
         for block in self.blocks:
             inputs, rows_Cd = self._inputs(block)
-            grad_GC = inputs.gradient(self._tile, self._totals, self._winners, grads)
+            grad_GC, parts_SC = inputs.gradient(
+                self._tile, self._totals, self._winners, grads, of_shifts=of_shifts
+            )
+            if parts_SC is not None:
+                self._add_shift_gradient(block, parts_SC, to)
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
             del inputs, rows_Cd, grad_GC
         of_labels.add(to)
@@ -87,15 +92,21 @@ class TileWalk:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
 
         Cosine logits are products with the class rows themselves, times a factor per class, so that
-        the products need no normalized copy of the rows.
+        the products need no normalized copy of the rows. Products of fp16 rows could overflow, so
+        these are normalized.
         """
         logits = self._logits
-        rows_Cd = logits.weights.rows(block, logits.rows)
+        factors = None
+        rows_Cd = multiplied_Cd = logits.weights.rows(block, logits.rows)
+        if logits.logit_map.normalizes and logits.compute_dtype == torch.float16:
+            multiplied_Cd = logits.logit_map.normalized(rows_Cd)
+        elif logits.logit_map.normalizes:
+            factors = inverse_norms(rows_Cd).squeeze(1).float()
         assert isinstance(block.positions, slice)  # sampled classes do not use tiles
         inputs = BlockInputs(
             features=logits.features_Gd,
-            rows=rows_Cd.to(logits.compute_dtype),
-            factors=inverse_norms(rows_Cd).squeeze(1) if logits.logit_map.normalizes else None,
+            rows=multiplied_Cd.to(logits.compute_dtype),
+            factors=factors,
             shifts=logits.shift(block),
             vectors=logits.loss.tile_vectors(block.class_ids),
             class_ids=block.class_ids,
@@ -103,6 +114,15 @@ class TileWalk:
             first_class=block.positions.start,
         )
         return inputs, rows_Cd
+
+    def _add_shift_gradient(self, block: ClassBlock, parts_SC: Tensor, to: GradientSums) -> None:
+        logits = self._logits
+        if to.bias is not None and to.scalars is None:
+            target = logits.weights.contiguous_part(block, to.bias)
+            if target is not None:  # without a second tensor and its copy
+                torch.sum(parts_SC, 0, out=target.squeeze(1))
+                return
+        logits.add_shift_gradient(block, parts_SC.sum(0), to)
 
     def _add_products(
         self,
@@ -113,11 +133,6 @@ class TileWalk:
         to: GradientSums,
     ) -> None:
         logits = self._logits
-        if to.bias is not None or to.scalars is not None:
-            grad_C = grad_GC.sum(0, dtype=torch.float32)
-            if inputs.factors is not None:
-                grad_C /= inputs.factors
-            logits.add_shift_gradient(block, grad_C, to)
         logits.add_feature_gradient(grad_GC, inputs.rows, to)
         if to.rows is None:
             return

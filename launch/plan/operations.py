@@ -265,7 +265,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 def _launches(func: Any, args: Any, outputs: list[Tensor]) -> int:
     """Return the number of kernels: 0 for views and allocations, and 1 for most operations."""
     packet = func._overloadpacket
-    if func.namespace == "fsdp":
+    if func.namespace in ("fsdp", "kway"):
         return 1  # some return nothing
     if func.namespace not in ("aten", "c10d") or packet in _WITHOUT_KERNEL:
         return 0
@@ -329,6 +329,9 @@ def _products(func: Any, inputs: list[Tensor]) -> Products:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
+    if func.namespace == "kway":  # the logits of a block; see `heads/tiles/operators.py`
+        features, rows = args[:2]
+        return 2 * features.numel() * len(rows)
     if packet is aten._scaled_dot_product_flash_attention_for_cpu:
         return _attention_flops(args[0], args[1], products=2)
     if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:

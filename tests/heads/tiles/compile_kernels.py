@@ -1,7 +1,9 @@
 """Compiles the kernels ahead of time for GPUs that need not be there, and prints what they use.
 
-`python -m tests.heads.tiles.compile_kernels ce:bf16:90` prints a line of JSON for each kernel. It
-must run in a process of its own, without TRITON_INTERPRET.
+`python -m tests.heads.tiles.compile_kernels ce:bf16:90` prints a line of JSON for each kernel, with
+and without its optional arguments. `python -m tests.heads.tiles.compile_kernels variants` prints
+for how many combinations of sizes Triton would compile each kernel. Both must run in a process of
+their own, without TRITON_INTERPRET.
 """
 
 import json
@@ -10,24 +12,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
 from heads.losses import LOSSES
-from heads.losses.tile import Reduction, Tile
+from heads.losses.tile import MAX, Reduction, Tile
 from heads.tiles import kernels
-from heads.tiles.launch import kernel_config, kernel_options
+from heads.tiles.launch import BlockInputs
+from heads.tiles.operators import kernel_config, kernel_options
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Instructions of the tensor cores of Ampere, Hopper and Blackwell.
 MATRIX_INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
-_INTEGERS = ("num_rows", "num_classes", "dim", "first_class", "first_split", "all_splits")
+_SIZES = ("num_rows", "num_classes", "dim", "first_class", "first_split", "all_splits")
 _IDS = ("class_ids", "labels", "winners")
+# Arguments that are None for logits without factors, bias, prior and offset.
+_OPTIONAL = ("factors", "shifts", "column_sums")
 
 
 def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Iterator[dict[str, Any]]:
@@ -36,30 +43,35 @@ def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Itera
     `dtype` is that of features and rows, and `capability` is 10 times the compute capability.
     """
     config = kernel_config(tile, DTYPES[dtype], capability)
-    options = kernel_options(tile, num_vectors, config)
-    for kernel in (kernels.statistics_kernel, kernels.gradient_kernel):
+    options = kernel_options(tile, num_vectors, config) | {"SLOPES": tile.slopes}
+    if not num_vectors:
+        options["vectors"] = None
+    if Reduction.MAX not in tile.reductions:
+        options["winners"] = None
+    both = kernels.statistics_kernel, kernels.gradient_kernel
+    for kernel, has_optional in product(both, (True, False)):
         names = kernel.arg_names
-        constants = {name: options[name] for name in names if name in options}
-        if "SLOPES" in names:
-            constants["SLOPES"] = tile.slopes
-        if not num_vectors:
-            constants["vectors"] = None
-        if Reduction.MAX not in tile.reductions:
-            constants["winners"] = None
+        absent = {} if has_optional else dict.fromkeys(_OPTIONAL)
+        constants = {name: value for name, value in (options | absent).items() if name in names}
         signature = {
             name: "constexpr" if name in constants else _type(name, dtype) for name in names
         }
-        # Triton specializes a kernel for addresses and sizes that are multiples of 16.
-        aligned = [i for i, name in enumerate(names) if signature[name][0] == "*" or name == "dim"]
+        # The usual case: Triton specializes the kernels for these multiples of 16.
+        aligned = [
+            i
+            for i, name in enumerate(names)
+            if signature[name][0] == "*" or name in ("dim", "num_classes")
+        ]
         result = triton.compile(
             ASTSource(
                 kernel, signature, constants, {(i,): [["tt.divisibility", 16]] for i in aligned}
             ),
             target=GPUTarget("cuda", capability, 32),
-            options={"num_warps": config.num_warps, "num_stages": config.num_stages},
+            options=config.resources,
         )
         yield {
             "kernel": kernel.fn.__name__,
+            "optional": has_optional,
             "instructions": sorted(
                 {name for name in (*MATRIX_INSTRUCTIONS, "tf32") if name in result.asm["ptx"]}
             ),
@@ -69,7 +81,7 @@ def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Itera
 
 
 def _type(name: str, dtype: str) -> str:
-    if name in _INTEGERS:
+    if name in _SIZES:
         return "i32"
     if name in _IDS:
         return "*i64"
@@ -91,10 +103,49 @@ def _resources(cubin: bytes) -> dict[str, int]:
     return {"registers": used["REG"], "spilled": used["STACK"] + used["LOCAL"]}
 
 
+class _Variants:
+    """Takes the place of a kernel, and collects the variants that launches would compile."""
+
+    def __init__(self, kernel: Any) -> None:
+        backend = make_backend(GPUTarget("cuda", 90, 32))
+        self._bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+        self.found: set[str] = set()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> None:
+            _, specialization, options = self._bind(*args, **kwargs)
+            self.found.add(f"{specialization} {options}")
+
+        return launch
+
+
+def variants() -> dict[str, int]:
+    """Return the number of variants of each kernel for blocks of 64 classes at different positions,
+    and for different numbers of rows and splits."""
+    names = "statistics_kernel", "gradient_kernel"
+    found = {name: _Variants(getattr(kernels, name)) for name in names}
+    for name in names:
+        setattr(kernels, name, found[name])
+    rows, class_ids = torch.zeros(64, 32), torch.arange(64)
+    for num_rows, first_class, num_splits in product((1, 16, 21), (0, 1, 64, 100), (1, 5, 16)):
+        features, labels = torch.zeros(num_rows, 32), torch.zeros(num_rows, dtype=torch.int64)
+        block = BlockInputs(features, rows, None, None, None, class_ids, labels, first_class)
+        totals = torch.zeros(1, 2 * num_splits, num_rows)
+        winners = torch.zeros(2 * num_splits, num_rows, dtype=torch.int64)
+        for first_split in (0, num_splits):
+            splits = slice(first_split, first_split + num_splits)
+            block.write_statistics(MAX, splits, totals, winners)
+        block.gradient(MAX, totals[:, 0], winners[0], totals[:, 0], of_shifts=True)
+    return {name: len(each.found) for name, each in found.items()}
+
+
 if __name__ == "__main__":
     for case in sys.argv[1:]:
+        if case == "variants":
+            print(json.dumps(variants()))
+            continue
         kind, dtype, capability = case.split(":")
         tile = LOSSES[kind]().tile
         assert tile is not None
         for line in compiled(tile, 2 if kind == "nce" else 0, dtype, int(capability)):
-            print(json.dumps(line))
+            print(json.dumps({"case": [kind, dtype, int(capability)]} | line))

@@ -1,7 +1,8 @@
 """The kernels compile for every supported GPU, without spilling registers.
 
 Triton and its assembler need no GPU. The interpreter cannot show these facts: which instructions
-compute the products, and whether float32 products are rounded to TF32.
+compute the products, whether float32 products are rounded to TF32, whether the shared memory of a
+GPU suffices, and how often Triton compiles a kernel.
 """
 
 import json
@@ -9,44 +10,57 @@ import os
 import subprocess
 import sys
 from itertools import product
+from typing import Any
 
 import pytest
 
 from heads.losses import LOSSES
 from heads.losses.tile import MAX
 from heads.optional_triton import is_installed
-from tests.heads.tiles.compile_kernels import MATRIX_INSTRUCTIONS
 
 pytestmark = pytest.mark.skipif(not is_installed, reason="Triton is not installed")
 
-AMPERE, HOPPER, BLACKWELL = 80, 90, 100
-GPUS = dict(zip((AMPERE, HOPPER, BLACKWELL), MATRIX_INSTRUCTIONS, strict=True))
+# The instructions of the tensor cores for each compute capability, times 10, and the largest shared
+# memory of a program in KiB. 86 and 89: GPUs such as the RTX 3090, L4 and RTX 4090; 120: RTX 5090.
+GPUS = {
+    80: ("mma.sync", 163),
+    86: ("mma.sync", 99),
+    89: ("mma.sync", 99),
+    90: ("wgmma.mma_async", 227),
+    100: ("tcgen05.mma", 227),
+    120: ("mma.sync", 99),
+}
 WITH_TILES = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
-CASES = [("ce", "bf16", gpu) for gpu in GPUS] + [("ce", "fp32", HOPPER)]
+CASES = [("ce", "bf16", gpu) for gpu in GPUS] + [("ce", "fp32", 90)]
 
 
-def check(cases: list[tuple[str, str, int]]) -> None:
+def printed(*arguments: str) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # Triton 3.9 warns if this is not set, because its default will change.
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
-    module = "tests.heads.tiles.compile_kernels"
     found = subprocess.run(
-        [sys.executable, "-m", module, *(":".join(map(str, case)) for case in cases)],
+        [sys.executable, "-m", "tests.heads.tiles.compile_kernels", *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    lines = found.stdout.splitlines()
-    assert len(lines) == 2 * len(cases)
-    for (kind, dtype, gpu), line in zip(cases * 2, lines[::2] + lines[1::2], strict=True):
-        kernel = json.loads(line)
-        assert kernel["spilled"] == 0, (kind, dtype, gpu, kernel)
+    return [json.loads(line) for line in found.stdout.splitlines()]
+
+
+def check(cases: list[tuple[str, str, int]]) -> None:
+    found = printed(*(":".join(map(str, case)) for case in cases))
+    assert len(found) == 4 * len(cases)  # two kernels, with and without their optional arguments
+    for kernel in found:
+        kind, dtype, gpu = kernel["case"]
+        instruction, shared_kib = GPUS[gpu]
+        assert kernel["spilled"] == 0, kernel
+        assert kernel["shared"] <= shared_kib << 10, kernel
         # The gradient of a maximum is 1 at the class that the first kernel found: the compiler
         # removes the product.
         is_needed = LOSSES[kind].tile is not MAX or "statistics" in kernel["kernel"]
         uses_tensor_cores = dtype != "fp32" and is_needed
-        assert kernel["instructions"] == ([GPUS[gpu]] if uses_tensor_cores else [])
+        assert kernel["instructions"] == ([instruction] if uses_tensor_cores else []), kernel
 
 
 def test_the_kernels_compile_without_spilling() -> None:
@@ -57,3 +71,7 @@ def test_the_kernels_compile_without_spilling() -> None:
 @pytest.mark.parametrize("kind", WITH_TILES)
 def test_the_kernels_of_every_loss_compile_without_spilling(kind: str) -> None:
     check(list(product([kind], ("bf16", "fp16", "fp32"), GPUS)))
+
+
+def test_other_numbers_of_rows_and_other_blocks_do_not_compile_a_kernel_again() -> None:
+    assert printed("variants") == [{"statistics_kernel": 1, "gradient_kernel": 1}]

@@ -5,6 +5,8 @@ and divides the classes of a block among several programs. The sizes below leave
 every dimension.
 """
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -14,14 +16,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import one_hot
 
 from heads import ClassHead, CrossEntropy
-from heads.logits import LogitMap
+from heads.logits import Cosine, LogitMap
 from heads.losses import LOSSES, Loss, MaxMargin
 from heads.losses.tile import LOGSUMEXP
 from heads.optional_triton import interprets
-from heads.tiles.launch import num_splits
+from heads.tiles.launch import BlockInputs, num_splits
 from heads.tree import LabelTree
+from launch.plan.operations import OperationRecorder, TensorShape
 from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -212,6 +217,83 @@ def test_the_gradient_of_the_true_logit_is_not_rounded() -> None:
         assert abs(head.bias.grad[labels] / expected - 1) < 1e-5
 
 
+def test_the_gradient_of_the_bias_is_not_rounded() -> None:
+    """It is a sum over two groups of rows, in float32."""
+    features, labels = batch()
+    head = make_head(CrossEntropy(), tiles=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        head(features, labels).backward()
+    logits = features.bfloat16().double() @ head.weight.detach().bfloat16().double().T
+    expected = (logits.softmax(1) - one_hot(labels, CLASSES)).mean(0)
+    assert (head.bias.grad - expected).abs().max() < 1e-7
+
+
+def test_the_gradient_of_the_offset_is_not_rounded() -> None:
+    """An offset does not change the softmax, so the terms of this gradient add up to 0."""
+    head = make_head(CrossEntropy(), tiles=True, logits=Cosine(scale=20, learn_offset=True))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        head(*batch()).backward()
+    assert abs(head.offset.grad) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["ce", "bce"])
+def test_fp16_products_of_long_class_rows_do_not_overflow(kind: str) -> None:
+    """The largest number in fp16 is 65,504. Cosines do not depend on the length of the rows."""
+    features, labels = batch()
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = compare(
+            LOSSES[kind](), features, labels, 2e-3, logits=Cosine(scale=10), init_std=1e5
+        )
+    assert all(each.isfinite().all() and each.any() for each in found)
+
+
+@pytest.mark.parametrize(("bias", "at_most"), [(False, 4), (True, 5)])
+def test_a_block_of_classes_takes_few_launches(bias: bool, at_most: int) -> None:
+    """Two kernels and two matrix products, and with a bias, the sum of its gradient.
+
+    The recorder sees each launch of a kernel as one operation. The difference of two runs is that
+    of a block."""
+    found = []
+    for num_blocks in (3, 4):
+        tree = LabelTree.dense(64 * num_blocks)
+        head = make_head(CrossEntropy(), tiles=True, tree=tree, bias=bias)
+        with OperationRecorder() as recorder:
+            results(head, *batch())
+        found.append(recorder.operations)
+    launches = [sum(each.launches * n for each, n in run.items()) for run in found]
+    assert launches[1] - launches[0] <= at_most
+    products = [sum(each.flops * n for each, n in run.items()) for run in found]
+    # Both kernels compute the logits, and two products compute the gradients.
+    assert products[1] - products[0] == 4 * 2 * ROWS * 64 * DIM
+
+
+def test_fake_tensors_record_the_same_operations() -> None:
+    """`kway plan` counts the operations of a step in this way."""
+    found = []
+    for mode in (nullcontext(), FakeTensorMode()):
+        with mode, OperationRecorder() as recorder:
+            features = torch.zeros(ROWS, DIM)
+            block = BlockInputs(
+                features,
+                torch.zeros(64, DIM),
+                None,
+                torch.zeros(64),
+                None,
+                torch.arange(64),
+                torch.zeros(ROWS, dtype=torch.int64),
+                first_class=0,
+            )
+            totals = features.new_empty(1, 2, ROWS)
+            recorder.reset()
+            block.write_statistics(LOGSUMEXP, slice(0, 2), totals, None)
+            total = totals[:, 0]
+            block.gradient(LOGSUMEXP, total, None, total, of_shifts=True)
+        found.append(Counter(replace(each, call=None) for each in recorder.operations.elements()))
+    assert found[0] == found[1]
+    assert sum(each.flops for each in found[0].elements()) == 2 * 2 * ROWS * 64 * DIM
+    assert found[0].total() == 2
+
+
 def _results_of_rank() -> dict[str, list[np.ndarray]]:
     rank = dist.get_rank()
     found = {}
@@ -244,3 +326,39 @@ def test_a_loss_without_a_tile_is_an_error() -> None:
 def test_float64_is_an_error() -> None:
     with pytest.raises(ValueError, match="float64"):
         make_head(CrossEntropy(), tiles=True, dtype=torch.float64)
+
+
+def test_float64_features_of_an_existing_head_are_an_error() -> None:
+    features, labels = batch()
+    head = make_head(CrossEntropy(), tiles=True)
+    with pytest.raises(ValueError, match="float64"):
+        head(features.double(), labels)
+
+
+@pytest.mark.parametrize("logits", [None, Cosine(scale=3)])
+def test_float64_weights_and_float32_features(logits: LogitMap | None) -> None:
+    """The products are float32, and so are all floats that the kernels read."""
+    features, labels = batch()
+    heads = (
+        make_head(CrossEntropy(), tiles=tiles, logits=logits).double() for tiles in (True, False)
+    )
+    with OperationRecorder() as recorder:
+        assert_same(*(results(head, features, labels) for head in heads), tolerance=1e-5)
+    calls = [each.call for each in recorder.operations if each.call is not None]
+    tensors = [
+        each
+        for call in calls
+        if call.function.namespace == "kway"
+        for each in call.arguments
+        if isinstance(each, TensorShape)
+    ]
+    assert {each.dtype for each in tensors} == {torch.float32, torch.int64}
+
+
+def test_a_head_that_was_moved_to_an_unsupported_device_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head = make_head(CrossEntropy(), tiles=True)
+    monkeypatch.setattr("heads.optional_triton.interprets", False)
+    with pytest.raises(ValueError, match="the head is on cpu"):
+        head(*batch())
