@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 _FP8 = torch.float8_e4m3fn
-_LARGEST_FP8 = 448.0
 # Below the smallest normal number, e4m3 numbers are multiples of 2^-9.
 _SMALLEST_NORMAL_FP8, _STEPS_PER_UNIT = 2.0**-6, 2.0**9
 # Extreme scales would not be normal numbers of bf16, in which scales are stored.
@@ -24,8 +23,8 @@ def scales_of(values: Tensor) -> Tensor:
     """Return the scales [n] of fp8 rows for `values` [n, d], powers of two in bf16; 1 for a row of
     zeros."""
     largest = values.abs().amax(1)
-    mantissa, exponent = torch.frexp(largest / _LARGEST_FP8)
-    exponent = exponent - (mantissa == 0.5).int()  # frexp returns mantissas from 0.5 to 1
+    mantissa, exponent = torch.frexp(largest)  # 448 is 0.875 * 2^9
+    exponent = exponent - 9 + (mantissa > 0.875).int()
     exponent = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     scales = torch.ldexp(torch.ones_like(largest), exponent)
     return scales.where(largest > 0, 1).to(torch.bfloat16)

@@ -18,6 +18,7 @@ from heads.gradients import squared_norm
 from heads.hashing import random_16_bits
 from heads.inner_gradients import InnerGradients, InnerNodes
 from heads.node_values import NodeValues, wide_dtype
+from heads.update_kernel import has_kernel, update
 from heads.weights import ClassBlock, ClassWeights
 
 # Number of inner nodes that are updated at a time.
@@ -108,6 +109,21 @@ class UpdatedRows:
         step, values = self._step, self._values
         if is_leaf is not None:
             grad = grad.where(is_leaf, 0)
+        keeps = step.skipped if is_leaf is None else step.skipped | ~is_leaf
+        if step.writes and has_kernel(values.held):
+            squares = update(
+                values,
+                nodes,
+                grad,
+                first_node=self._weights.start,
+                keeps=keeps,
+                divisor=step.divisor,
+                lr=step.lr,
+                weight_decay=step.weight_decay,
+                key=step.key,
+            )
+            self.squared_norm += squares.double().sum()
+            return
         self.squared_norm += squared_norm([grad], grad.device)
         if not step.writes:
             return
@@ -115,7 +131,6 @@ class UpdatedRows:
         change = grad if step.divisor is None else grad / step.divisor
         if step.weight_decay:
             change = change.add(old, alpha=step.weight_decay)
-        keeps = step.skipped if is_leaf is None else step.skipped | ~is_leaf
         new = old.sub_(change.where(~keeps, 0), alpha=step.lr)
         bits = None
         if values.held.dtype != new.dtype:

@@ -1,11 +1,9 @@
 """The launches of the kernels in `heads/tiles/kernels.py`, as operators of torch.
 
 `torch.ops.kway.write_statistics` and `torch.ops.kway.write_gradient` each launch one kernel for a
-block of classes. Profilers, `TorchDispatchMode` and `FakeTensorMode` therefore see one operation
-per launch, with its tensors.
+block of classes.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.losses.tile import Reduction, Tile
+from heads.operators import operator
 from heads.tiles import kernels
 
 _CODES = {
@@ -95,25 +94,7 @@ def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[s
     }
 
 
-# `torch.library.custom_op` would add 50 microseconds to each call, this library adds 4.
-_LIBRARY = torch.library.Library("kway", "FRAGMENT")
-
-
-def _operator(*written: str) -> Callable[[Callable[..., None]], Any]:
-    """Make a function an operator that writes to some of its arguments."""
-
-    def define(function: Callable[..., None]) -> Any:
-        name = function.__name__
-        _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=written))
-        _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
-        # Fake tensors contain no data to write.
-        torch.library.register_fake(f"kway::{name}", lambda *_: None, lib=_LIBRARY)
-        return getattr(torch.ops.kway, name).default
-
-    return define
-
-
-@_operator("totals", "winners")
+@operator("totals", "winners")
 def write_statistics(
     features: Tensor,
     rows: Tensor,
@@ -141,7 +122,7 @@ def write_statistics(
     )
 
 
-@_operator("out", "column_sums")
+@operator("out", "column_sums")
 def write_gradient(
     features: Tensor,
     rows: Tensor,

@@ -22,13 +22,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
+from heads import update_kernel
 from heads.losses import LOSSES
 from heads.losses.tile import MAX, Reduction, Tile
 from heads.tiles import kernels
 from heads.tiles.launch import BlockInputs
 from heads.tiles.operators import kernel_config, kernel_options
+from heads.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}
 # Instructions of the tensor cores of Ampere, Hopper and Blackwell.
 MATRIX_INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 _SIZES = ("num_rows", "num_classes", "dim", "first_class", "first_split", "all_splits")
@@ -78,6 +81,34 @@ def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Itera
             "shared": result.metadata.shared,
             **_resources(result.asm["cubin"]),
         }
+
+
+def compiled_update(dtype: str, capability: int) -> Iterator[dict[str, Any]]:
+    """Yield the resources of the kernel that updates rows of 100 and of 2,048 numbers."""
+    kernel = update_kernel.update_kernel
+    pointer = {"fp32": "*fp32", "bf16": "*bf16", "fp8": "*u8"}[dtype]
+    types = {"held": pointer, "scales": "*bf16", "nodes": "*i64", "keeps": "*u8", "key": "i64"}
+    types |= {"lr": "fp32", "weight_decay": "fp32", "first": "i32", "first_node": "i64"}
+    for dim, has_optional in product((100, 2048), (True, False)):
+        constants = {"FORMAT": FORMATS[dtype], "KEEPS_EACH": has_optional}
+        constants |= {"BLOCK_D": block_size(dim)}
+        if not has_optional:
+            constants |= dict.fromkeys(("scales", "nodes", "divisor"))
+        if dtype == "fp8":
+            constants.pop("scales", None)
+        signature = {
+            name: "constexpr"
+            if name in constants
+            else types.get(name, "i32" if name == "dim" else "*fp32")
+            for name in kernel.arg_names
+        }
+        result = triton.compile(
+            ASTSource(kernel, signature, constants),
+            target=GPUTarget("cuda", capability, 32),
+            options={"num_warps": num_warps(dim)},
+        )
+        shared = result.metadata.shared
+        yield {"dim": dim, "shared": shared, **_resources(result.asm["cubin"])}
 
 
 def _type(name: str, dtype: str) -> str:
@@ -145,6 +176,10 @@ if __name__ == "__main__":
             print(json.dumps(variants()))
             continue
         kind, dtype, capability = case.split(":")
+        if kind == "update":
+            for line in compiled_update(dtype, int(capability)):
+                print(json.dumps({"case": [kind, dtype, int(capability)]} | line))
+            continue
         tile = LOSSES[kind]().tile
         assert tile is not None
         for line in compiled(tile, 2 if kind == "nce" else 0, dtype, int(capability)):

@@ -67,6 +67,13 @@ def test_the_kernels_compile_without_spilling() -> None:
     check(CASES)
 
 
+def test_the_update_of_class_rows_compiles_without_spilling() -> None:
+    found = printed("update:fp8:80", "update:bf16:90", "update:fp32:100")
+    assert len(found) == 12
+    for kernel in found:
+        assert kernel["spilled"] == 0, kernel
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_TILES)
 def test_the_kernels_of_every_loss_compile_without_spilling(kind: str) -> None:
