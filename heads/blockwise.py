@@ -90,7 +90,8 @@ class BlockwiseLogits:
         """
         dim, itemsize = self.features_Gd.shape[1], self.stats_dtype.itemsize
         column_bytes = max(self.most_rows, 1) * itemsize
-        if self.logit_map.normalizes or not self.weights.is_plain:
+        converts = self.rows.held.dtype not in (self.compute_dtype, self.stats_dtype)
+        if self.logit_map.normalizes or not self.weights.is_plain or converts:
             column_bytes = max(column_bytes, dim * itemsize)
         elif self.processor.kind == "cuda" and self.compute_dtype != self.stats_dtype:
             column_bytes = max(column_bytes, dim * self.compute_dtype.itemsize)

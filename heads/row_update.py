@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
 from heads.gradients import squared_norm
-from heads.hashing import random_16_bits
+from heads.hashing import random_16_bits, rows_at_once
 from heads.inner_gradients import InnerGradients, InnerNodes
 from heads.node_values import NodeValues, wide_dtype
 from heads.update_kernel import has_kernel, update
@@ -127,22 +127,33 @@ class UpdatedRows:
         self.squared_norm += squared_norm([grad], grad.device)
         if not step.writes:
             return
+        at_once = rows_at_once(grad.shape[1], grad.device)
+        for start in range(0, len(grad), at_once):
+            part = slice(start, min(start + at_once, len(grad)))
+            kept = keeps[part] if keeps.ndim else keeps
+            self._descend(_part_of(nodes, part), grad[part], kept)
+
+    def _descend(self, nodes: slice | Tensor, grad: Tensor, keeps: Tensor) -> None:
+        """Update nodes with torch operations, except where `keeps`, a scalar or [C, 1], is true."""
+        step, values = self._step, self._values
         old = values.read(nodes).to(wide_dtype(values.held.dtype))
         change = grad if step.divisor is None else grad / step.divisor
         if step.weight_decay:
             change = change.add(old, alpha=step.weight_decay)
-        new = old.sub_(change.where(~keeps, 0), alpha=step.lr)
+        new = old.sub(change.where(~keeps, 0), alpha=step.lr)
         bits = None
         if values.held.dtype != new.dtype:
-            ids = self._weights.start + _positions(nodes, new.device)
+            if isinstance(nodes, slice):
+                nodes = torch.arange(nodes.start, nodes.stop, device=new.device)
+            ids = self._weights.start + nodes
             bits = random_16_bits(ids, new.shape[1], seed=step.key)
         values.write(nodes, new, bits)
 
 
-def _positions(nodes: slice | Tensor, device: torch.device) -> Tensor:
+def _part_of(nodes: slice | Tensor, part: slice) -> slice | Tensor:
     if isinstance(nodes, slice):
-        return torch.arange(nodes.start, nodes.stop, device=device)
-    return nodes
+        return slice(nodes.start + part.start, nodes.start + part.stop)
+    return nodes[part]
 
 
 class RowUpdate:
