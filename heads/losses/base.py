@@ -411,8 +411,8 @@ def exp_(exponents: Tensor) -> Tensor:
     """Compute exp in place, and return the tensor."""
     if exponents.device.type != "cpu":
         return exponents.exp_()
-    # On a CPU, exp2 is faster than exp: 2 times for typical logits, and 20 times if some results are
-    # denormal numbers.
+    # On a CPU, exp2 is faster than exp: 2 times for typical logits, and 20 times if many results
+    # are denormal numbers.
     return exponents.mul_(math.log2(math.e)).exp2_()
 
 
