@@ -193,8 +193,9 @@ def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
     maxima = scores_BC[:, : size * groups].unflatten(1, (size, groups)).amax(1)
     best = maxima.topk(num, dim=1, sorted=False).indices
     candidates = (best[:, :, None] + torch.arange(0, size * groups, groups)).flatten(1)
-    rest = torch.arange(size * groups, num_columns).expand(len(best), -1)
-    candidates = torch.cat([candidates, rest], dim=1)
+    if size * groups < num_columns:
+        rest = torch.arange(size * groups, num_columns).expand(len(best), -1)
+        candidates = torch.cat([candidates, rest], dim=1)
     values, positions = scores_BC.gather(1, candidates).topk(num, dim=1)
     return values, candidates.gather(1, positions)
 
@@ -413,4 +414,8 @@ def _newton_backward(grad_nB: Tensor, sigma_nB: Tensor, num_powers: int) -> Tens
 
 def _windows(coefficients: Tensor, size: int) -> Tensor:
     """Return a view of `size` adjacent coefficients from each position [positions, size, ..]."""
-    return coefficients.unfold(0, size, 1).movedim(-1, 1)
+    # The same as `unfold` and `movedim`, but one call. With few rows, calls take most of the time.
+    positions, first = len(coefficients) - size + 1, coefficients.stride(0)
+    return coefficients.as_strided(
+        (positions, size, *coefficients.shape[1:]), (first, *coefficients.stride())
+    )
