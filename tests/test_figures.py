@@ -100,7 +100,7 @@ def test_the_self_contained_examples_of_the_readme_and_the_page_run():
     (readme,) = examples((ROOT / "README.md").read_text(encoding="utf-8"))
     with_files = [example("init_process_group"), example("dcp.load")]
     self_contained = [code for code in examples(PAGE) if code not in with_files]
-    assert len(self_contained) == 5
+    assert len(self_contained) == 6
     for code in [readme, *self_contained]:
         run(code)
 

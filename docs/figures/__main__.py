@@ -18,6 +18,7 @@ from docs.figures import (
     engine,
     losses,
     quadratic,
+    row_types,
     sampling,
     scores,
     separation,
@@ -36,6 +37,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "scores": scores.draw,
     "quadratic": quadratic.draw,
     "sampling": sampling.draw,
+    "row-types": row_types.draw,
     "cover-tree": cover_tree.draw,
     "slc": single_logit.draw,
 }
