@@ -67,10 +67,16 @@ class StepOperations:
 
 
 def record_step(
-    recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
+    recipe: Recipe,
+    backbone: BackboneCost,
+    head: HeadShape,
+    cluster: Cluster,
+    *,
+    adds_parts: bool = False,
 ) -> StepOperations:
-    """Return the operations of one step. `recipe` is the recipe of the planned run."""
-    trial = _Trial(recipe, backbone, head, cluster)
+    """Return the operations of one step. `recipe` is the recipe of the planned run, and
+    `adds_parts` is that of `Spread`."""
+    trial = _Trial(recipe, backbone, head, cluster, adds_parts)
     if recipe.head.weights.kind == "factored":
         return StepOperations(*trial.run(_CLASSES_OF_FACTORED_HEAD), Counter())
     in_trial = min(head.blocks, head.saved + _BLOCKS_AFTER_SAVED)
@@ -96,6 +102,7 @@ class _Trial:
     backbone: BackboneCost
     head: HeadShape
     cluster: Cluster
+    adds_parts: bool
 
     def run(self, classes_of_rank: int) -> tuple[dict[Phase, Operations], bool]:
         """Run a step in which each rank has this number of classes."""
@@ -160,7 +167,7 @@ class _Trial:
         )
         cuda = self.cluster.machine.kind == "cuda"
         head.engine = replace(head.engine, processor=self.cluster.machine.processor)
-        backbone: Any = _Weights(self.backbone)
+        backbone: Any = _Weights(self.backbone, adds_parts=not self.adds_parts)
         wait = self.recipe.train.synchronous
         for synchronous in (False, True) if cuda and wait is None else (wait,):
             task = Task(backbone, head, self._recipe(synchronous), world, phases)
@@ -232,10 +239,15 @@ class _Undistributed:
 
 class _Weights(nn.Module):
     """The weights and buffers of a backbone. Forward and backward allocate their results without
-    computing them."""
+    computing them.
 
-    def __init__(self, cost: BackboneCost) -> None:
+    If `adds_parts` is false, only the first backward pass of a step returns gradients of the
+    weights, because autograd would add them to the existing ones.
+    """
+
+    def __init__(self, cost: BackboneCost, *, adds_parts: bool) -> None:
         super().__init__()
+        self.adds_parts = adds_parts
         self.encoder = nn.Module()
         self.dim = cost.dim
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[cost.feature_itemsize]
@@ -247,7 +259,11 @@ class _Weights(nn.Module):
         return self  # torch cannot move fake parameters
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        features: Tensor = _Nothing.apply(inputs["rows"], self.dim, self.dtype, *self.weights)
+        weights = list(self.weights)
+        if not self.adds_parts and weights[0].grad is not None:
+            weights = []
+            inputs = {"rows": inputs["rows"].requires_grad_()}
+        features: Tensor = _Nothing.apply(inputs["rows"], self.dim, self.dtype, *weights)
         return features
 
 

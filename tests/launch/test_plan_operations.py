@@ -117,6 +117,25 @@ ON_TWO_RANKS: dict[str, dict[str, Any]] = {
     "fsdp, micro-batches": {"train__strategy": FSDP, "train__micro_batches": 2},
     "fsdp, no reshard": {"train__strategy": FSDP | {"reshard_after_forward": False}},
     "fsdp, bf16 gradients": {"train__strategy": FSDP | {"reduce_dtype": "bf16"}},
+    "fsdp, bf16 weights": {
+        "train__strategy": FSDP | {"param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "train__micro_batches": 2,
+    },
+}
+COPIES = FSDP | {"shard_group": 2}
+ON_FOUR_RANKS: dict[str, dict[str, Any]] = {
+    "two copies": {"train__strategy": COPIES},
+    "two copies, micro-batches": {"train__strategy": COPIES, "train__micro_batches": 3},
+    "two copies, bf16 weights": {
+        "train__strategy": COPIES | {"param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "train__micro_batches": 2,
+    },
+    "two copies, bf16 gradients": {
+        "train__strategy": COPIES | {"reduce_dtype": "bf16"},
+        "train__micro_batches": 2,
+    },
 }
 
 
@@ -127,12 +146,15 @@ def recorded_launches(recipes: list[Recipe]) -> list[dict[str, int]]:
     ]
 
 
-def test_the_planned_launches_of_two_ranks_are_those_of_a_real_step(tmp_path: Path):
-    recipes = [recipe_of(tmp_path, **({"head": {}} | keys)) for keys in ON_TWO_RANKS.values()]
-    measured = run_on_ranks(2, recorded_launches, recipes)[0]
+@pytest.mark.parametrize(("ranks", "cases"), [(2, ON_TWO_RANKS), (4, ON_FOUR_RANKS)])
+def test_the_planned_launches_of_several_ranks_are_those_of_a_real_step(
+    tmp_path: Path, ranks: int, cases: dict[str, dict[str, Any]]
+):
+    recipes = [recipe_of(tmp_path, **({"head": {}} | keys)) for keys in cases.values()]
+    measured = run_on_ranks(ranks, recorded_launches, recipes)[0]
     wrong = []
-    for name, recipe, real in zip(ON_TWO_RANKS, recipes, measured, strict=True):
-        plan = make_plan(recipe, PlanRequest(CPU, 1, 2, CLASSES))
+    for name, recipe, real in zip(cases, recipes, measured, strict=True):
+        plan = make_plan(recipe, PlanRequest(CPU, 1, ranks, CLASSES))
         planned = {phase.phase: phase.launches for phase in plan.time.phases}
         for each in plan.collectives:
             if each.operation == "reduce_scatter":  # gloo copies its result
