@@ -60,6 +60,8 @@ class Task(nn.Module):
     ) -> None:
         super().__init__()
         self.world, self.recipe = world, recipe
+        # `kway plan` sets this, because it plans runs on GPUs with tensors on the CPU.
+        self.is_on_cuda = world.device.type == "cuda"
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
@@ -96,8 +98,9 @@ class Task(nn.Module):
         )
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head)
         self.defers = self._defers()
-        on_cuda = self.world.device.type == "cuda"
-        self.is_flagged = self.defers or (on_cuda and not isinstance(self.head, FactoredHead))
+        self.is_flagged = self.defers or (
+            self.is_on_cuda and not isinstance(self.head, FactoredHead)
+        )
         if self.defers:
             for optimizer in (self.strategy.optimizer, self.head_optimizer):
                 create_momentum(optimizer)
@@ -191,7 +194,7 @@ class Task(nn.Module):
         elif not all(optimizer and accepts_flag(optimizer) for optimizer in optimizers):
             reason = f"optimizer.kind is {self.recipe.optimizer.kind}, which ignores found_inf"
         if synchronous is None:
-            return self.world.device.type == "cuda" and reason is None
+            return self.is_on_cuda and reason is None
         if not synchronous and reason is not None:
             raise ValueError(f"train.synchronous is false, but {reason}: omit train.synchronous")
         return not synchronous

@@ -36,7 +36,8 @@ class Plan:
     steps: steps of the run. Both are None if neither the shards nor the recipe determine them.
     collectives: all of a step; of_strategy: those of them that the recorded operations exclude.
     passes, parts: forward passes of the backbone and micro-batches per step. adds_parts: see
-    `Spread`. The operations are recorded when `operations` or `time` is first read, because `advice.py` needs only the memory.
+    `Spread`. The operations are recorded when `operations` or `time` is first read, because
+    `advice.py` needs only the memory.
     """
 
     recipe: Recipe

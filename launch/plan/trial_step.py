@@ -165,20 +165,14 @@ class _Trial:
             class_counts=np.ones(num_classes),
             tree=tree,
         )
-        cuda = self.cluster.machine.kind == "cuda"
         head.engine = replace(head.engine, processor=self.cluster.machine.processor)
         backbone: Any = _Weights(self.backbone, adds_parts=not self.adds_parts)
-        wait = self.recipe.train.synchronous
-        for synchronous in (False, True) if cuda and wait is None else (wait,):
-            task = Task(backbone, head, self._recipe(synchronous), world, phases)
-            try:
-                task.train().start_training()
-            except ValueError:  # this recipe cannot defer
-                continue
-            return task
-        raise AssertionError
+        task = Task(backbone, head, self._recipe(), world, phases)
+        task.is_on_cuda = self.cluster.machine.kind == "cuda"
+        task.train().start_training()
+        return task
 
-    def _recipe(self, synchronous: bool | None) -> Recipe:
+    def _recipe(self) -> Recipe:
         head, (data, class_) = self.head, self._mesh
         copies = 2 if head.row_weights else 1
         rows = -(-head.group_rows // (class_ * copies))
@@ -186,7 +180,6 @@ class _Trial:
             update={
                 "global_batch": head.calls * rows * data * class_,
                 "strategy": _Undistributed(self.recipe.train.strategy),
-                "synchronous": synchronous,
                 "channels_last": False,
                 "compile": False,
                 "activation_checkpointing": False,
