@@ -30,6 +30,7 @@ from launch.plan.cluster import Cluster
 from launch.plan.fake_world import fake_world
 from launch.plan.head_cost import HeadShape
 from launch.plan.operations import HostReads, OperationRecorder, Operations
+from launch.plan.tile_traffic import with_tiles
 from trainer.checkpoints.entries import create_moments
 from trainer.config import Recipe
 from trainer.steps.take import take_step
@@ -76,6 +77,29 @@ def record_step(
 ) -> StepOperations:
     """Return the operations of one step. `recipe` is the recipe of the planned run, and
     `adds_parts` is that of `Spread`."""
+    step = _without_tiles(recipe, backbone, head, cluster, adds_parts=adds_parts)
+    loss, machine = recipe.head.loss, cluster.machine
+    is_sampled = loss.sampled(head.classes.num_classes, head.world_rows) is not None
+    if not recipe.head.tiles or loss.tile is None or is_sampled or machine.kind != "cuda":
+        return step
+    rows = _Trial(recipe, backbone, head, cluster, adds_parts).group_rows
+    of_head = with_tiles(step.phases["head"], rows, head, machine, loss.tile)
+    block = with_tiles(step.block, rows, head, machine, loss.tile, one_block=True)
+    return replace(
+        step,
+        phases=step.phases | {"head": of_head},
+        block=block if step.block else step.block,
+    )
+
+
+def _without_tiles(
+    recipe: Recipe,
+    backbone: BackboneCost,
+    head: HeadShape,
+    cluster: Cluster,
+    *,
+    adds_parts: bool,
+) -> StepOperations:
     trial = _Trial(recipe, backbone, head, cluster, adds_parts)
     if recipe.head.weights.kind == "factored":
         return StepOperations(*trial.run(_CLASSES_OF_FACTORED_HEAD), Counter())
@@ -132,6 +156,17 @@ class _Trial:
         plain = self.head.classes.plain
         return min(2, self.cluster.data_ranks), min(2, self.cluster.class_ranks if plain else 1)
 
+    @property
+    def _copies(self) -> int:
+        """Return how often the head processes each row of a batch."""
+        return 2 if self.head.row_weights else 1
+
+    @property
+    def group_rows(self) -> int:
+        """Return the rows of a class group, rounded up to the same number for each rank."""
+        unit = self._mesh[1] * self._copies
+        return -(-self.head.group_rows // unit) * unit
+
     def _num_classes(self, classes_of_rank: int) -> int:
         num, classes = classes_of_rank * self._mesh[1], self.head.classes
         if self.recipe.head.loss.over_nodes:  # the logits are those of the nodes
@@ -174,8 +209,7 @@ class _Trial:
 
     def _recipe(self) -> Recipe:
         head, (data, class_) = self.head, self._mesh
-        copies = 2 if head.row_weights else 1
-        rows = -(-head.group_rows // (class_ * copies))
+        rows = self.group_rows // (class_ * self._copies)
         train = self.recipe.train.model_copy(
             update={
                 "global_batch": head.calls * rows * data * class_,
