@@ -226,8 +226,9 @@ class _Simulation:
 
     def _row_product(self) -> Traffic:
         out = Matrix("gradient of class rows", self._block.classes, self._block.dim, FLOAT32)
-        operands = (_Operand(each, transposed=True) for each in (self._grad, self._features))
-        self._product(*operands, out, inner=self._block.rows, adds=False)
+        left = _Operand(self._grad, transposed=True)
+        right = _Operand(self._features, transposed=True)
+        self._product(left, right, out, inner=self._block.rows, adds=False)
         self._cache.flush()
         return self._finish()
 
