@@ -61,6 +61,8 @@ class Task(nn.Module):
     ) -> None:
         super().__init__()
         self.world, self.recipe = world, recipe
+        # `kway plan` sets this, because it plans runs on GPUs with tensors on the CPU.
+        self.is_on_cuda = world.device.type == "cuda"
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
@@ -98,8 +100,9 @@ class Task(nn.Module):
         clips = recipe.train.clip_norm is not None
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head, clips=clips)
         self.defers = self._defers()
-        on_cuda = self.world.device.type == "cuda"
-        self.is_flagged = self.defers or (on_cuda and not isinstance(self.head, FactoredHead))
+        self.is_flagged = self.defers or (
+            self.is_on_cuda and not isinstance(self.head, FactoredHead)
+        )
         if self.defers:
             for optimizer in (self.strategy.optimizer, self.head_optimizer):
                 create_momentum(optimizer)
@@ -203,7 +206,7 @@ class Task(nn.Module):
         elif not all(optimizer and accepts_flag(optimizer) for optimizer in optimizers):
             reason = f"optimizer.kind is {self.recipe.optimizer.kind}, which ignores found_inf"
         if synchronous is None:
-            return self.world.device.type == "cuda" and reason is None
+            return self.is_on_cuda and reason is None
         if not synchronous and reason is not None:
             raise ValueError(f"train.synchronous is false, but {reason}: omit train.synchronous")
         return not synchronous

@@ -124,4 +124,10 @@ def num_splits(tile: Tile, features: Tensor, num_classes: int) -> int:
     row_groups = -(-len(features) // config.rows)
     tiles = -(-num_classes // config.classes)
     num_sms = max(1, Processor.of(features.device).num_sms)  # 1 for the interpreter
+    return num_splits_of(row_groups, tiles, num_sms)
+
+
+def num_splits_of(row_groups: int, tiles: int, num_sms: int) -> int:
+    """Return the number of programs for each group of rows of a block with `tiles` groups of
+    classes."""
     return max(1, min(tiles, _WAVES * num_sms // max(row_groups, 1)))

@@ -6,7 +6,7 @@ on the architecture.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,9 @@ _IS_CUDA: Any = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 class BackboneCost:
     """The cost of a backbone for a micro-batch of `rows` samples, in bytes unless stated otherwise.
 
-    units: the shapes of all weights, grouped as FSDP gathers them; the root unit is last.
+    units: the shapes of the weights, grouped as FSDP gathers them; the root unit is last.
+    norms: the shapes of the weights of batch norm if the strategy keeps only them in float32, and
+    otherwise nothing, because `units` contains them.
     inputs: the micro-batch on the device.
     activations: bytes that are live at the end of forward. backward_peak: largest number of bytes
     that are live during backward, including `gradients`, the bytes of the weights' gradients.
@@ -49,6 +51,7 @@ class BackboneCost:
     dim: int
     rows: int
     units: tuple[Shapes, ...]
+    norms: Shapes
     buffer_shapes: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     inputs: int
     batch_norms: tuple[int, ...]
@@ -63,11 +66,11 @@ class BackboneCost:
     @property
     def numel(self) -> int:
         """Number of weights in the backbone."""
-        return sum(numel(unit) for unit in self.units)
+        return sum(numel(unit) for unit in (self.norms, *self.units))
 
     @property
     def shapes(self) -> Iterator[tuple[int, ...]]:
-        return (shape for unit in self.units for shape in unit)
+        return (shape for unit in (self.norms, *self.units) for shape in unit)
 
     @property
     def flops(self) -> int:
@@ -92,9 +95,11 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         config = recipe.backbone.without_weights()
         backbone = build_backbone(config, image=recipe.data.image).train()
-        units = tuple(_units(backbone))
+        rounds = half is not None and ranks > 1 and train.strategy.weight_precision is not None
+        apart = _batch_norm_weights(backbone) if rounds else []
+        units = tuple(_units(backbone, apart))
         mode = recipe.backbone.batch_norm
-        norms = _sync_batch_norms(backbone, mode)
+        synchronized = _sync_batch_norms(backbone, mode)
         again: tuple[int, ...] = ()
         blocks = list(repeated_blocks(backbone.encoder))
         if cuda:
@@ -105,7 +110,8 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
             checkpoint_blocks(backbone.encoder)
         apply_batch_norm_mode(backbone, mode, world.group)
         backbone.precision, backbone.channels_last = half, train.channels_last
-        if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
+        if rounds:
+            assert half is not None
             _round_weights(backbone, half)
         inputs = _inputs(recipe, backbone, rows)
         known = [*backbone.parameters(), *backbone.buffers(), *inputs.values()]
@@ -119,9 +125,10 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         dim=backbone.dim,
         rows=rows,
         units=units,
+        norms=tuple(tuple(p.shape) for p in apart),
         buffer_shapes=tuple((tuple(each.shape), each.dtype) for each in backbone.buffers()),
         inputs=_bytes(iter(inputs.values())),
-        batch_norms=norms,
+        batch_norms=synchronized,
         norms_again=again,
         activations=activations,
         backward_peak=recorder.peak,
@@ -132,9 +139,15 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
     )
 
 
-def _units(backbone: Backbone) -> Iterator[Shapes]:
-    """Yield the shapes of the weights of each FSDP unit, as in `trainer/strategies/fsdp.py`."""
-    grouped: set[int] = set()
+def _batch_norm_weights(backbone: Backbone) -> list[nn.Parameter]:
+    layers = (module for module in backbone.modules() if isinstance(module, _BatchNorm))
+    return [parameter for layer in layers for parameter in layer.parameters()]
+
+
+def _units(backbone: Backbone, apart: Iterable[nn.Parameter]) -> Iterator[Shapes]:
+    """Yield the shapes of the weights of each FSDP unit, as in `trainer/strategies/fsdp.py`.
+    `apart` are weights of another unit."""
+    grouped = {id(parameter) for parameter in apart}
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in grouped]
         grouped.update(id(p) for p in own)

@@ -42,7 +42,7 @@ class Machine:
 
     flops: FLOPs of dense matrix products, by number format (fp32, tf32, bf16, fp16). link: bytes
     that a GPU sends within its node; network: bytes that it sends to other nodes. num_sms: number
-    of streaming multiprocessors of a GPU.
+    of streaming multiprocessors of a GPU; capability and cache_bytes: see `trainer/devices.py`.
     """
 
     name: str
@@ -53,6 +53,8 @@ class Machine:
     link: float
     network: float
     num_sms: int = 0
+    capability: int = 0
+    cache_bytes: int = 0
     launch_seconds: float = _LAUNCH_SECONDS
     wait_seconds: float = _WAIT_SECONDS
     timer: OperationTimer | None = None
@@ -158,6 +160,8 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
         link=device.link_bytes_per_second,
         network=gbps * 1e9 / _BITS,
         num_sms=device.num_sms,
+        capability=device.capability,
+        cache_bytes=device.cache_bytes,
     )
 
 

@@ -151,7 +151,9 @@ class HostReads(TorchFunctionMode):
     A bool is true, unless it is a result of `isnan`. A float is 1. An integer is 0, which is a
     valid label; but if it counts the values above a bound, it is the number of all values. If the
     ranks exchange a list of integers, the host reads its own integers for every rank. Reading
-    several elements of a tensor is one wait.
+    several elements of a tensor is one wait. Tensors that `torch.tensor` creates without a device
+    or on "cpu", such as the step counts of torch's AdamW, are on the host also in a run on a GPU,
+    so reading them is not a wait.
     """
 
     def __init__(self, recorder: OperationRecorder) -> None:
@@ -162,6 +164,7 @@ class HostReads(TorchFunctionMode):
         self._above: Any = None  # the storage of the last result of `>`
         self._num_above: tuple[Any, int] = (None, 0)  # the storage of its sum, and its elements
         self._last: Any = None  # the storage that was read last
+        self._on_host: dict[int, Any] = {}  # storages by `_cdata`
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -176,6 +179,9 @@ class HostReads(TorchFunctionMode):
             # The trainer reads labels in this way only if they are on the host: no wait.
             return np.zeros(args[0].shape, np.int64)
         out = func(*args, **(kwargs or {}))
+        # The trainer passes the device of its rank, a `torch.device`.
+        if func is torch.tensor and (kwargs or {}).get("device") in (None, "cpu"):
+            self._on_host[out.untyped_storage()._cdata] = out.untyped_storage()
         if func in (torch.isnan, Tensor.isnan):
             self._nans = out.untyped_storage()
         elif func is Tensor.gt:
@@ -186,7 +192,7 @@ class HostReads(TorchFunctionMode):
 
     def _read(self, tensor: Tensor) -> int | float:
         storage = tensor.untyped_storage()
-        if not _same(storage, self._last):
+        if not _same(storage, self._last) and storage._cdata not in self._on_host:
             self._recorder.operations[Operation(bytes=tensor.itemsize, launches=0, waits=1)] += 1
         self._last = storage
         if tensor.dtype == torch.bool:

@@ -35,8 +35,9 @@ class Plan:
     memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch;
     steps: steps of the run. Both are None if neither the shards nor the recipe determine them.
     collectives: all of a step; of_strategy: those of them that the recorded operations exclude.
-    passes, parts: forward passes of the backbone and micro-batches per step. The operations are
-    recorded when `operations` or `time` is first read, because `advice.py` needs only the memory.
+    passes, parts: forward passes of the backbone and micro-batches per step. adds_parts: see
+    `Spread`. The operations are recorded when `operations` or `time` is first read, because
+    `advice.py` needs only the memory.
     """
 
     recipe: Recipe
@@ -51,10 +52,17 @@ class Plan:
     samples: int | None
     passes: int
     parts: int
+    adds_parts: bool
 
     @cached_property
     def operations(self) -> StepOperations:
-        return record_step(self.recipe, self.backbone, self.head, self.cluster)
+        return record_step(
+            self.recipe,
+            self.backbone,
+            self.head,
+            self.cluster,
+            adds_parts=self.adds_parts,
+        )
 
     @cached_property
     def time(self) -> StepTime:
@@ -158,6 +166,7 @@ def make_plan(
         samples=num_samples(recipe, manifest, request.samples),
         passes=passes,
         parts=parts,
+        adds_parts=strategy.adds_parts,
     )
 
 
@@ -176,8 +185,14 @@ def _spread(
 ) -> Spread:
     if cluster.ranks == 1:
         return Spread.alone(backbone.units)
-    ranks = cluster.size("shard")
-    return recipe.train.strategy.spread(backbone.units, ranks, passes=passes, parts=parts)
+    return recipe.train.strategy.spread(
+        backbone.units,
+        cluster.size("shard"),
+        passes=passes,
+        parts=parts,
+        copies=cluster.size("replicate"),
+        norms=backbone.norms,
+    )
 
 
 def _collectives(

@@ -126,8 +126,8 @@ def _launched(collective: Collective) -> Operations:
     buffers."""
     calls, copies = collective.calls, collective.copies
     launched = Counter({Operation(): calls * collective.messages})
-    if copies:  # a copy reads and writes its bytes
-        launched[Operation(bytes=2 * collective.copied // copies)] += calls * copies
+    if copies:
+        launched[Operation(bytes=collective.copied // copies)] += calls * copies
     return launched
 
 

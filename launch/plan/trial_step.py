@@ -30,6 +30,7 @@ from launch.plan.cluster import Cluster
 from launch.plan.fake_world import fake_world
 from launch.plan.head_cost import HeadShape
 from launch.plan.operations import HostReads, OperationRecorder, Operations
+from launch.plan.tile_traffic import with_tiles
 from trainer.checkpoints.entries import create_moments
 from trainer.config import Recipe
 from trainer.steps.take import take_step
@@ -67,10 +68,39 @@ class StepOperations:
 
 
 def record_step(
-    recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster: Cluster
+    recipe: Recipe,
+    backbone: BackboneCost,
+    head: HeadShape,
+    cluster: Cluster,
+    *,
+    adds_parts: bool = False,
 ) -> StepOperations:
-    """Return the operations of one step. `recipe` is the recipe of the planned run."""
-    trial = _Trial(recipe, backbone, head, cluster)
+    """Return the operations of one step. `recipe` is the recipe of the planned run, and
+    `adds_parts` is that of `Spread`."""
+    step = _without_tiles(recipe, backbone, head, cluster, adds_parts=adds_parts)
+    loss, machine = recipe.head.loss, cluster.machine
+    is_sampled = loss.sampled(head.classes.num_classes, head.world_rows) is not None
+    if not recipe.head.tiles or loss.tile is None or is_sampled or machine.kind != "cuda":
+        return step
+    rows = _Trial(recipe, backbone, head, cluster, adds_parts).group_rows
+    of_head = with_tiles(step.phases["head"], rows, head, machine, loss.tile)
+    block = with_tiles(step.block, rows, head, machine, loss.tile, one_block=True)
+    return replace(
+        step,
+        phases=step.phases | {"head": of_head},
+        block=block if step.block else step.block,
+    )
+
+
+def _without_tiles(
+    recipe: Recipe,
+    backbone: BackboneCost,
+    head: HeadShape,
+    cluster: Cluster,
+    *,
+    adds_parts: bool,
+) -> StepOperations:
+    trial = _Trial(recipe, backbone, head, cluster, adds_parts)
     if recipe.head.weights.kind == "factored":
         return StepOperations(*trial.run(_CLASSES_OF_FACTORED_HEAD), Counter())
     in_trial = min(head.blocks, head.saved + _BLOCKS_AFTER_SAVED)
@@ -96,6 +126,7 @@ class _Trial:
     backbone: BackboneCost
     head: HeadShape
     cluster: Cluster
+    adds_parts: bool
 
     def run(self, classes_of_rank: int) -> tuple[dict[Phase, Operations], bool]:
         """Run a step in which each rank has this number of classes."""
@@ -124,6 +155,17 @@ class _Trial:
         classes of a rank would depend on its shape."""
         plain = self.head.classes.plain
         return min(2, self.cluster.data_ranks), min(2, self.cluster.class_ranks if plain else 1)
+
+    @property
+    def _copies(self) -> int:
+        """Return how often the head processes each row of a batch."""
+        return 2 if self.head.row_weights else 1
+
+    @property
+    def group_rows(self) -> int:
+        """Return the rows of a class group, rounded up to the same number for each rank."""
+        unit = self._mesh[1] * self._copies
+        return -(-self.head.group_rows // unit) * unit
 
     def _num_classes(self, classes_of_rank: int) -> int:
         num, classes = classes_of_rank * self._mesh[1], self.head.classes
@@ -158,28 +200,20 @@ class _Trial:
             class_counts=np.ones(num_classes),
             tree=tree,
         )
-        cuda = self.cluster.machine.kind == "cuda"
         head.engine = replace(head.engine, processor=self.cluster.machine.processor)
-        backbone: Any = _Weights(self.backbone)
-        wait = self.recipe.train.synchronous
-        for synchronous in (False, True) if cuda and wait is None else (wait,):
-            task = Task(backbone, head, self._recipe(synchronous), world, phases)
-            try:
-                task.train().start_training()
-            except ValueError:  # this recipe cannot defer
-                continue
-            return task
-        raise AssertionError
+        backbone: Any = _Weights(self.backbone, adds_parts=not self.adds_parts)
+        task = Task(backbone, head, self._recipe(), world, phases)
+        task.is_on_cuda = self.cluster.machine.kind == "cuda"
+        task.train().start_training()
+        return task
 
-    def _recipe(self, synchronous: bool | None) -> Recipe:
+    def _recipe(self) -> Recipe:
         head, (data, class_) = self.head, self._mesh
-        copies = 2 if head.row_weights else 1
-        rows = -(-head.group_rows // (class_ * copies))
+        rows = self.group_rows // (class_ * self._copies)
         train = self.recipe.train.model_copy(
             update={
                 "global_batch": head.calls * rows * data * class_,
                 "strategy": _Undistributed(self.recipe.train.strategy),
-                "synchronous": synchronous,
                 "channels_last": False,
                 "compile": False,
                 "activation_checkpointing": False,
@@ -232,10 +266,15 @@ class _Undistributed:
 
 class _Weights(nn.Module):
     """The weights and buffers of a backbone. Forward and backward allocate their results without
-    computing them."""
+    computing them.
 
-    def __init__(self, cost: BackboneCost) -> None:
+    If `adds_parts` is false, only the first backward pass of a step returns gradients of the
+    weights, because autograd would add them to the existing ones.
+    """
+
+    def __init__(self, cost: BackboneCost, *, adds_parts: bool) -> None:
         super().__init__()
+        self.adds_parts = adds_parts
         self.encoder = nn.Module()
         self.dim = cost.dim
         self.dtype = {2: torch.bfloat16, 4: torch.float32}[cost.feature_itemsize]
@@ -247,7 +286,11 @@ class _Weights(nn.Module):
         return self  # torch cannot move fake parameters
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        features: Tensor = _Nothing.apply(inputs["rows"], self.dim, self.dtype, *self.weights)
+        weights = list(self.weights)
+        if not self.adds_parts and weights[0].grad is not None:
+            weights = []
+            inputs = {"rows": inputs["rows"].requires_grad_()}
+        features: Tensor = _Nothing.apply(inputs["rows"], self.dim, self.dtype, *weights)
         return features
 
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from heads import ClassHead, build_head
 from launch.plan.cluster import Machine
@@ -23,6 +25,7 @@ from tests.launch.measured_step import random_batch
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.config import Recipe
+from trainer.optimizers.adamw import AdamW
 from trainer.steps.take import take_step
 from trainer.task import build_task
 
@@ -41,8 +44,10 @@ def number(operations: Operations, what: str) -> int:
     return sum(getattr(each, what) * times for each, times in operations.items())
 
 
-def recorded_step(recipe: Recipe, num_classes: int) -> dict[str, Operations]:
-    """Return the operations by phase of a real step on this CPU."""
+def recorded_step(
+    recipe: Recipe, num_classes: int, *, flagged: bool = False
+) -> dict[str, Operations]:
+    """Return the operations by phase of a real step on this CPU. `flagged`: see `Task`."""
     recorder = OperationRecorder()
     phases = RecordedPhases(recorder)
     world = rank_world()
@@ -55,6 +60,7 @@ def recorded_step(recipe: Recipe, num_classes: int) -> dict[str, Operations]:
         phases=phases,
     )
     task.train().start_training()
+    task.is_flagged |= flagged
     batch = random_batch(recipe, num_classes, BATCH // world.size)
     with recorder:
         take_step(task, batch, 1.0, step=1)
@@ -117,6 +123,25 @@ ON_TWO_RANKS: dict[str, dict[str, Any]] = {
     "fsdp, micro-batches": {"train__strategy": FSDP, "train__micro_batches": 2},
     "fsdp, no reshard": {"train__strategy": FSDP | {"reshard_after_forward": False}},
     "fsdp, bf16 gradients": {"train__strategy": FSDP | {"reduce_dtype": "bf16"}},
+    "fsdp, bf16 weights": {
+        "train__strategy": FSDP | {"param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "train__micro_batches": 2,
+    },
+}
+COPIES = FSDP | {"shard_group": 2}
+ON_FOUR_RANKS: dict[str, dict[str, Any]] = {
+    "two copies": {"train__strategy": COPIES},
+    "two copies, micro-batches": {"train__strategy": COPIES, "train__micro_batches": 3},
+    "two copies, bf16 weights": {
+        "train__strategy": COPIES | {"param_dtype": "bf16"},
+        "train__precision": "bf16",
+        "train__micro_batches": 2,
+    },
+    "two copies, bf16 gradients": {
+        "train__strategy": COPIES | {"reduce_dtype": "bf16"},
+        "train__micro_batches": 2,
+    },
 }
 
 
@@ -127,12 +152,15 @@ def recorded_launches(recipes: list[Recipe]) -> list[dict[str, int]]:
     ]
 
 
-def test_the_planned_launches_of_two_ranks_are_those_of_a_real_step(tmp_path: Path):
-    recipes = [recipe_of(tmp_path, **({"head": {}} | keys)) for keys in ON_TWO_RANKS.values()]
-    measured = run_on_ranks(2, recorded_launches, recipes)[0]
+@pytest.mark.parametrize(("ranks", "cases"), [(2, ON_TWO_RANKS), (4, ON_FOUR_RANKS)])
+def test_the_planned_launches_of_several_ranks_are_those_of_a_real_step(
+    tmp_path: Path, ranks: int, cases: dict[str, dict[str, Any]]
+):
+    recipes = [recipe_of(tmp_path, **({"head": {}} | keys)) for keys in cases.values()]
+    measured = run_on_ranks(ranks, recorded_launches, recipes)[0]
     wrong = []
-    for name, recipe, real in zip(ON_TWO_RANKS, recipes, measured, strict=True):
-        plan = make_plan(recipe, PlanRequest(CPU, 1, 2, CLASSES))
+    for name, recipe, real in zip(cases, recipes, measured, strict=True):
+        plan = make_plan(recipe, PlanRequest(CPU, 1, ranks, CLASSES))
         planned = {phase.phase: phase.launches for phase in plan.time.phases}
         for each in plan.collectives:
             if each.operation == "reduce_scatter":  # gloo copies its result
@@ -223,26 +251,33 @@ def launches_of(head: ClassHead) -> int:
     return number(recorder.operations, "launches")
 
 
-WAITING: dict[str, tuple[dict[str, Any], int]] = {
-    "deferred": ({}, 0),
-    "synchronous": ({"train__synchronous": True}, 5),  # labels, exchange, NaN, loss, norm
-    "deepspeed": (
-        {"train__strategy": {"kind": "deepspeed"}, "optimizer": {"kind": "adamw"}},
-        5,
-    ),
-    "sampled": ({"head": {"loss": {"kind": "ce", "sample_rate": 0.1}}}, 2),
-    "topk_hinge": ({"head": {"loss": {"kind": "topk_hinge"}}}, 0),
-    "factored": (
-        {"head": FACTORED},
-        19,
-    ),
-    "micro-batches": ({"train__micro_batches": 2}, 0),
+SYNCHRONOUS = {"train__synchronous": True}
+DEEPSPEED = {"train__strategy": {"kind": "deepspeed"}, "optimizer": {"kind": "adamw"}}
+# The keys of a recipe, whether its steps are deferred, and how often the host waits in a step.
+WAITING: dict[str, tuple[dict[str, Any], bool, int]] = {
+    "ddp": ({}, True, 0),
+    "fsdp": ({"train__strategy": FSDP}, True, 0),
+    "ddp, synchronous": (SYNCHRONOUS, False, 1),
+    "fsdp, synchronous": ({"train__strategy": FSDP} | SYNCHRONOUS, False, 1),
+    "ddp, not synchronous": ({"train__synchronous": False}, True, 0),
+    "deepspeed": (DEEPSPEED, False, 1),
+    "deepspeed, synchronous": (DEEPSPEED | SYNCHRONOUS, False, 1),
+    "lamb": ({"optimizer": {"kind": "lamb"}}, True, 0),
+    "lamb, synchronous": ({"optimizer": {"kind": "lamb"}} | SYNCHRONOUS, False, 1),
+    "fp16, synchronous": (SYNCHRONOUS | {"train__precision": "fp16"}, False, 1),
+    "sampled": ({"head": {"loss": {"kind": "ce", "sample_rate": 0.1}}}, True, 2),
+    "topk_hinge": ({"head": {"loss": {"kind": "topk_hinge"}}}, True, 0),
+    "factored": ({"head": FACTORED}, False, 19),
+    "factored, synchronous": ({"head": FACTORED} | SYNCHRONOUS, False, 19),
+    "micro-batches": ({"train__micro_batches": 2}, True, 0),
+    "micro-batches, synchronous": ({"train__micro_batches": 2} | SYNCHRONOUS, False, 1),
     "mixed, clipped, averaged": (
         {
             "data__augment__mix": {"mixup_alpha": 0.2},
             "train__clip_norm": 1.0,
             "train__ema": {},
         },
+        True,
         0,
     ),
 }
@@ -250,11 +285,45 @@ WAITING: dict[str, tuple[dict[str, Any], int]] = {
 
 @pytest.mark.parametrize("name", WAITING)
 def test_the_plan_counts_how_often_the_host_waits(tmp_path: Path, name: str):
-    keys, waits = WAITING[name]
-    recipe = glyph_recipe(tmp_path, tmp_path / "run", train__precision="bf16", **keys)
+    keys, defers, waits = WAITING[name]
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", **({"train__precision": "bf16"} | keys))
     plan = make_plan(recipe, PlanRequest(GPU, 1, 2, 1000))
     assert plan.time.waits == waits
-    assert plan.operations.defers is (name not in ("synchronous", "deepspeed", "factored"))
+    assert plan.operations.defers is defers
+
+
+class IgnoresFoundInf(AdamW):
+    def build(
+        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
+    ) -> Optimizer:
+        return torch.optim.AdamW(groups, **self.options(), foreach=True)
+
+
+@pytest.mark.parametrize("synchronous", [None, True])
+def test_the_host_waits_once_with_an_optimizer_that_ignores_found_inf(
+    tmp_path: Path, synchronous: bool | None
+):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", train__synchronous=synchronous)
+    recipe = recipe.model_copy(update={"optimizer": IgnoresFoundInf()})
+    plan = make_plan(recipe, PlanRequest(GPU, 1, 2, 1000))
+    assert plan.time.waits == 1
+    assert not plan.operations.defers
+
+
+@pytest.mark.parametrize("keys", [DEEPSPEED, {"head": FACTORED}])
+def test_a_plan_rejects_deferred_steps_where_training_would(tmp_path: Path, keys: dict[str, Any]):
+    recipe = glyph_recipe(tmp_path, tmp_path / "run", train__synchronous=False, **keys)
+    with pytest.raises(ValueError, match="synchronous is false, but"):
+        assert make_plan(recipe, PlanRequest(GPU, 1, 2, 1000)).operations
+
+
+def test_a_planned_synchronous_step_on_a_gpu_is_that_of_the_trainer(tmp_path: Path):
+    recipe = recipe_of(tmp_path, {}, train__synchronous=True, train__micro_batches=2)
+    planned = make_plan(recipe, PlanRequest(GPU, 1, 1, CLASSES)).operations.phases
+    # On the CPU, a task that is flagged takes the same step as on a GPU.
+    real = recorded_step(recipe, CLASSES, flagged=True)
+    for phase in ("head", "optimizer", "step"):
+        assert number(planned[phase], "launches") == number(real[phase], "launches"), phase
 
 
 @pytest.mark.parametrize("kind", ["simloss", "smooth_topk", "hierarchical_softmax"])

@@ -89,12 +89,11 @@ class DeferredNumbers:
         part_weights: Tensor | None = None,
     ) -> None:
         self.step, self.parts, self.loss, self.norm = step, parts, loss, norm
-        self.skipped = ~(loss.isfinite() & norm.isfinite())
+        is_finite = loss.isfinite() & norm.isfinite()
+        self.skipped = ~is_finite
         weight = torch.ones_like(norm) if part_weights is None else part_weights.sum().double()
         rows = [torch.cat([part.loss.double().reshape(1), part.broken_rows]) for part in parts]
-        packed = torch.cat(
-            [torch.stack([loss.double(), norm, self.skipped.double(), weight]), *rows]
-        )
+        packed = torch.cat([torch.stack([loss.double(), norm, is_finite.double(), weight]), *rows])
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
@@ -114,8 +113,8 @@ class DeferredNumbers:
         while self.event is not None and not self.event.query():
             check()
             time.sleep(_POLL_SECONDS)
-        loss, norm, skipped, *_ = self._host.tolist()
-        return loss, norm, bool(skipped)
+        loss, norm, is_finite, *_ = self._host.tolist()
+        return loss, norm, not is_finite
 
     def total_weight(self) -> float:
         """Return the sum of all row weights of the global batch. Call this after `read`."""

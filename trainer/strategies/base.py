@@ -76,11 +76,22 @@ class StrategyKind(FrozenConfig, ABC):
         """
 
     @abstractmethod
-    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+    def spread(
+        self,
+        units: Sequence[Shapes],
+        ranks: int,
+        *,
+        passes: int,
+        parts: int,
+        copies: int = 1,
+        norms: Shapes = (),
+    ) -> Spread:
         """Return the cost per rank of a step with `passes` forward passes, `parts` of which are
-        followed by a backward pass. `ranks` is the result of `shard_ranks`. `units` contains the
-        shapes of the backbone's weights, one item per block; the last item contains the shapes of
-        the weights outside the blocks.
+        followed by a backward pass. `ranks` is the result of `shard_ranks`, and `copies` is the
+        number of such groups of ranks. `units` contains the shapes of the backbone's weights, one
+        item per block; the last item contains the shapes of the weights outside the blocks. With a
+        `weight_precision`, `norms` contains the shapes of the weights of batch norm, and `units`
+        does not.
         """
 
     @abstractmethod

@@ -27,7 +27,8 @@ class Collective:
     `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, or the output of
     an all-gather. `hidden` means that the collective overlaps with other work in its phase.
     `copies` is the number of kernels per call that copy tensors to or from the buffers of the
-    messages, and `copied` is the number of bytes that they copy.
+    messages, convert them or add them up, and `copied` is the number of bytes that these kernels
+    read and write.
     """
 
     what: str
@@ -53,7 +54,8 @@ class Spread:
 
     `weights` and `gradients` persist. `updated` is the part of the weights that the rank's
     optimizer updates. `buckets` are the strategy's own buffers. `gathered` exists only during
-    backward.
+    backward. `adds_parts` means that the copies of `collectives` include the kernels that add up
+    the gradients of micro-batches. Otherwise, autograd does this, with one kernel per weight.
     """
 
     weights: int
@@ -62,6 +64,7 @@ class Spread:
     buckets: int
     gathered: int
     collectives: tuple[Collective, ...]
+    adds_parts: bool = False
 
     @classmethod
     def alone(cls, units: Sequence[Shapes]) -> "Spread":

@@ -39,7 +39,17 @@ class DDP(StrategyKind):
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
         return DDPStrategy(backbone)
 
-    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+    def spread(
+        self,
+        units: Sequence[Shapes],
+        ranks: int,
+        *,
+        passes: int,
+        parts: int,
+        copies: int = 1,
+        norms: Shapes = (),
+    ) -> Spread:
+        del ranks, passes, parts, copies, norms
         whole = sum(numel(unit) for unit in units) * FLOAT32
         sums = summed(
             "DDP: gradients",
@@ -47,7 +57,7 @@ class DDP(StrategyKind):
             messages=-(-whole // _BUCKET),
             # Each gradient is copied to its bucket and back.
             copies=2 * sum(len(unit) for unit in units),
-            copied=2 * whole,
+            copied=2 * 2 * whole,
         )
         return Spread(whole, whole, whole, buckets=whole, gathered=0, collectives=(sums,))
 

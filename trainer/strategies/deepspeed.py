@@ -79,7 +79,17 @@ class DeepSpeed(StrategyKind):
     def start(self, backbone: "Backbone", world: "World") -> Strategy:
         return DeepSpeedStrategy(backbone, self, world)
 
-    def spread(self, units: Sequence[Shapes], ranks: int, *, passes: int, parts: int) -> Spread:
+    def spread(
+        self,
+        units: Sequence[Shapes],
+        ranks: int,
+        *,
+        passes: int,
+        parts: int,
+        copies: int = 1,
+        norms: Shapes = (),
+    ) -> Spread:
+        del copies, norms
         total = sum(numel(unit) for unit in units)
         whole = total * FLOAT32
         piece = -(-whole // ranks)
