@@ -476,6 +476,7 @@ def _update_rows(ctx: Any, update: RowUpdate, grad_loss: Tensor, sums: GradientS
             engine.weights,
             logits.rows,
             step,
+            on_gpu=engine.processor.kind == "cuda",
             class_group=engine.class_group,
             data_group=engine.data_group,
         )

@@ -58,9 +58,11 @@ class UpdatedRows:
         values: NodeValues,
         step: Step,
         *,
+        on_gpu: bool,
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
     ) -> None:
+        self._uses_kernel = on_gpu and has_kernel(values.held.dtype)
         self._weights, self._values, self._step = weights, values, step
         self._class_group, self._data_group = class_group, data_group
         self._labels: tuple[Tensor, Tensor] | None = None
@@ -110,7 +112,7 @@ class UpdatedRows:
         if is_leaf is not None:
             grad = grad.where(is_leaf, 0)
         keeps = step.skipped if is_leaf is None else step.skipped | ~is_leaf
-        if step.writes and has_kernel(values.held):
+        if step.writes and self._uses_kernel:
             squares = update(
                 values,
                 nodes,
@@ -176,14 +178,14 @@ class RowUpdate:
         self._inner_nodes: InnerNodes | None = None
 
     def rows(
-        self, weights: ClassWeights, values: NodeValues, step: Step, **groups: Any
+        self, weights: ClassWeights, values: NodeValues, step: Step, **options: Any
     ) -> UpdatedRows:
-        """Return the receiver of the gradients of class rows; `groups` are its process groups."""
+        """Return an `UpdatedRows` with its other `options`."""
         if weights.is_plain:
             self._inner_nodes = None
         elif self._inner_nodes is None or self._inner_nodes.weights is not weights:
             self._inner_nodes = InnerNodes(weights)
-        return UpdatedRows(weights, self._inner_nodes, values, step, **groups)
+        return UpdatedRows(weights, self._inner_nodes, values, step, **options)
 
     def check_choice(self, kind: str) -> None:
         """Raise ValueError if a step of the loss `kind`, which computes only some of the classes,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from heads.node_values import FP8, NodeValues
 from heads.operators import operator
-from heads.optional_triton import interprets, is_installed, jit, tl
+from heads.optional_triton import is_installed, jit, tl
 
 # Formats of rows. Triton reads only globals that are `tl.constexpr`.
 FP32 = tl.constexpr(0)
@@ -37,9 +37,9 @@ def num_warps(dim: int) -> int:
     return min(8, max(1, block_size(dim) // _NUMBERS_PER_WARP))
 
 
-def has_kernel(held: Tensor) -> bool:
-    """Return whether the kernel updates rows like `held`; the interpreter is too slow for it."""
-    return is_installed and not interprets and held.is_cuda and held.dtype in _FORMATS
+def has_kernel(dtype: torch.dtype) -> bool:
+    """Return whether the kernel updates rows of `dtype` on GPUs."""
+    return is_installed and dtype in _FORMATS
 
 
 @operator("held", "scales", "squares")
@@ -48,7 +48,6 @@ def update_rows(
     held: Tensor,
     scales: Tensor | None,
     nodes: Tensor | None,
-    first: int,
     first_node: int,
     keeps: Tensor,
     divisor: Tensor | None,
@@ -57,8 +56,8 @@ def update_rows(
     weight_decay: float,
     key: int,
 ) -> None:
-    """Update `nodes` [C] of `held` [n, d] (None: those from `first`), given their float32 gradients
-    `grad` [C, d], and write the squared norms of the gradients to `squares` [C].
+    """Update `nodes` [C] of `held` [n, d] (None: all of them, in order), given their float32
+    gradients `grad` [C, d], and write the squared norms of the gradients to `squares` [C].
 
     `keeps`, a scalar or [C], is true where nothing changes. `first_node` is the ID of row 0 of
     `held`, and `key` the seed of the random bits. The bytes of fp8 rows are passed as uint8.
@@ -70,7 +69,6 @@ def update_rows(
             held,
             scales,
             nodes,
-            first,
             first_node,
             keeps.view(torch.uint8),
             divisor,
@@ -99,15 +97,19 @@ def update(
     key: int,
 ) -> Tensor:
     """Update rows as `update_rows` does; return the squared norms [C] of their gradients."""
-    held = values.held
+    held, scales, indices = values.held, values.scales, None
+    if isinstance(nodes, slice):
+        held, scales = held[nodes], None if scales is None else scales[nodes]
+        first_node += nodes.start
+    else:
+        indices = nodes
     squares = grad.new_empty(len(grad))
     if len(grad):
         update_rows(
             grad.contiguous(),
             held.view(torch.uint8) if held.dtype == FP8 else held,
-            values.scales,
-            None if isinstance(nodes, slice) else nodes,
-            nodes.start if isinstance(nodes, slice) else 0,
+            scales,
+            indices,
             first_node,
             keeps.contiguous(),
             None if divisor is None else divisor.float(),
@@ -171,13 +173,12 @@ def _to_bf16(value, bits):
     return tl.where(tl.abs(value) < float("inf"), result, value)
 
 
-@jit(do_not_specialize=["first", "first_node", "key"])
+@jit(do_not_specialize=["first_node", "key"])
 def update_kernel(
     grad,  # [C, d], float32
     held,  # [n, d]
     scales,  # [n], bf16, or None
     nodes,  # [C] or None
-    first,
     first_node,
     keeps,  # [C] or a scalar
     divisor,  # a scalar or None
@@ -191,7 +192,7 @@ def update_kernel(
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    node = first + row
+    node = row
     if nodes is not None:
         node = tl.load(nodes + row)
     d = tl.arange(0, BLOCK_D)

@@ -274,6 +274,11 @@ class Recipe(FrozenConfig):
     checkpoint: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
+    @property
+    def calls_head_once(self) -> bool:
+        """Whether a step calls the head once for the whole batch, also with micro-batches."""
+        return self.head.loss.couples_rows or self.optimizer.head.fused_sgd is not None
+
     @model_validator(mode="after")
     def _check_factored_head_optimizer(self) -> "Recipe":
         if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:

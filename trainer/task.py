@@ -126,12 +126,6 @@ class Task(nn.Module):
         ranks = self.world.size
         return [len(share_of_batch(self.global_batch, rank, ranks)) for rank in range(ranks)]
 
-    @property
-    def updates_rows(self) -> bool:
-        """Whether the backward pass updates class rows, or prepares their update
-        (`heads/fused_sgd.py`). A step then calls the head once."""
-        return self.head.row_update is not None
-
     def current_loss_scale(self) -> Tensor | float:
         """Return the factor by which this step's loss is multiplied."""
         scale = self.loss_scale

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
 from launch.plan.head_cost import HeadShape
@@ -76,21 +78,21 @@ def memory_of(
     shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     cuda = cluster.machine.kind == "cuda"
-    updated = spread.updated + (0 if factored else shard)
+    updated = spread.updated + (0 if factored else head.moment)
     lines = [
         _always("backbone weights", spread.weights),
         _always("head weights", shard),
         _always("optimizer moments", recipe.optimizer.num_moments * updated),
-        _always("moving averages", _averages(recipe, backbone, spread, shard)),
+        _always("moving averages", _averages(recipe, backbone, spread, head)),
         _always("inputs and buffers", backbone.inputs * parts + backbone.buffers),
         _always("class index", class_index(head)),
         _always("strategy's buckets", spread.buckets),
         _gradients(spread, parts),
         Line("gathered blocks", backward=spread.gathered),
-        _activations(backbone, during_head=parts == 1 or not head.loss.couples_rows),
-        *(_factored_head(head) if factored else _head(head, shard)),
+        _activations(backbone, during_head=parts == 1 or not recipe.calls_head_once),
+        *(_factored_head(head) if factored else _head(head)),
         Line(
-            "optimizer's temporaries", optimizer=_temporaries(recipe, backbone, spread, shard, cuda)
+            "optimizer's temporaries", optimizer=_temporaries(recipe, backbone, spread, head, cuda)
         ),
     ]
     if cuda:
@@ -122,10 +124,10 @@ def _any(line: Line) -> bool:
     return any(getattr(line, moment) for moment in MOMENTS)
 
 
-def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int) -> int:
+def _averages(recipe: Recipe, backbone: BackboneCost, spread: Spread, head: HeadShape) -> int:
     if recipe.train.ema is None:
         return 0
-    return spread.updated + backbone.buffers + shard
+    return spread.updated + backbone.buffers + head.float32_gradients  # averages are float32 too
 
 
 def _gradients(spread: Spread, parts: int) -> Line:
@@ -146,12 +148,18 @@ def _activations(backbone: BackboneCost, *, during_head: bool) -> Line:
     return Line("activations", backbone.activations if during_head else 0, max(0, backward))
 
 
-def _head(head: HeadShape, shard: int) -> list[Line]:
-    gradients = shard if head.calls == 1 else 2 * shard
+def _head(head: HeadShape) -> list[Line]:
+    kept = head.gradients
+    if head.fused:
+        gradients = kept
+    elif head.row_dtype == torch.float32:
+        gradients = kept if head.calls == 1 else 2 * kept
+    else:  # the float32 sums, which are then rounded
+        gradients = head.float32_gradients + (kept if head.calls == 1 else 2 * kept)
     rows = head.group_rows * head.dim
     features = rows * head.itemsize + head.rows * head.dim * head.feature_itemsize
     return [
-        Line("head gradients", gradients, shard, shard),
+        Line("head gradients", gradients, kept, kept),
         Line("features and their gradients", features + rows * FLOAT32),
         Line("head blocks", _blocks(head)),
     ]
@@ -185,9 +193,11 @@ def _factored_head(head: HeadShape) -> list[Line]:
 
 
 def _temporaries(
-    recipe: Recipe, backbone: BackboneCost, spread: Spread, shard: int, cuda: bool
+    recipe: Recipe, backbone: BackboneCost, spread: Spread, head: HeadShape, cuda: bool
 ) -> int:
     """Return the bytes that an optimizer step allocates."""
+    # bf16 and fp8 rows are updated in pieces.
+    shard = head.shard if head.row_dtype == torch.float32 and not head.fused else 0
     largest = max(max((_bytes(shape) for shape in backbone.shapes), default=0), shard)
     together = max(spread.updated, shard)
     copies = recipe.optimizer.temporaries(together=together, largest=largest, cuda=cuda)

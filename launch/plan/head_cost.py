@@ -13,9 +13,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from heads.block_size import Processor
 from heads.blockwise import BlockwiseLogits
+from heads.build import ROW_DTYPES
 from heads.config import HeadConfig
 from heads.logits import LogitMap
 from heads.losses import Block, ClassFacts, Loss, Reduction, Stats
+from heads.node_values import FP8, NodeValues
 from heads.torch_walk import ComputedBlock, SavedBlocks
 from heads.tree import LabelTree
 from launch.plan.backbone_cost import BackboneCost
@@ -29,6 +31,7 @@ from trainer.strategies.cost import FLOAT32
 # few milliseconds.
 _ROWS, _CLASSES = 256, 2048
 _VECTOR_DIM = 300
+_SCALE = 2  # bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,6 @@ class LossCost:
 
     width: int
     shifts: int | None
-    couples_rows: bool
     kept: float
     peak: float
     constants: float
@@ -70,7 +72,6 @@ def measure_loss(loss: Loss) -> LossCost:
     return LossCost(
         width=sum(stat.numel() for stat in identity),
         shifts=_num_logsumexps(loss, identity),
-        couples_rows=loss.couples_rows,
         kept=kept / per,
         peak=recorder.peak / per,
         constants=_constant_bytes(loss) / _CLASSES,
@@ -114,6 +115,7 @@ class HeadShape:
     graphs: the graphs of all blocks are kept until backward. Otherwise, a buffer of `kept_numbers`
     logits is kept, and backward does not recompute the logits of the first `saved` blocks.
     itemsize: bytes per number in matrix products; feature_itemsize: bytes per number in features.
+    row_dtype: format of the weight vectors. fused: whether they are updated without a gradient.
     """
 
     classes: Classes
@@ -136,6 +138,8 @@ class HeadShape:
     saved: int
     itemsize: int
     feature_itemsize: int
+    row_dtype: torch.dtype
+    fused: bool
 
     @property
     def logits(self) -> int:
@@ -144,8 +148,32 @@ class HeadShape:
 
     @property
     def shard(self) -> int:
-        """Bytes of this rank's weight vectors and their bias."""
+        """Bytes of this rank's weight vectors, with the scales of fp8 vectors, and their bias."""
+        scale = _SCALE if self.row_dtype == FP8 else 0
+        return self.nodes * (self.dim * self.row_dtype.itemsize + self._bias + scale)
+
+    @property
+    def moment(self) -> int:
+        """Bytes of a moment of the weight vectors and their bias."""
+        return 0 if self.fused else self.nodes * (self.dim * self.row_dtype.itemsize + self._bias)
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of the gradients of the weight vectors and their bias until the update. With fused
+        updates, only the inner nodes of a tree have gradients."""
+        if not self.fused:
+            return self.moment
+        share = self.classes.inner / self.classes.nodes
+        return self.nodes * self._bias + int(self.nodes * share) * self.dim * FLOAT32
+
+    @property
+    def float32_gradients(self) -> int:
+        """Bytes of the gradients of all weight vectors and their bias in float32."""
         return self.nodes * self.per_node * FLOAT32
+
+    @property
+    def _bias(self) -> int:
+        return (self.per_node - self.dim) * FLOAT32
 
 
 def head_shape(
@@ -155,7 +183,7 @@ def head_shape(
     train, group = recipe.train, cluster.class_ranks
     share = -(-train.global_batch // cluster.ranks)
     parts = min(train.micro_batches, share)
-    calls = 1 if loss.couples_rows else parts
+    calls = 1 if recipe.calls_head_once else parts
     mixed = recipe.data.augment.mix is not None
     rows = -(-share // calls) * (2 if mixed else 1)
     group_rows = min(rows * group, train.global_batch * (2 if mixed else 1))
@@ -172,6 +200,7 @@ def head_shape(
         logit_map=recipe.head.logits,
         memory_bytes=memory_mib << 20,
         half=half,
+        row_dtype=ROW_DTYPES[recipe.head.dtype],
         processor=processor,
     )
     return HeadShape(
@@ -195,6 +224,8 @@ def head_shape(
         saved=blocks.saved,
         itemsize=itemsize,
         feature_itemsize=backbone.feature_itemsize,
+        row_dtype=ROW_DTYPES[recipe.head.dtype],
+        fused=recipe.optimizer.head.fused_sgd is not None,
     )
 
 
@@ -226,13 +257,15 @@ class _Blocks:
         logit_map: LogitMap,
         memory_bytes: int,
         half: bool,
+        row_dtype: torch.dtype,
         processor: Processor,
     ) -> "_Blocks":
         """Divide the classes into blocks by running the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute)
-            logits = _logits(features, _Weights(plain), logit_map, memory_bytes, processor)
+            held = NodeValues(torch.empty(0, dim, dtype=row_dtype))
+            logits = _logits(features, _Weights(plain), held, logit_map, memory_bytes, processor)
             size = logits.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
@@ -259,6 +292,7 @@ class _Sized:
 def _logits(
     features: torch.Tensor,
     weights: Any,
+    held: NodeValues,
     logit_map: LogitMap,
     memory_bytes: int,
     processor: Processor,
@@ -272,7 +306,8 @@ def _logits(
         processor=processor,
         features_Gd=features,
         labels_G=nothing,
-        rows=nothing,
+        most_rows=len(features),
+        rows=held,
         bias=nothing,
         offset=nothing,
         log_prior=nothing,

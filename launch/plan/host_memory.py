@@ -157,10 +157,10 @@ def _checkpoint(recipe: Recipe, backbone: BackboneCost, head: HeadShape, cluster
     shard = head.shard
     factored = recipe.head.weights.kind == "factored"
     copies = 1 + (recipe.train.ema is not None)
-    of_head = copies + (0 if factored else recipe.optimizer.num_moments)
+    moments = 0 if factored or head.fused else recipe.optimizer.num_moments
     # Each shard of the head exists once per class group. The groups divide its tensors among
     # themselves, and each group writes whole tensors.
-    size = -(-of_head // cluster.data_ranks) * shard
+    size = -(-(copies + moments) // cluster.data_ranks) * shard
     whole = (copies + recipe.optimizer.num_moments) * backbone.numel * FLOAT32
     size += -(-(whole + copies * backbone.buffers) // cluster.ranks)
     # torch rounds pinned memory up to a power of two.

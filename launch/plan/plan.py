@@ -134,8 +134,8 @@ def make_plan(
     cuda = request.machine.kind == "cuda"
     backbone = measure_backbone(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
     loss = measure_loss(recipe.head.loss)
-    # A loss that couples rows needs all features first, so each micro-batch runs forward twice.
-    passes = 2 * parts if loss.couples_rows and parts > 1 else parts
+    # The head may need all features first, so each micro-batch runs forward twice.
+    passes = 2 * parts if recipe.calls_head_once and parts > 1 else parts
     head = head_shape(recipe, backbone, classes, loss, cluster)
     strategy = _spread(recipe, backbone, cluster, passes=passes, parts=parts)
     of_strategy = cluster.nontrivial([*strategy.collectives, *norm_traffic(recipe, backbone)])
@@ -205,7 +205,7 @@ def _collectives(
 ) -> tuple[Collective, ...]:
     factored = recipe.head.weights.kind == "factored"
     of_head = factored_traffic if factored else engine_traffic
-    weighing = 1 if head.loss.couples_rows else parts
+    weighing = 1 if recipe.calls_head_once else parts
     return cluster.nontrivial(
         [
             *batch_norm_traffic(backbone, cluster, passes=passes, parts=parts),

@@ -26,7 +26,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from heads.losses.tile import Tile
-from heads.tiles.launch import KernelConfig, kernel_config, num_splits_of
+from heads.tiles.launch import num_splits_of
+from heads.tiles.operators import KernelConfig, kernel_config
 from launch.plan.cluster import Machine
 from launch.plan.head_cost import HeadShape
 from launch.plan.operations import Operation, Operations, Products, TensorShape
@@ -381,8 +382,8 @@ def tile_kernels(
     products: Products = "half" if head.itemsize == _HALF else "single"
     for each in traffic.products:
         yield KernelOperation(flops=flops, bytes=each.hbm, products=products, l2=each.l2)
-    if head.itemsize == _HALF:
-        cast = Operation(bytes=classes * head.dim * (FLOAT32 + _HALF))
+    if head.itemsize == _HALF and head.row_dtype != torch.bfloat16:
+        cast = Operation(bytes=classes * head.dim * (head.row_dtype.itemsize + _HALF))
         yield from (cast, cast)
     if block.sums_columns:
         yield KernelOperation(bytes=traffic.column_sum.hbm, l2=traffic.column_sum.l2)

@@ -48,7 +48,7 @@ def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:
         "head: weight gradients",
         "all_reduce",
         "data",
-        shape.shard,
+        shape.float32_gradients,
         phase="head",
     )
     each = [Collective(*part, phase="head", calls=calls) for part in parts]  # type: ignore[arg-type]

@@ -60,9 +60,8 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     parts = _Parts(task, list(split_batch(batch.to(task.world.device), task.micro_batches)))
     if task.is_flagged and not task.has_checked_inputs:
         _check_inputs(task, parts.batches)
-    needs_all_rows = head.loss.couples_rows or task.updates_rows
-    couples_parts = len(parts.batches) > 1 and needs_all_rows
-    loss = parts.backward_with_cached_gradients() if couples_parts else parts.backward_one_by_one()
+    caches = len(parts.batches) > 1 and task.recipe.calls_head_once
+    loss = parts.backward_with_cached_gradients() if caches else parts.backward_one_by_one()
     if task.recipe.backbone.batch_norm == "local":
         follow_first_rank(task.backbone, task.world.group)
     return Gradients(loss, parts.losses, parts.weights if task.is_flagged else None)
@@ -71,7 +70,7 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
 def error_of_part(task: Task, error: FloatingPointError, index: int) -> FloatingPointError:
     """Prefix the head's error with its micro-batch, `index` (counted from 0), if the head computes
     the loss per micro-batch."""
-    if task.micro_batches == 1 or task.head.loss.couples_rows or task.updates_rows:
+    if task.micro_batches == 1 or task.recipe.calls_head_once:
         return error
     return FloatingPointError(f"micro-batch {index + 1} of {task.micro_batches}: {error}")
 

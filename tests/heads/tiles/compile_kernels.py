@@ -88,7 +88,7 @@ def compiled_update(dtype: str, capability: int) -> Iterator[dict[str, Any]]:
     kernel = update_kernel.update_kernel
     pointer = {"fp32": "*fp32", "bf16": "*bf16", "fp8": "*u8"}[dtype]
     types = {"held": pointer, "scales": "*bf16", "nodes": "*i64", "keeps": "*u8", "key": "i64"}
-    types |= {"lr": "fp32", "weight_decay": "fp32", "first": "i32", "first_node": "i64"}
+    types |= {"lr": "fp32", "weight_decay": "fp32", "first_node": "i64"}
     for dim, has_optional in product((100, 2048), (True, False)):
         constants = {"FORMAT": FORMATS[dtype], "KEEPS_EACH": has_optional}
         constants |= {"BLOCK_D": block_size(dim)}
