@@ -155,10 +155,20 @@ def test_bf16_weights_and_gradients_halve_the_traffic_of_fsdp(tmp_path: Path):
         )
         for options in ({}, half)
     ]
-    names = ("weights", "weights again", "gradients", "shards of gradients")
-    for what in (f"FSDP: {name}" for name in names):
-        (single,), (rounded,) = (bytes_of(plan, what).values() for plan in plans)
-        assert single == 2 * rounded > 0, what
+    # The weights of batch norm are not rounded, and are not gathered again. Their gradients are
+    # rounded.
+    of_norms = " of batch norm"
+    for name, norms, factor in (
+        ("weights", "weights", 1),
+        ("weights again", "weights", 1),
+        ("gradients", "gradients", 2),
+        ("shards of gradients", "shards of gradients", 2),
+    ):
+        (single,), (rounded,) = (bytes_of(plan, f"FSDP: {name}").values() for plan in plans)
+        (apart,) = bytes_of(plans[1], f"FSDP: {norms}{of_norms}").values()
+        assert single == 2 * rounded + factor * apart, name
+        assert rounded > apart > 0
+    assert not bytes_of(plans[1], f"FSDP: weights again{of_norms}")
     single_blocks, blocks = (plan.memory.lines for plan in plans)
     assert sum(line.backward for line in blocks) < sum(line.backward for line in single_blocks)
     assert memory_line(plans[0], "backbone weights") == memory_line(plans[1], "backbone weights")
