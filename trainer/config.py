@@ -279,6 +279,14 @@ class Recipe(FrozenConfig):
         """Whether a step calls the head once for the whole batch, also with micro-batches."""
         return self.head.loss.couples_rows or self.optimizer.head.fused_sgd is not None
 
+    @property
+    def can_have_bf16_rows(self) -> bool:
+        """Whether `head.dtype` is fp32 and could be bf16."""
+        head, optimizer = self.head, self.optimizer
+        is_supported = head.weights.kind != "factored" and not head.loss.over_nodes
+        rounds = optimizer.is_elementwise or optimizer.head.fused_sgd is not None
+        return head.dtype == "fp32" and is_supported and rounds
+
     @model_validator(mode="after")
     def _check_factored_head_optimizer(self) -> "Recipe":
         if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:

@@ -60,10 +60,12 @@ def _candidates(plan: Plan, request: PlanRequest) -> Iterator[tuple[str, dict[st
         strategy = smaller
     if plan.head.memory_mib > _SMALL_LOGITS_MIB:
         yield f"head.memory_mib={_SMALL_LOGITS_MIB}", {"memory_mib": _SMALL_LOGITS_MIB}
+    if recipe.can_have_bf16_rows:
+        yield "head.dtype=bf16", {"dtype": "bf16"}
 
 
 def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
-    section = "head" if "memory_mib" in changed else "train"
+    section = "head" if changed.keys() <= {"memory_mib", "dtype"} else "train"
     part = getattr(recipe, section).model_copy(update=changed)
     return recipe.model_copy(update={section: part})
 

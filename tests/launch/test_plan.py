@@ -174,6 +174,69 @@ def test_bf16_weights_and_gradients_halve_the_traffic_of_fsdp(tmp_path: Path):
     assert memory_line(plans[0], "backbone weights") == memory_line(plans[1], "backbone weights")
 
 
+FUSED = {"kind": "sgd", "head": {"fused_sgd": "in_backward"}}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "rows", "moments", "gradients"),
+    [
+        ("fp32", {"kind": "adamw"}, 4, 8, 4),
+        ("bf16", {"kind": "adamw"}, 2, 4, 2 + 4),  # rounded from float32 sums
+        ("fp32", FUSED, 4, 0, 0),
+        ("bf16", FUSED, 2, 0, 0),
+        ("fp8", FUSED, 1, 0, 0),
+    ],
+)
+def test_row_types_and_fused_updates_save_memory(
+    tmp_path: Path,
+    dtype: str,
+    optimizer: dict[str, Any],
+    rows: int,
+    moments: int,
+    gradients: int,
+):
+    plan = planned(
+        tmp_path,
+        classes=10**6,
+        head__dtype=dtype,
+        head__bias=False,
+        optimizer=optimizer,
+    )
+    numbers = plan.head.nodes * plan.head.dim
+    scales = 2 * plan.head.nodes if dtype == "fp8" else 0
+    assert memory_line(plan, "head weights") == rows * numbers + scales
+    of_backbone = {"adamw": 2, "sgd": 1}[optimizer["kind"]] * 4 * plan.backbone.numel
+    assert memory_line(plan, "optimizer moments") == moments * numbers + of_backbone
+    assert memory_line(plan, "head gradients") == gradients * numbers
+
+
+def test_a_deferred_update_computes_the_logits_once_more(tmp_path: Path):
+    def products(fused_sgd: str | None, clip_norm: float | None = None) -> float:
+        optimizer = {"kind": "sgd", "momentum": 0, "head": {"fused_sgd": fused_sgd}}
+        plan = planned(
+            tmp_path,
+            classes=10**5,
+            head__memory_mib=1,
+            optimizer=optimizer,
+            train__clip_norm=clip_norm,
+            train__micro_batches=1,
+        )
+        flops = sum(
+            each.flops * number
+            for operations in plan.operations.phases.values()
+            for each, number in operations.items()
+        )
+        return flops / (2 * plan.head.logits * plan.head.dim)
+
+    # Forward, the gradients of features and rows, and the logits that forward does not save.
+    usual = products(None)
+    again = usual - 3
+    assert 0.8 < again < 1
+    assert products("in_backward") == usual
+    assert products("deferred") == pytest.approx(usual + again)
+    assert products("deferred", 1.0) == pytest.approx(usual + again + 1)
+
+
 def test_activation_checkpointing_saves_memory_and_adds_computation(tmp_path: Path):
     saved = planned(tmp_path)
     recomputed = planned(tmp_path, train__activation_checkpointing=True)

@@ -37,11 +37,11 @@ _PHASES = {
 }
 _TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
 _ORDER = {
-    "building": ("groups", "strategy"),
+    "building": ("groups", "strategy", "rows"),
     "forward": _TRAINING,
     "backward": _TRAINING,
-    "head": ("head", "groups", "micro", "precision", "strategy", "recompute"),
-    "optimizer": ("strategy", "groups", "ema", "micro", "precision", "recompute"),
+    "head": ("head", "groups", "micro", "precision", "rows", "strategy", "recompute"),
+    "optimizer": ("strategy", "groups", "rows", "ema", "micro", "precision", "recompute"),
     "evaluation": ("evaluation", "head", "groups", "strategy", "precision"),
     "checkpoint": ("background", "strategy", "groups"),
     "data": ("workers", "background"),
@@ -183,6 +183,7 @@ def _available(recipe: Recipe, world: World) -> dict[str, str]:
         "strategy": _sharding(recipe) if world.size > 1 else None,
         "groups": _larger_groups(recipe, world),
         "head": _smaller_blocks(recipe, world),
+        "rows": "head.dtype=bf16" if recipe.can_have_bf16_rows else None,
         "ema": "train.ema=null" if train.ema is not None else None,
         "evaluation": f"evaluation.batch={recipe.evaluation.batch // 2}"
         if recipe.evaluation.batch > 1
