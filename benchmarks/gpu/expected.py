@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from benchmarks.gpu.plans import measured_h100, plans_on
-from benchmarks.gpu.sizes import FULL
+from benchmarks.gpu.plans import measured_h100, planned_rows, plans_on
+from benchmarks.gpu.sizes import FULL, RowsSize
 from trainer.devices import DEVICES
 
 # Published throughputs, from which the expected ones are derived. NVIDIA's DeepLearningExamples,
@@ -62,6 +62,18 @@ def heads() -> Iterator[ExpectedHead]:
             # The logits in bf16, their copy in float32, and the logarithms of the softmax.
             all_logits=logits * (_BF16 + 2 * _FLOAT32),
         )
+
+
+def fused() -> Iterator[tuple[RowsSize, float, float, int]]:
+    """Yield the heads with fused updates, the seconds of four bare products and of the planned
+    head, and the bytes of the planned head with its rows."""
+    machine = measured_h100()
+    for case in FULL.fused:
+        flops = 4 * 2 * case.batch * case.dim * case.classes
+        plan = planned_rows(case, machine)
+        products = flops / machine.flops["bf16"]
+        memory = plan["weight_bytes"] + plan["index_bytes"] + plan["memory_bytes"]
+        yield case, products, plan["seconds"], memory
 
 
 def steps() -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 products, torch's cross-entropy and other fused losses, and errors compared with float64."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.gpu.measuring import free, measure, peak_bytes
-from benchmarks.gpu.sizes import Size
-from heads import ClassHead, optional_triton
+from benchmarks.gpu.measuring import allocated_bytes, free, measure, peak_bytes
+from benchmarks.gpu.sizes import RowsSize, Size
+from heads import ClassHead, FusedSGD, optional_triton
+from heads.build import ROW_DTYPES
 from heads.losses import LOSSES, ClassFacts, CrossEntropy, Loss
 
 _BLOCK = 1 << 16  # classes per block of the bare products and of the float64 reference
@@ -114,6 +115,51 @@ def losses_with_tiles(size: Size, device: torch.device) -> dict[str, Any]:
         step = _kway(problem, loss, tiles=tiles)
         seconds[kind] = measure({"step": step}, device, seconds=size.seconds / 4)["step"]["seconds"]
     return {"classes": classes, "rows": rows, "tiles": tiles, "seconds": seconds}
+
+
+def fused(size: Size, device: torch.device) -> dict[str, Any]:
+    """Measure steps of cross-entropy in which FusedSGD updates the class rows, with tiles if
+    possible. The memory includes the class rows."""
+    cases = []
+    for each in size.fused:
+        free(device)
+        try:
+            found = _fused_step(each, size, device)
+        except torch.OutOfMemoryError:
+            found = {"error": "out of memory"}
+        cases.append({**asdict(each), **found})
+    return {"cases": cases}
+
+
+def _fused_step(case: RowsSize, size: Size, device: torch.device) -> dict[str, Any]:
+    before = allocated_bytes(device)
+    head = ClassHead(
+        case.dim,
+        case.classes,
+        CrossEntropy(),
+        bias=False,
+        dtype=ROW_DTYPES[case.dtype],
+        memory_mib=case.memory_mib,
+        tiles=device.type == "cuda" and optional_triton.is_installed,
+        device=device,
+    )
+    optimizer = FusedSGD(head, lr=0.1)
+    features = torch.randn(case.batch, case.dim, device=device, dtype=torch.bfloat16)
+    labels = torch.randint(case.classes, (case.batch,), device=device)
+
+    def step() -> None:
+        leaf = features.detach().requires_grad_()
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = head(leaf, labels, rows_of_ranks=[case.batch])
+        loss.backward()
+        optimizer.step()
+
+    step()
+    lasting = allocated_bytes(device) - before
+    memory = lasting + peak_bytes(step, device)
+    seconds = measure({"step": step}, device, seconds=size.seconds / 2)["step"]["seconds"]
+    flops = 4 * 2 * case.batch * case.dim * case.classes
+    return {"seconds": seconds, "memory_bytes": memory, "flops_per_second": flops / seconds}
 
 
 def _kway(problem: Problem, loss: Loss, *, tiles: bool = False) -> Step:

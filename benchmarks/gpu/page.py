@@ -43,6 +43,7 @@ def expected_text() -> str:
         half=machine.flops["bf16"] / 1e12,
         dim=expected.FULL.head_dim,
         heads=_expected_heads(),
+        fused=_expected_fused(),
         steps=_expected_steps(),
         queries=_expected_queries(),
         images=expected.A100_IMAGES_PER_SECOND,
@@ -68,6 +69,23 @@ def _expected_heads() -> str:
             _gb(each.all_logits),
         )
         for each in expected.heads()
+    )
+    return _table(head, rows)
+
+
+def _expected_fused() -> str:
+    head = ("rows", "classes", "features", "batch", "products", "kway", "memory")
+    rows = (
+        (
+            case.dtype,
+            f"{case.classes:,}",
+            str(case.dim),
+            f"{case.batch:,}",
+            _time(products),
+            _time(planned),
+            _gb(memory),
+        )
+        for case, products, planned, memory in expected.fused()
     )
     return _table(head, rows)
 
@@ -122,6 +140,8 @@ def measured_text(records: Records, drawn: Sequence[str]) -> list[str]:
     parts += _heads(records, results)
     if "losses-with-tiles" in results:
         parts += ["### Losses with tiles", _losses_with_tiles(results["losses-with-tiles"])]
+    if "fused" in results:
+        parts += ["### Fused updates", _fused(results["fused"])]
     parts += _queries(records, results)
     return [*parts, *(f"![{Path(name).stem}](gpu/{name})" for name in drawn)]
 
@@ -170,6 +190,29 @@ def _synchronizations(result: dict[str, Any]) -> str:
         ("strategy", "loss", "synchronizations per step", "launches per step", "call sites"),
         rows,
     )
+
+
+def _fused(result: dict[str, Any]) -> str:
+    rows = (
+        (
+            case["dtype"],
+            f"{case['classes']:,}",
+            str(case["dim"]),
+            f"{case['batch']:,}",
+            *(
+                (case["error"], "", "")
+                if "error" in case
+                else (
+                    _time(case["seconds"]),
+                    f"{case['flops_per_second'] / 1e12:.0f} TFLOP/s",
+                    _gb(case["memory_bytes"]),
+                )
+            ),
+        )
+        for case in result["cases"]
+    )
+    head = ("rows", "classes", "features", "batch", "step", "of four products", "memory")
+    return _table(head, rows)
 
 
 def _steps(results: dict[str, Any]) -> list[str]:

@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.sizes import Size, TaskSize
+from benchmarks.gpu.sizes import RowsSize, Size, TaskSize
 from benchmarks.gpu.tasks import IMAGES, TEXTS, recipe_of
 from launch.plan.cluster import Machine, machine_named
+from launch.plan.device_memory import class_index
 from launch.plan.plan import PlanRequest, make_plan
 from trainer.config import Recipe
 from trainer.devices import DEVICES
@@ -51,8 +52,11 @@ def planned(recipe: Recipe, classes: int, machine: Machine) -> dict[str, Any]:
     }
 
 
-def planned_head(dim: int, classes: int, rows: int, machine: Machine) -> dict[str, Any]:
-    """Return the seconds of the head in a plan, and its bytes without weights and moments."""
+def planned_head(
+    dim: int, classes: int, rows: int, machine: Machine, **changes: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the seconds of the head in a plan, and its bytes without weights and moments.
+    `changes` are sections of the recipe."""
     encoder = {
         "model_type": "bert",
         "vocab_size": 10,
@@ -62,7 +66,7 @@ def planned_head(dim: int, classes: int, rows: int, machine: Machine) -> dict[st
         "intermediate_size": 1,
     }
     shape = TaskSize(encoder, classes=classes, batch=rows, tokens=1)
-    recipe = recipe_of(TEXTS, shape, {"head": {"bias": False}})
+    recipe = recipe_of(TEXTS, shape, {"head": {"bias": False}} | changes)
     plan = make_plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
     (phase,) = [each for each in plan.time.phases if each.phase == "head"]
     parts = {line.what: line.head for line in plan.memory.lines if line.what.startswith("head ")}
@@ -76,7 +80,15 @@ def planned_head(dim: int, classes: int, rows: int, machine: Machine) -> dict[st
         "blocks": plan.head.blocks,
         "memory_bytes": sum(parts.values()) - parts["head weights"],
         "weight_bytes": parts["head weights"],
+        "index_bytes": class_index(plan.head),
     }
+
+
+def planned_rows(case: RowsSize, machine: Machine) -> dict[str, Any]:
+    """Return the plan of a head whose rows FusedSGD updates, with tiles."""
+    head = {"bias": False, "dtype": case.dtype, "tiles": True, "memory_mib": case.memory_mib}
+    optimizer = {"kind": "sgd", "momentum": 0, "head": {"fused_sgd": "in_backward"}}
+    return planned_head(case.dim, case.classes, case.batch, machine, head=head, optimizer=optimizer)
 
 
 def machine_of(device: torch.device) -> Machine:

@@ -36,11 +36,24 @@ class TaskSize:
 
 
 @dataclass(frozen=True)
+class RowsSize:
+    """A head whose rows FusedSGD updates: `dtype` is a value of `head.dtype`, and `batch` the
+    number of feature rows. memory_mib: see `ClassHead`."""
+
+    dtype: str
+    classes: int
+    dim: int
+    batch: int
+    memory_mib: int = 512
+
+
+@dataclass(frozen=True)
 class Size:
     """The sizes of all measurements.
 
     losses: the losses of the correctness checks (None: all). tile_logits: the numbers of classes
-    and rows for which the losses with tiles are compared. seconds: the time for each measurement.
+    and rows for which the losses with tiles are compared. fused: heads with fused updates. seconds:
+    the time for each measurement.
     """
 
     name: str
@@ -52,6 +65,7 @@ class Size:
     head_classes: tuple[int, ...]
     head_rows: tuple[int, ...]
     tile_logits: tuple[int, int]
+    fused: tuple[RowsSize, ...]
     serving_classes: tuple[int, ...]
     serving_rows: tuple[int, ...]
     traced_steps: int
@@ -73,6 +87,13 @@ FULL = Size(
     head_classes=(100_000, 1_000_000, 10_000_000),
     head_rows=(1024, 8192),
     tile_logits=(100_000, 4096),
+    fused=(
+        RowsSize("fp32", classes=1_000_000, dim=768, batch=8192),
+        RowsSize("bf16", classes=1_000_000, dim=768, batch=8192),
+        RowsSize("fp8", classes=1_000_000, dim=768, batch=8192),
+        RowsSize("bf16", classes=10_000_000, dim=768, batch=1024),
+        RowsSize("fp8", classes=100_000_000, dim=512, batch=1024),
+    ),
     # The largest size of figure 3 in paper 002 is 2^18.5.
     serving_classes=(2**10, 2**14, 2**18, round(2**18.5), 10_000_000),
     serving_rows=(1, 32),
@@ -89,6 +110,7 @@ TOY = Size(
     head_classes=(1000, 3000),
     head_rows=(32,),
     tile_logits=(1000, 32),
+    fused=tuple(RowsSize(dtype, 1000, dim=16, batch=32) for dtype in ("fp32", "bf16", "fp8")),
     serving_classes=(100, 1000),
     serving_rows=(1, 4),
     traced_steps=2,

@@ -67,6 +67,7 @@ def slices_of(size: Size) -> list[Slice]:
             run = partial(heads.head, classes=classes, rows=rows)
             named.append((f"head-{classes}-{rows}", run, 30 + classes / 2e5))
     named.append(("losses-with-tiles", heads.losses_with_tiles, 60))
+    named.append(("fused", heads.fused, 90))
     named.append(("plan", plans.plans, 20))
     for classes in size.serving_classes:
         run = partial(serving.serving, classes=classes)

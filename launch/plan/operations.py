@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from heads.tiles.operators import write_gradient, write_statistics
+
 aten = torch.ops.aten
 
 # The kind of an operation's products, which determines their rate. half: 16-bit inputs.
@@ -335,7 +337,7 @@ def _products(func: Any, inputs: list[Tensor]) -> Products:
 
 def _flops(func: Any, args: Any, kwargs: Any, out: Any) -> int:
     packet = func._overloadpacket
-    if func.namespace == "kway":  # the logits of a block; see `heads/tiles/operators.py`
+    if func in (write_statistics, write_gradient):  # the logits of a block
         features, rows = args[:2]
         return 2 * features.numel() * len(rows)
     if packet is aten._scaled_dot_product_flash_attention_for_cpu:
