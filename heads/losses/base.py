@@ -7,7 +7,6 @@ Shape legend: B rows, C classes of a block, K all classes, m rows of the global 
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -407,15 +406,6 @@ def score(kind: ScoreKind, logits: Tensor, *, eps: float = 0.0) -> Tensor:
             return logits.square() + eps
 
 
-def exp_(exponents: Tensor) -> Tensor:
-    """Compute exp in place, and return the tensor."""
-    if exponents.device.type != "cpu":
-        return exponents.exp_()
-    # On a CPU, exp2 is faster than exp: 2 times for typical logits, and 20 times if many results
-    # are denormal numbers.
-    return exponents.mul_(math.log2(math.e)).exp2_()
-
-
 class _LogSumExp(torch.autograd.Function):
     """logsumexp over dim 1, whose gradient is zero instead of NaN for a row of -inf.
 
@@ -425,7 +415,7 @@ class _LogSumExp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor) -> Tensor:
         top = logits.amax(1, keepdim=True).nan_to_num_(nan=0, posinf=0, neginf=0)
-        powers = exp_(logits - top)
+        powers = (logits - top).exp_()
         total = powers.sum(1)
         ctx.save_for_backward(powers, total)
         return total.log().add_(top.squeeze(1))
