@@ -48,4 +48,4 @@ def rounded(values: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> T
         steps = (values.abs() * _STEPS_PER_UNIT).add_(bits, alpha=2.0**-16).floor_()
         small = steps.div_(_STEPS_PER_UNIT).copysign_(values)
         result = torch.where(values.abs() < _SMALLEST_NORMAL_FP8, small, result)
-    return result.where(values.isfinite(), values).to(dtype)
+    return result.where(~values.isnan(), values).to(dtype)  # adding bits keeps infinity

@@ -332,3 +332,12 @@ def test_a_run_is_resumed_evaluated_and_exported(case, glyphs, tmp_path):
     want = torch.cat([block.rows for block in blocks])
     order = torch.cat([block.class_ids for block in blocks]).argsort()
     assert torch.equal(rows[:, : trained.dim], want[order])
+
+
+def test_a_run_is_resumed_with_another_row_type(glyphs, tmp_path):
+    for steps, dtype in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
+        changes = {"head__dtype": dtype, "train__duration": {"steps": steps}}
+        recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
+        assert main([str(write_recipe(tmp_path, recipe))]) == 0
+        head = open_trained(recipe.run, rank_world()).task.head
+        assert head.weight.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

@@ -20,7 +20,7 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 # Settings that must not change within a run: with a new value, training would not be a continuation
 # of the earlier steps. Settings under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
-_FREE = ("data.workers", "data.cache", "head.memory_mib", "data.eval_split")
+_FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
 
 
 @dataclass(frozen=True)

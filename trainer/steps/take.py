@@ -81,7 +81,7 @@ def _skipped(task: Task, loss: float, norm: float, reason: str) -> Numbers:
     if task.recipe.optimizer.head.fused_sgd == "in_backward" and math.isfinite(loss):
         raise FloatingPointError(
             f"{reason}, but the class rows were already updated, so the step cannot be skipped: "
-            "lower optimizer.lr, or set optimizer.head.fused_sgd=deferred"
+            "lower optimizer.lr or optimizer.head.lr, or set optimizer.head.fused_sgd=deferred"
         )
     return Numbers(loss, norm, True, reason)
 
