@@ -5,11 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead
+from heads import ClassHead, FusedSGD
 from heads.append import append_classes
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.initial_rows import normal_rows
 from heads.losses import CrossEntropy, SmoothTopK
+from heads.node_values import FP8
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
 from heads.topk import largest_columns
 from tests.heads import test_hierarchical, test_sampling, test_smooth_topk
@@ -87,6 +88,31 @@ def test_a_head_moved_to_the_device_matches_a_head_created_there(device, kind):
     moved = ClassHead(5, tree, make_loss(kind, 13), **options).to(device)
     features, labels, _ = problem(tree, num_rows=9, dim=5)
     check(step(moved, features.float(), labels), step(made, features.float(), labels))
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=["fp32", "bf16", "fp8"])
+def test_fused_updates_match_the_cpu(device, dtype, weighting, deferred):
+    """With Triton, a kernel updates the rows on the device."""
+    tree, found = label_tree(weighting, 90), []
+    features, labels, _ = problem(tree, num_rows=12, dim=6)
+    for each in ("cpu", device):
+        head = ClassHead(6, tree, CrossEntropy(), dtype=dtype, init_std=0.3, seed=5, device=each)
+        optimizer = FusedSGD(head, lr=0.2, weight_decay=0.01, deferred=deferred)
+        for _ in range(3):
+            head(features.float().to(each).requires_grad_(), labels.to(each)).backward()
+            norm = head.squared_gradient_norm()
+            optimizer.step()
+        rows = head.node_values().read(slice(0, len(head.weight))).float().cpu()
+        found.append((rows, norm.cpu()))
+    (here, norm_here), (there, norm_there) = found
+    torch.testing.assert_close(norm_there, norm_here, rtol=1e-3, atol=0)
+    if dtype == torch.float32:
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-6)
+    else:
+        # Sums differ in their last bits, so a few numbers are rounded to the other neighbor.
+        assert (there != here).float().mean() < 0.02
 
 
 def test_initial_rows_match_the_cpu(device):
