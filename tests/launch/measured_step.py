@@ -80,6 +80,7 @@ def measure_step(
     )
     task.train()
     task.start_training()
+    task.set_rates(1.0)
     batch = random_batch(recipe, num_classes, recipe.train.global_batch // world.size)
     for step in (1, 2):
         _step(task, batch, step)
@@ -103,7 +104,7 @@ def _step(task: Task, batch: Batch, step: int) -> None:
     agree(task.world, stop=None, batch=batch)
     compute_gradients(task, batch, step=step)
     task.clip_gradients(task.recipe.train.clip_norm)
-    task.step(1.0, step=step)
+    task.step(step=step)
 
 
 def random_batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:

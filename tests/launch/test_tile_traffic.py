@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from heads.tiles.launch import KernelConfig
+from heads.tiles.operators import KernelConfig
 from launch.plan.advice import warnings
 from launch.plan.cluster import machine_named
 from launch.plan.plan import Plan, PlanRequest, make_plan

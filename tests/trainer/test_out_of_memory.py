@@ -98,7 +98,9 @@ def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
     assert is_out_of_memory(caught.value)
     line = advice(caught.value, _recipe(train__class_group="node"), _CUDA)
     assert "ran out of memory in building: an allocation of 4 PiB failed; try " in line
-    assert line.endswith("train.class_group=world, then train.strategy.kind=fsdp")
+    assert line.endswith(
+        "train.class_group=world, then train.strategy.kind=fsdp, then head.dtype=bf16"
+    )
 
 
 @contextmanager
