@@ -12,7 +12,7 @@ from benchmarks.peak_memory import resident, restart_high_water_mark
 from heads import ClassHead, CrossEntropy, FusedSGD
 from heads.build import ROW_DTYPES
 
-CLASSES, DIM, BATCH, MEMORY_MIB = 1_000_000, 64, 32, 64
+CLASSES, DIM, BATCH, MEMORY_MIB = 1_000_000, 32, 32, 32
 
 
 def extra_bytes(dtype: str, *, deferred: bool) -> tuple[int, int]:

@@ -24,6 +24,6 @@ def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, when):
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     rows, extra = map(int, done.stdout.split())
     assert rows == CLASSES * DIM * BYTES[dtype]
-    # The gradient would have 256 MB. The logits of a step have at most half of `memory_mib`, and a
+    # The gradient would have 128 MB. The logits of a step have at most half of `memory_mib`, and a
     # few temporaries the size of a block's rows.
     assert extra < 2 * MEMORY_MIB << 20
