@@ -163,10 +163,16 @@ class Engine:
                 "be accumulated over micro-batches: call head.requires_grad_ with the same value "
                 "on every rank"
             )
-        if update is None and parameters.row_scales is not None and training:
+        learns = training and torch.is_grad_enabled() and parameters.vectors.requires_grad
+        if update is None and learns and parameters.row_scales is not None:
             raise ValueError(
                 "fp8 class rows have no gradient: create a heads.FusedSGD for the head, or call "
                 "head.eval()"
+            )
+        if update is not None and agreement.partly_frozen:
+            raise ValueError(
+                "the head's weight requires a gradient on only some ranks, so FusedSGD cannot "
+                "update it: call head.requires_grad_ with the same value on every rank"
             )
         call = _Call(
             agreement=agreement,
@@ -175,7 +181,7 @@ class Engine:
             draw=draw,
             over_data=over_data,
             checks=rows_of_ranks is None,
-            update=update if parameters.vectors.requires_grad else None,
+            update=update if learns else None,
         )
         anchor, ids = agreement.anchor(features.device), class_ids(labels)
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
@@ -455,7 +461,7 @@ def _gradient_buffers(
 
 
 def _buffer_of_rows(agreement: Agreement, logits: BlockwiseLogits) -> HeldGradient | None:
-    if not agreement.needs_vectors:
+    if not agreement.needs_vectors or logits.rows.scales is not None:  # fp8 has no gradient
         return None
     return HeldGradient(logits.weights, logits.gradient_like(logits.rows))
 

@@ -201,6 +201,33 @@ def test_a_frozen_weight_is_not_updated():
     assert torch.equal(head.weight, before)
 
 
+def test_a_head_in_evaluation_mode_is_not_updated():
+    head = make_head("ce", "dense")
+    FusedSGD(head, lr=LR)
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    before = head.weight.detach().clone()
+    leaf = features.requires_grad_()
+    head.eval()(leaf, labels).backward()
+    assert torch.equal(head.weight, before)
+    assert head.weight.grad is not None
+    assert leaf.grad is not None
+
+
+def frozen_on_one_rank() -> str:
+    head = make_head("ce", "dense", rank_mesh())
+    FusedSGD(head, lr=LR)
+    head.requires_grad_(torch.distributed.get_rank() == 0)
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    with pytest.raises(ValueError, match="FusedSGD cannot update it") as caught:
+        head(features.requires_grad_(), labels)
+    return str(caught.value)
+
+
+def test_a_weight_that_is_frozen_on_some_ranks_is_an_error_on_all():
+    first, second = run_on_ranks(2, frozen_on_one_rank)
+    assert first == second
+
+
 def test_the_norm_of_a_deferred_gradient_can_be_left_out():
     head = make_head("ce", "vtree", logits=LOGIT_MAPS["normface"])
     FusedSGD(head, lr=LR, deferred=True, needs_norm=False)
