@@ -84,7 +84,10 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("num_ranks", "class_ranks"), [(1, None), (2, None), (4, 2)])
+@pytest.mark.parametrize(
+    ("num_ranks", "class_ranks"),
+    [pytest.param(1, None, marks=pytest.mark.slow), (2, None), (4, 2)],
+)
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_fused_steps_equal_those_of_sgd(case, num_ranks, class_ranks, glyphs):
     changes, whens = CASES[case]
