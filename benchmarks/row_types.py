@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -219,9 +219,11 @@ class Trials:
         }
 
 
-def compare(name: str, trials: Trials, num_seeds: int) -> list[str]:
-    """Return the rows of the table for the dataset `name`."""
-    rates = trials.rates()
+def compare(
+    name: str, trials: Trials, num_seeds: int, rates: tuple[float, float] | None = None
+) -> list[str]:
+    """Return the rows of the table for the dataset `name`; search for `rates` if not given."""
+    rates = rates or trials.rates()
     seeds = range(_SEARCH_SEED + 1, _SEARCH_SEED + 1 + num_seeds)
     found = {arm: {seed: trials.scores(arm, rates, seed, "test") for seed in seeds} for arm in ARMS}
     rows = []
@@ -264,6 +266,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         help="glyphs, cifar100=FILE or tweets=FOLDER; default: glyphs",
     )
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    parser.add_argument("--steps", type=int, help="number of training steps of each run")
+    parser.add_argument(
+        "--rates",
+        type=float,
+        nargs=2,
+        metavar=("LR", "FUSED_LR"),
+        help="learning rates; by default, they are searched for",
+    )
     options = parser.parse_args(arguments)
     CONSOLE.print(machine())
     rows = header()
@@ -272,8 +282,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in PROBLEMS or bool(path) == (name == "glyphs"):
             parser.error(f"unknown DATA {each}: pass glyphs, cifar100=FILE or tweets=FOLDER")
         problem = PROBLEMS[name](*([Path(path)] if path else []))
+        problem = replace(problem, steps=options.steps or problem.steps)
+        rates = tuple(options.rates) if options.rates else None
         with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world:
-            rows += compare(name, Trials(problem, Path(folder), world), options.seeds)
+            rows += compare(name, Trials(problem, Path(folder), world), options.seeds, rates)
     CONSOLE.print("\n".join(rows))
 
 

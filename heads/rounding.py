@@ -34,7 +34,7 @@ def rounded(values: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> T
     """Round float32 `values` [n, d] to bf16 or fp8 (e4m3, at most 448 in absolute value).
 
     `bits` [n, d] are the `random_16_bits` for stochastic rounding; None rounds to the nearest
-    number. Infinity and NaN are not rounded.
+    number. NaN stays NaN; in bf16, infinity stays infinity.
     """
     if bits is None:
         return values.to(dtype)
