@@ -148,6 +148,11 @@ class HeadConfig(_Config):
     )
 
     @property
+    def has_class_rows(self) -> bool:
+        """Whether the classes have rows, which may be bf16 or fp8 and updated by `FusedSGD`."""
+        return self.weights.kind != "factored" and not self.loss.over_nodes
+
+    @property
     def needs_hierarchy(self) -> bool:
         """Whether the label tree is the hierarchy in the shards."""
         return isinstance(self.weights, VTreeConfig) and self.weights.tree.kind == "hierarchy"
@@ -196,7 +201,7 @@ class HeadConfig(_Config):
                 f"factored weights do not support {loss.kind}: set weights.kind=dense, or set "
                 f"loss.kind to one of {', '.join(family)}"
             )
-        if self.dtype != "fp32" and (weights == "factored" or loss.over_nodes):
+        if self.dtype != "fp32" and not self.has_class_rows:
             special = loss.kind if loss.over_nodes else weights
             raise ValueError(f"{special} supports only float32 rows: set dtype=fp32")
         if weights == "factored" and self.bias:

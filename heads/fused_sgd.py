@@ -1,14 +1,13 @@
 """SGD that updates the class rows of a head while their gradient is computed."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from heads.head import ClassHead
-from heads.row_update import RowUpdate
+from heads.row_update import RowUpdate, descended
 
 
 class FusedSGD(Optimizer):
@@ -67,17 +66,13 @@ class FusedSGD(Optimizer):
         for group in self.param_groups[1:]:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _descend(parameter, group, divisor, skipped)
+                    new = descended(
+                        parameter,
+                        parameter.grad,
+                        lr=group["lr"],
+                        weight_decay=group["weight_decay"],
+                        divisor=divisor,
+                        skipped=skipped,
+                    )
+                    parameter.copy_(new)
         return loss
-
-
-def _descend(
-    parameter: Tensor, group: dict[str, Any], divisor: Tensor | None, skipped: Tensor | None
-) -> None:
-    assert parameter.grad is not None
-    change = parameter.grad if divisor is None else parameter.grad / divisor
-    if group["weight_decay"]:
-        change = change.add(parameter, alpha=group["weight_decay"])
-    if skipped is not None:
-        change = change.where(~skipped, 0)
-    parameter.sub_(change, alpha=group["lr"])

@@ -139,10 +139,14 @@ class UpdatedRows:
         """Update nodes with torch operations, except where `keeps`, a scalar or [C, 1], is true."""
         step, values = self._step, self._values
         old = values.read(nodes).to(wide_dtype(values.held.dtype))
-        change = grad if step.divisor is None else grad / step.divisor
-        if step.weight_decay:
-            change = change.add(old, alpha=step.weight_decay)
-        new = old.sub(change.where(~keeps, 0), alpha=step.lr)
+        new = descended(
+            old,
+            grad,
+            lr=step.lr,
+            weight_decay=step.weight_decay,
+            divisor=step.divisor,
+            skipped=keeps,
+        )
         bits = None
         if values.held.dtype != new.dtype:
             if isinstance(nodes, slice):
@@ -150,6 +154,24 @@ class UpdatedRows:
             ids = self._weights.start + nodes
             bits = random_16_bits(ids, new.shape[1], seed=step.key)
         values.write(nodes, new, bits)
+
+
+def descended(
+    old: Tensor,
+    grad: Tensor,
+    *,
+    lr: float,
+    weight_decay: float,
+    divisor: Tensor | None,
+    skipped: Tensor | None,
+) -> Tensor:
+    """Return old - lr (grad / divisor + weight_decay old), or `old` where `skipped` is true."""
+    change = grad if divisor is None else grad / divisor
+    if weight_decay:
+        change = change.add(old, alpha=weight_decay)
+    if skipped is not None:
+        change = change.where(~skipped, 0)
+    return old.sub(change, alpha=lr)
 
 
 def _part_of(nodes: slice | Tensor, part: slice) -> slice | Tensor:

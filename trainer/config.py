@@ -283,9 +283,8 @@ class Recipe(FrozenConfig):
     def can_have_bf16_rows(self) -> bool:
         """Whether `head.dtype` is fp32 and could be bf16."""
         head, optimizer = self.head, self.optimizer
-        is_supported = head.weights.kind != "factored" and not head.loss.over_nodes
         rounds = optimizer.is_elementwise or optimizer.head.fused_sgd is not None
-        return head.dtype == "fp32" and is_supported and rounds
+        return head.dtype == "fp32" and head.has_class_rows and rounds
 
     @model_validator(mode="after")
     def _check_factored_head_optimizer(self) -> "Recipe":
@@ -318,7 +317,7 @@ class Recipe(FrozenConfig):
         fused, head, train = self.optimizer.head.fused_sgd, self.head, self.train
         if fused is None:
             return self
-        if head.weights.kind == "factored" or head.loss.over_nodes:
+        if not head.has_class_rows:
             special = head.loss.kind if head.loss.over_nodes else "head.weights.kind=factored"
             raise ValueError(f"{special} does not support optimizer.head.fused_sgd: remove it")
         if self.optimizer.head_weight_decay and head.loss.sampled(1, 1) is not None:

@@ -3,9 +3,9 @@
 Rates are for dense matrices and come from NVIDIA's data sheets for V100, T4, A10, A100, L4, L40S,
 H100, H200 (nvidia.com/data-center/<name>) and HGX B200. The larger numbers in these data sheets are
 for structured sparsity. Memory is the size that the driver reports, which is less than the nominal
-size. The sizes of L2 caches come from NVIDIA's white papers and tuning guides; a GH100 chip has
-10 MB for each stack of memory, of which H100 NVL and H200 have 6. This module does not import
-torch.
+size. The sizes of L2 caches come from NVIDIA's white papers and tuning guides. Those of H100 NVL
+and H200 are inferred: an H100 has 10 MB for each of its 5 stacks of memory, and these GPUs have 6
+stacks. This module does not import torch.
 """
 
 from collections.abc import Sequence

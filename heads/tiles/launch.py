@@ -10,11 +10,19 @@ from heads import optional_triton
 from heads.block_size import Processor
 from heads.losses import Loss
 from heads.losses.tile import Tile
-from heads.tiles.operators import config_of, number_of, write_gradient, write_statistics
+from heads.tiles.operators import (
+    capability_of,
+    config_of,
+    number_of,
+    write_gradient,
+    write_statistics,
+)
 
 # Programs per multiprocessor in the forward pass. More than one hides the ends of programs; each
 # program writes one number per row and statistic.
 _WAVES = 4
+# 10 times the lowest compute capability of a GPU that the kernels support.
+LOWEST_CAPABILITY = 80
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
         raise ValueError(
             "head.tiles needs an NVIDIA GPU, but torch was built for ROCm: set head.tiles=false"
         )
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type == "cuda" and capability_of(device) < LOWEST_CAPABILITY:
         raise ValueError(
             f"head.tiles needs a GPU of compute capability 8.0 or later, not {device}: set "
             "head.tiles=false"

@@ -68,7 +68,7 @@ def number_of(tile: Tile) -> int:
 def kernel_config(tile: Tile, dtype: torch.dtype, capability: int) -> KernelConfig:
     """Return the configuration for a loss with `tile`, and features and rows of `dtype`.
 
-    `capability` is 10 times the compute capability of the GPU, for example 90 for an H100.
+    `capability` is that of `capability_of`.
     """
     if dtype == torch.float32:
         return _FLOAT
@@ -79,8 +79,13 @@ def config_of(tile: Tile, features: Tensor) -> KernelConfig:
     """Return the configuration for a loss with `tile`, and for the device and dtype of features."""
     if not features.is_cuda:
         return _INTERPRETED
-    major, minor = torch.cuda.get_device_capability(features.device)
-    return kernel_config(tile, features.dtype, 10 * major + minor)
+    return kernel_config(tile, features.dtype, capability_of(features.device))
+
+
+def capability_of(device: torch.device) -> int:
+    """Return 10 times the compute capability of a GPU, for example 90 for an H100."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[str, Any]:

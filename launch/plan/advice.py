@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from heads.tiles.launch import LOWEST_CAPABILITY
 from launch.plan.plan import Plan, PlanRequest, make_plan
 from trainer.config import Recipe
 from trainer.strategies.base import StrategyKind
 
 _SMALL_LOGITS_MIB = 64
 _MAX_NODES = 1024
-_TILE_CAPABILITY = 80  # see `heads/tiles/launch.py`
 _MIN_SAVING = 0.1  # smallest reported saving, as a fraction of the missing memory
 
 
@@ -85,7 +85,7 @@ def warnings(plan: Plan) -> list[str]:
             train.precision not in machine.flops
         ),
         f"{machine.name} does not support tiles, which need compute capability 8.0 or later: set "
-        "head.tiles=false": recipe.head.tiles and machine.capability < _TILE_CAPABILITY,
+        "head.tiles=false": recipe.head.tiles and machine.capability < LOWEST_CAPABILITY,
         f"class groups of {cluster.class_ranks} ranks span several nodes of {cluster.gpus} GPUs: "
         "set train.class_group to node or to a divisor of the GPUs per node": (
             cluster.crosses_nodes("class") and train.class_group != "world"

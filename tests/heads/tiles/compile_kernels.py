@@ -135,7 +135,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 
 class _Variants:
-    """Takes the place of a kernel, and collects the variants that launches would compile."""
+    """Replaces a kernel, and collects the variants that launches would compile."""
 
     def __init__(self, kernel: Any) -> None:
         backend = make_backend(GPUTarget("cuda", 90, 32))
