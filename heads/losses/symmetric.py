@@ -43,6 +43,7 @@ from torch.nn.functional import pad, threshold
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
 _GROUP = 10  # the most scores in a group of `_topk`
+_MEDIUM = 3000  # the most scores of a row in which `_topk` uses the heap of torch.topk
 
 
 class SymmetricStatistics(NamedTuple):
@@ -180,12 +181,14 @@ def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest scores of each row, descending, and their columns.
 
     They are in the `num` groups of columns with the largest maxima. On a CPU, finding these groups
-    and then the scores takes less time than torch.topk, unless the rows are so short that most
-    groups are selected.
+    and then the scores takes less time than torch.topk, except for rows so short that most groups
+    are selected, and for rows of medium length with at least 64 scores for each one to find:
+    torch.topk collects their largest scores in a heap, and partitions other rows.
     """
     num_columns = scores_BC.shape[1]
     size = min(_GROUP, round(math.sqrt(num_columns / max(1, num))))
-    if scores_BC.device.type != "cpu" or size < 4:
+    in_heap = 64 * num <= num_columns <= _MEDIUM
+    if scores_BC.device.type != "cpu" or size < 4 or in_heap:
         values, columns = scores_BC.topk(num, dim=1)
         return values, columns
     # The columns of a group are `groups` apart, so the maxima are computed along contiguous memory.
@@ -309,7 +312,7 @@ class _LogPolynomials(torch.autograd.Function):
         units = ratio.neg_().expand_as(sums).cumprod(0).neg_()  # (-1)^(r-1) (e_m / U)^r
         others = _newton(sums * units, k)
         levels = _multiply_leaders(logs)
-        top, after = levels[-1].unflatten(1, (2, len(leaders_Bm)))[: k + 1].unbind(1)
+        top, after = levels[-1][: k + 1].unflatten(1, (2, -1)).unbind(1)
         below = _product(after, others)[: k + 1].flip(0)
         both = torch.stack([(top * below).sum(0), (top[:-1] * below[1:]).sum(0)])
         ctx.save_for_backward(leaders_Bm, sums_Bp, units, others, below, both, *levels)
