@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads import ClassHead, HierarchicalSoftmaxHead, LabelTree, build_cover_tree
-from heads.block_size import CPU_MEMORY_MIB
+from heads.engine.block_size import CPU_MEMORY_MIB
 from heads.losses import LOSSES, CrossEntropy
 
 DIM = 512

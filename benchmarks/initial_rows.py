@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.peak_memory import resident, restart_high_water_mark
 from benchmarks.timing import Row, ratio_row, take_turns
-from heads.initial_rows import initial_rows
+from heads.rows.initial_rows import initial_rows
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_rows, all_reduce_max, group_rank, group_size
 from heads.factored import FactoredHead
 from heads.head import ClassHead
-from heads.initial_rows import initial_bias, write_initial_rows
-from heads.node_values import NodeValues
+from heads.rows.initial_rows import initial_bias, write_initial_rows
+from heads.rows.node_values import NodeValues
 from heads.tree import LabelTree
 from heads.weights import ClassWeights, shard_range
 

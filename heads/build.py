@@ -13,7 +13,7 @@ from heads.config import HeadConfig, LabelTreeConfig
 from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.node_values import FP8
+from heads.rows.node_values import FP8
 from heads.tree import CoverTree, LabelTree, build_cover_tree, tree_of_paths
 from heads.tree.named_tree import NamedTree
 

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from heads.block_size import CPU_MEMORY_MIB
+from heads.engine.block_size import CPU_MEMORY_MIB
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import LOSSES, CrossEntropy, LossConfig
 

@@ -33,9 +33,9 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
+from heads.engine.inputs import Agreement, Parameters, class_ids, nan_loss, non_finite_rows
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
-from heads.inputs import Agreement, Parameters, class_ids, nan_loss, non_finite_rows
 from heads.losses import LOSSES, Loss
 
 # Size of a block of float64 rows, small enough for the cache of one core.

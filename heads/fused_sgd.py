@@ -7,16 +7,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from heads.head import ClassHead
-from heads.row_update import RowUpdate, descended
+from heads.rows.row_update import RowUpdate, descended
 
 
 class FusedSGD(Optimizer):
     """SGD without momentum for all parameters of `head`.
 
     The class rows [n, d] are updated block by block, so they have no gradient `weight.grad` and no
-    moments. bf16 and fp8 rows are rounded at random (`heads/rounding.py`), as a function of the
-    head's `seed` and `draw`. Weight decay is added to the gradient, except for a learned scale or
-    offset.
+    moments. bf16 and fp8 rows are rounded at random (`heads/rows/rounding.py`), as a function of
+    the head's `seed` and `draw`. Weight decay is added to the gradient, except for a learned scale
+    or offset.
 
     Without `deferred`, `loss.backward()` updates the rows with the current `lr` of
     `param_groups[0]`, unless the loss is not finite. `step` updates the other parameters.

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from heads.block_size import Processor
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
-from heads.engine import Engine
+from heads.engine.block_size import Processor
+from heads.engine.engine import Engine
+from heads.engine.inputs import Parameters, RowWeighting, class_ids
 from heads.gradients import squared_norm
-from heads.initial_rows import initial_bias, initial_rows
-from heads.inputs import Parameters, RowWeighting, class_ids
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
-from heads.node_values import FP8, NodeValues, wide_dtype
-from heads.row_update import RowUpdate
+from heads.rows.initial_rows import initial_bias, initial_rows
+from heads.rows.node_values import FP8, NodeValues, wide_dtype
+from heads.rows.row_update import RowUpdate
 from heads.tiles.launch import check_tiles
 from heads.tree import LabelTree
 from heads.weights import ClassWeights

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
+from heads.engine.inputs import class_ids, is_integral
 from heads.head import ClassHead, ClassScores
-from heads.inputs import class_ids, is_integral
 from heads.logits import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree

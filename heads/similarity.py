@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
-from heads.inputs import class_ids, is_integral
+from heads.engine.inputs import class_ids, is_integral
 
 _CHUNK = 1 << 16  # pairs of classes processed at a time; bounds the memory of their vectors
 

@@ -34,7 +34,7 @@ from torch.nn.functional import embedding_bag
 
 from heads.collectives import all_reduce_sum
 from heads.losses.base import Choice, HeldClasses
-from heads.node_values import NodeValues, wide_dtype
+from heads.rows.node_values import NodeValues, wide_dtype
 from heads.tree import LabelTree
 
 # Number of parents whose children are summed at a time; bounds the memory needed besides the

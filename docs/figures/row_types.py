@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from docs.figures.look import AMBER, BLUE, GRAY, INK, PALE, RED, new_figure
-from heads.hashing import random_16_bits
-from heads.rounding import rounded
+from heads.rows.hashing import random_16_bits
+from heads.rows.rounding import rounded
 
 # Bytes of the row, its gradient between the backward pass and the update, and the moments.
 _MEMORY = {

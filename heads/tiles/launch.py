@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from heads import optional_triton
-from heads.block_size import Processor
+from heads.engine.block_size import Processor
 from heads.losses import Loss
 from heads.losses.tile import Tile
 from heads.tiles.operators import (

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heads.losses.tile import Reduction, Tile
-from heads.operators import operator
+from heads.optional_triton import operator
 from heads.tiles import kernels
 
 _CODES = {

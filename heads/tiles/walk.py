@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from heads.blockwise import BlockwiseLogits, GradientSums
+from heads.engine.blockwise import BlockwiseLogits, GradientSums
 from heads.logits import inverse_norms, tangential
 from heads.losses import Stats, logsumexp
 from heads.losses.tile import Reduction, Tile

@@ -14,7 +14,7 @@ from typing import Literal
 import psutil
 import torch
 
-from heads.block_size import Processor
+from heads.engine.block_size import Processor
 from launch.plan.operation_timer import OperationTimer
 from trainer.devices import DEVICES
 from trainer.strategies.cost import Collective, Group, Operation

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from heads.block_size import Processor
-from heads.blockwise import BlockwiseLogits
 from heads.build import ROW_DTYPES
 from heads.config import HeadConfig
+from heads.engine.block_size import Processor
+from heads.engine.blockwise import BlockwiseLogits
+from heads.engine.torch_walk import ComputedBlock, SavedBlocks
 from heads.logits import LogitMap
 from heads.losses import Block, ClassFacts, Loss, Reduction, Stats
-from heads.node_values import FP8, NodeValues
-from heads.torch_walk import ComputedBlock, SavedBlocks
+from heads.rows.node_values import FP8, NodeValues
 from heads.tree import LabelTree
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.classes import Classes

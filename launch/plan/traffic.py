@@ -1,12 +1,12 @@
 """The collectives of the head, of batch norm and of the trainer in a step.
 
-The head's collectives are in `heads/engine.py` and `heads/factored.py`. Those of the strategy are
-not included.
+The head's collectives are in `heads/engine/engine.py` and `heads/factored.py`. Those of the
+strategy are not included.
 """
 
 from collections.abc import Iterable
 
-from heads.global_loss import reduces
+from heads.engine.global_loss import reduces
 from launch.plan.backbone_cost import BackboneCost
 from launch.plan.cluster import Cluster
 from launch.plan.head_cost import HeadShape
@@ -97,7 +97,7 @@ def _boundary(shape: HeadShape) -> int:
 
 
 def _statistics(shape: HeadShape, class_ranks: int) -> list[tuple[str, str, str, int]]:
-    """Return the exchange of statistics in a class group (`heads/global_loss.py`)."""
+    """Return the exchange of statistics in a class group (`heads/engine/global_loss.py`)."""
     size, shifts = shape.group_rows * shape.loss.width * FLOAT32, shape.loss.shifts
     if shifts is not None:
         shift_bytes = shape.group_rows * shifts * FLOAT32

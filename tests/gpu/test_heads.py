@@ -8,9 +8,9 @@ from torch import Tensor
 from heads import ClassHead, FusedSGD
 from heads.append import append_classes
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.initial_rows import normal_rows
 from heads.losses import CrossEntropy, SmoothTopK
-from heads.node_values import FP8
+from heads.rows.initial_rows import normal_rows
+from heads.rows.node_values import FP8
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
 from heads.topk import largest_columns
 from tests.heads import test_hierarchical, test_sampling, test_smooth_topk

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, Cosine
-from heads.block_size import Processor
+from heads.engine.block_size import Processor
 from heads.losses import CrossEntropy
 from tests.heads.cases import LOSS_KINDS, make_loss
 from trainer.devices import DEVICES

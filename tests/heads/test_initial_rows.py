@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, CrossEntropy
-from heads.initial_rows import initial_rows, normal_rows
+from heads.rows.initial_rows import initial_rows, normal_rows
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 from tests.heads.cases import WEIGHTINGS, label_tree

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, CrossEntropy
-from heads.inputs import non_finite_rows
+from heads.engine.inputs import non_finite_rows
 from heads.topk import largest_columns
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
 from tests.host_reads import host_reads
@@ -100,8 +100,8 @@ def test_a_step_that_checks_its_inputs_waits() -> None:
     with host_reads() as reads:
         head(torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,)))
     assert [read.partition(":")[0] for read in reads] == [
-        "tolist at heads/inputs.py",
-        "aten._local_scalar_dense.default at heads/engine.py",
+        "tolist at heads/engine/inputs.py",
+        "aten._local_scalar_dense.default at heads/engine/engine.py",
     ]
 
 

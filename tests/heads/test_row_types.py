@@ -6,9 +6,9 @@ import torch
 
 from heads import ClassHead, CrossEntropy, FusedSGD
 from heads.append import append_classes
-from heads.hashing import random_16_bits
-from heads.node_values import FP8, NodeValues
-from heads.rounding import rounded, scales_of
+from heads.rows.hashing import random_16_bits
+from heads.rows.node_values import FP8, NodeValues
+from heads.rows.rounding import rounded, scales_of
 from tests.heads.cases import LOGIT_MAPS, WEIGHTINGS, label_tree, problem
 from tests.ranks import rank_mesh, run_on_ranks
 

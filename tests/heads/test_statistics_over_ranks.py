@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from heads import ClassHead, HierarchicalSoftmaxHead, global_loss
+from heads import ClassHead, HierarchicalSoftmaxHead
 from heads.collectives import collective_hook
-from heads.global_loss import reduces
+from heads.engine import global_loss
+from heads.engine.global_loss import reduces
 from tests.heads.cases import LOSS_KINDS, gradient_of_nodes, label_tree, make_loss, problem
 from tests.ranks import rank_mesh, run_on_ranks
 

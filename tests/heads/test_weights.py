@@ -6,7 +6,7 @@ import torch
 
 from heads import ClassHead, LabelTree
 from heads.losses import Choice, CrossEntropy
-from heads.node_values import NodeValues
+from heads.rows.node_values import NodeValues
 from heads.weights import ClassWeights
 from tests.heads.cases import gradient_of_nodes, naive_logits, problem, set_nodes
 from tests.ranks import rank_mesh, run_on_ranks

@@ -21,7 +21,7 @@ import torch
 
 import trainer.train
 from data.loading.batch import Mixed
-from heads.inputs import NOTHING_COUNTS
+from heads.engine.inputs import NOTHING_COUNTS
 from heads.losses import LOSSES
 from tests.host_reads import host_reads
 from tests.ranks import forked, run_on_ranks
@@ -290,7 +290,7 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
 
 def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
     (reads,) = reads_of_steps(started, glyphs, [{}])
-    assert "tolist at heads/inputs.py" in reads
+    assert "tolist at heads/engine/inputs.py" in reads
     assert "aten._local_scalar_dense.default at trainer/steps/take.py" in reads
 
 

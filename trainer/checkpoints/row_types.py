@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
-from heads.node_values import FP8, NodeValues, wide_dtype
+from heads.rows.node_values import FP8, NodeValues, wide_dtype
 from trainer.checkpoints.load import StoredTensor
 
 _ROWS = "head.weight"

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
-from heads.node_values import wide_dtype
+from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
 from trainer.evaluation.features import SplitRows, all_rows

@@ -23,7 +23,7 @@ from heads.losses.symmetric import (
     no_scores,
     symmetric_statistics,
 )
-from heads.node_values import wide_dtype
+from heads.rows.node_values import wide_dtype
 from trainer.evaluation.class_scores import Ranking
 from trainer.evaluation.features import SplitRows
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 import torch
 
-from heads.block_size import Processor
+from heads.engine.block_size import Processor
 from trainer.config import Recipe
 from trainer.world import World
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heads import ClassHead
-from heads.hashing import random_16_bits, rows_at_once
-from heads.rounding import rounded
+from heads.rows.hashing import random_16_bits, rows_at_once
+from heads.rows.rounding import rounded
 
 # The random numbers of a step for the weights and up to seven moments have different seeds.
 _SEEDS_PER_STEP = 8
@@ -20,8 +20,8 @@ class RoundedOptimizer(Optimizer):
     bf16 rows.
 
     The optimizer must be elementwise. It computes float32 rows, piece by piece, from those in bf16.
-    The new rows and moments are rounded at random (`heads/rounding.py`), because rounding to the
-    nearest number would lose small changes. All other parameters are float32. `groups` has one
+    The new rows and moments are rounded at random (`heads/rows/rounding.py`), because rounding to
+    the nearest number would lose small changes. All other parameters are float32. `groups` has one
     parameter group per parameter, of which the first one contains the rows.
     """
 

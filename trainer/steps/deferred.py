@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from heads.inputs import non_finite_rows
+from heads.engine.inputs import non_finite_rows
 
 _POLL_SECONDS = 1e-4
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from data.loading.batch import Batch
 from heads.collectives import all_reduce_sum
-from heads.inputs import NOTHING_COUNTS
+from heads.engine.inputs import NOTHING_COUNTS
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.steps.deferred import PartLoss
 from trainer.steps.micro_batches import (

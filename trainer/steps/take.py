@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from data.loading.batch import Batch
-from heads.inputs import NOTHING_COUNTS
+from heads.engine.inputs import NOTHING_COUNTS
 from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.deferred import DeferredNumbers, Numbers, flagged
 from trainer.steps.gradients import compute_gradients, error_of_part

@@ -22,13 +22,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from heads import update_kernel
 from heads.losses import LOSSES
 from heads.losses.tile import MAX, Reduction, Tile
+from heads.rows import update_kernel
+from heads.rows.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 from heads.tiles import kernels
 from heads.tiles.launch import BlockInputs
 from heads.tiles.operators import kernel_config, kernel_options
-from heads.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from heads.hashing import random_16_bits
-from heads.node_values import FP8, NodeValues
 from heads.optional_triton import interprets, is_installed
-from heads.update_kernel import update
+from heads.rows.hashing import random_16_bits
+from heads.rows.node_values import FP8, NodeValues
+from heads.rows.update_kernel import update
 
 pytestmark = [
     pytest.mark.skipif(not is_installed, reason="Triton is not installed"),

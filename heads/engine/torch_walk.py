@@ -7,7 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from heads.blockwise import BlockwiseLogits, GradientSums
+from heads.engine.blockwise import BlockwiseLogits, GradientSums
 from heads.losses import Block, LabelPositions, Stats
 from heads.weights import ClassBlock
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.block_size import Processor
+from heads.engine.block_size import Processor
 from heads.logits import LogitMap, Margins
 from heads.losses import Choice, Loss, Stats
-from heads.node_values import NodeValues
-from heads.row_update import UpdatedRows
+from heads.rows.node_values import NodeValues
+from heads.rows.row_update import UpdatedRows
 from heads.weights import ClassBlock, ClassWeights
 
 # Shape legend: G rows of the class group, C classes of a block, d features, n nodes of this rank.

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from heads.hashing import hashes, rows_at_once, shifted
 from heads.losses import Loss
-from heads.node_values import NodeValues, wide_dtype
+from heads.rows.hashing import hashes, rows_at_once, shifted
+from heads.rows.node_values import NodeValues, wide_dtype
 from heads.weights import ClassWeights
 
 

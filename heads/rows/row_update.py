@@ -15,10 +15,10 @@ from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
 from heads.gradients import squared_norm
-from heads.hashing import random_16_bits, rows_at_once
-from heads.inner_gradients import InnerGradients, InnerNodes
-from heads.node_values import NodeValues, wide_dtype
-from heads.update_kernel import has_kernel, update
+from heads.rows.hashing import random_16_bits, rows_at_once
+from heads.rows.inner_gradients import InnerGradients, InnerNodes
+from heads.rows.node_values import NodeValues, wide_dtype
+from heads.rows.update_kernel import has_kernel, update
 from heads.weights import ClassBlock, ClassWeights
 
 # Number of inner nodes that are updated at a time.

@@ -1,17 +1,16 @@
-"""A Triton kernel that updates class rows on a GPU, as `heads/row_update.py` does with torch.
+"""A Triton kernel that updates class rows on a GPU, as `heads/rows/row_update.py` does with torch.
 
 Torch operations would read or write about 100 bytes for each number, and this kernel 8: it reads
-the gradient and the row, and writes the row. Its random bits are those of `heads/hashing.py` and
-its rounding that of `heads/rounding.py`, so that a row is the same on every device, except for the
-last bits of the unrounded sum.
+the gradient and the row, and writes the row. Its random bits are those of `heads/rows/hashing.py`
+and its rounding that of `heads/rows/rounding.py`, so that a row is the same on every device, except
+for the last bits of the unrounded sum.
 """
 
 import torch
 from torch import Tensor
 
-from heads.node_values import FP8, NodeValues
-from heads.operators import operator
-from heads.optional_triton import is_installed, jit, tl
+from heads.optional_triton import is_installed, jit, operator, tl
+from heads.rows.node_values import FP8, NodeValues
 
 # Formats of rows. Triton reads only globals that are `tl.constexpr`.
 FP32 = tl.constexpr(0)
@@ -19,7 +18,7 @@ BF16 = tl.constexpr(1)
 FP8_E4M3 = tl.constexpr(2)
 _FORMATS = {torch.float32: FP32, torch.bfloat16: BF16, FP8: FP8_E4M3}
 
-# The constants of `heads/hashing.py`.
+# The constants of `heads/rows/hashing.py`.
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
 _MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 _MIX_2 = tl.constexpr(0x94D049BB133111EB)

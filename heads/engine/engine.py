@@ -7,10 +7,11 @@ never needed at once.
 Forward
   1. All-gather features and labels over the class group: every rank computes the logits of its own
      classes for the same G rows.
-  2. Iterate over this rank's classes in blocks (`heads/torch_walk.py`): class rows, logits [G, C],
-     statistics. Keep the statistics and, as far as memory permits, the logits of the first blocks.
+  2. Iterate over this rank's classes in blocks (`heads/engine/torch_walk.py`): class rows, logits
+     [G, C], statistics. Keep the statistics and, as far as memory permits, the logits of the first
+     blocks.
   3. Merge the statistics over blocks, exchange and merge them over the class group, concatenate
-     them over the data group, and compute the value (`heads/global_loss.py`).
+     them over the data group, and compute the value (`heads/engine/global_loss.py`).
 
 Backward
   1. Compute the gradient [G, ...] of the value with respect to the statistics of each block.
@@ -41,11 +42,11 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.block_size import Processor
-from heads.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
-from heads.global_loss import global_loss
-from heads.inputs import (
+from heads.engine.block_size import Processor
+from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
+from heads.engine.global_loss import global_loss
+from heads.engine.inputs import (
     Agreement,
     Parameters,
     RowWeighting,
@@ -54,13 +55,13 @@ from heads.inputs import (
     nan_loss,
     non_finite_rows,
 )
+from heads.engine.torch_walk import TorchWalk
 from heads.logits import LogitMap, MappedFeatures, Margins
 from heads.losses import Loss, Rows
-from heads.node_values import NodeValues
-from heads.row_update import RowUpdate, Step, UpdatedRows
+from heads.rows.node_values import NodeValues
+from heads.rows.row_update import RowUpdate, Step, UpdatedRows
 from heads.tiles.launch import check_tiles
 from heads.tiles.walk import TileWalk
-from heads.torch_walk import TorchWalk
 from heads.weights import ClassWeights
 
 
@@ -205,7 +206,7 @@ class Engine:
     def nan_loss(
         self, num_rows: int, broken_rows: Tensor, parameters: Parameters
     ) -> FloatingPointError:
-        """Return the error for a NaN loss; see `heads/inputs.py` (collective)."""
+        """Return the error for a NaN loss; see `heads/engine/inputs.py` (collective)."""
         vectors, bias = parameters.vectors, parameters.bias
         groups = self.class_group, self.data_group
         return nan_loss(num_rows, broken_rows, vectors, bias, *groups)
@@ -217,7 +218,8 @@ class Engine:
         parameters: Parameters,
         row_weights: Tensor | None = None,
     ) -> Agreement:
-        """Exchange sizes and check the batch on all ranks; see `heads/inputs.py` (collective)."""
+        """Exchange sizes and check the batch on all ranks (collective). See
+        `heads/engine/inputs.py`."""
         return agree(
             features,
             labels,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from heads.rounding import rounded, scales_of
+from heads.rows.rounding import rounded, scales_of
 
 # Shape legend: n nodes of this rank, m ancestors of the first one, d features, P nodes on paths.
 

@@ -1,0 +1,1 @@
+"""Class rows: their initial values, formats, rounding and fused updates."""
