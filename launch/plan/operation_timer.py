@@ -2,25 +2,32 @@
 
 On a CPU, the time of an operation depends on its kind, its shapes and the caches, which a peak rate
 does not describe. The planner therefore runs each distinct operation of the step a few times, with
-its shapes, on arbitrary numbers. If the step needs more memory than half of the last-level cache,
-the tensors of an operation are evicted from the caches before each run, because the other
-operations of a real step would evict them.
+its shapes, on numbers from 0 to 1. Values matter: elementary functions take up to 20 times as long
+on infinities, on NaN and outside their domain, for example the logarithm of a negative number.
+
+If the step needs more than half of `_CACHE_BYTES`, all tensors of an operation are evicted from the
+caches before each run, because other operations of a real step would evict most of them. A real
+step still finds some of them in the caches, but needs time between operations, which is not
+planned (docs/plan.md).
 """
 
-import os
 import statistics
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from launch.plan.operations import Call, Operation, TensorShape
 
 _ROUNDS = 5
 _SECONDS = 0.3  # stop after this time, but run each operation at least twice
 _LIMIT_SECONDS = 60.0  # for all operations; the others get the time at the machine's rates
-_USUAL_CACHE = 32 << 20  # if the system does not report the size of the last-level cache
+# The last-level cache that a group of cores shares on many server CPUs. Python's `os.sysconf` has
+# no name for its size. On some CPUs, glibc reports the sum over all groups, even if a virtual
+# machine has the cores of only one group.
+_CACHE_BYTES = 32 << 20
 
 
 class OperationTimer:
@@ -30,14 +37,11 @@ class OperationTimer:
         self._threads = threads
         self._known: dict[tuple[Call, bool], float | None] = {}
         self._spent = 0.0
-        names = getattr(os, "sysconf_names", {})
-        reported = os.sysconf("SC_LEVEL3_CACHE_SIZE") if "SC_LEVEL3_CACHE_SIZE" in names else 0
-        self.cache_bytes = reported if reported > 0 else _USUAL_CACHE
 
     def seconds(self, operation: Operation, *, step_bytes: int, otherwise: float) -> float:
         """Return the time of an operation in a step that needs `step_bytes` of memory, or
         `otherwise` if it cannot be measured."""
-        call, evicted = operation.call, step_bytes > self.cache_bytes // 2
+        call, evicted = operation.call, step_bytes > _CACHE_BYTES // 2
         if call is None:
             return otherwise
         if (call, evicted) not in self._known:
@@ -55,7 +59,8 @@ class OperationTimer:
     def _measured(self, call: Call, *, evicted: bool) -> float | None:
         arguments = _tensors(call.arguments)
         options = {name: _tensors(value) for name, value in call.options}
-        other = torch.zeros(2 * self.cache_bytes // 4) if evicted else torch.zeros(0)
+        written = _written(call.function, arguments, options)
+        other = torch.zeros(2 * _CACHE_BYTES // 4) if evicted else torch.zeros(0)
         try:
             call.function(*arguments, **options)  # warm up
         except RuntimeError:
@@ -65,6 +70,10 @@ class OperationTimer:
             return None
         times: list[float] = []
         while len(times) < _ROUNDS and (len(times) < 2 or sum(times) < _SECONDS):
+            # An operation that changes its operands would otherwise read its own results. Those of
+            # `exp_` become infinite after a few runs.
+            for tensor in written:
+                tensor.fill_(1)
             other.add_(1)
             started = time.perf_counter()
             call.function(*arguments, **options)
@@ -78,9 +87,20 @@ def _tensors(tree: Any) -> Any:
     return [_tensors(each) for each in tree] if isinstance(tree, tuple) else tree
 
 
+def _written(function: Any, arguments: Any, options: dict[str, Any]) -> list[Tensor]:
+    """Return the floating-point tensors that an operation changes, according to its schema."""
+    parameters = function._schema.arguments
+    passed = {each.name: value for each, value in zip(parameters, arguments, strict=False)}
+    passed |= options
+    changed = tree_leaves([passed.get(each.name) for each in parameters if each.is_write])
+    return [leaf for leaf in changed if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
 def _tensor(like: TensorShape) -> Tensor:
     ends = ((length - 1) * step for length, step in zip(like.shape, like.stride, strict=True))
-    storage = torch.zeros(max(0, sum(ends) + 1), dtype=like.dtype)
+    size = max(0, sum(ends) + 1)
     if like.dtype.is_floating_point:
-        storage.normal_()
+        storage = torch.rand(size).to(like.dtype)
+    else:
+        storage = torch.zeros(size, dtype=like.dtype)
     return storage.as_strided(like.shape, like.stride)  # integers are 0, which is a valid index

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from heads import ClassHead, build_head
 from launch.plan.cluster import Machine
@@ -390,3 +393,51 @@ def test_a_timer_repeats_operations_with_their_shapes():
     short, long = (timer.seconds(each, step_bytes=0, otherwise=math.nan) for each in products)
     assert 0 < short < long
     assert timer.seconds(Operation(), step_bytes=0, otherwise=3.0) == 3.0
+
+
+class Operands(TorchDispatchMode):
+    """Records the first number of each operand of the operations in `functions`."""
+
+    def __init__(self, functions: set[Any]) -> None:
+        super().__init__()
+        self._functions = functions
+        self.of_runs: dict[Any, list[list[float]]] = defaultdict(list)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._functions:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.of_runs[func].append([float(tensor.flatten()[0]) for tensor in tensors])
+        return func(*args, **kwargs)
+
+
+def test_a_timer_runs_operations_in_place_on_the_same_numbers_each_time():
+    numbers, more = torch.zeros(8), torch.zeros(8)
+    with OperationRecorder() as recorder:
+        numbers.exp_()
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2), out=torch.zeros(2, 2))
+        torch._foreach_add_([numbers, more], [more, more])
+    timed = {each.call.function: each for each in recorder.operations if each.call}
+    functions = {torch.ops.aten.exp_.default, torch.ops.aten.mm.out}
+    functions.add(torch.ops.aten._foreach_add_.List)
+    timer = OperationTimer(threads=1)
+    with Operands(functions) as operands:
+        for function in functions:
+            timer.seconds(timed[function], step_bytes=0, otherwise=math.nan)
+    assert operands.of_runs.keys() == functions
+    for runs in operands.of_runs.values():
+        first, *others = runs[1:]  # the operation runs once to warm up
+        assert others
+        assert all(run == first for run in others)
+        assert all(0 <= value <= 1 for value in first)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
+def test_a_timer_creates_operands_of_every_dtype(dtype: torch.dtype):
+    numbers = torch.zeros(8, dtype=dtype)
+    with OperationRecorder() as recorder:
+        numbers.to(torch.float64)
+    (conversion,) = recorder.operations
+    assert OperationTimer(threads=1).seconds(conversion, step_bytes=0, otherwise=math.nan) > 0
