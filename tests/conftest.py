@@ -19,6 +19,9 @@ import pytest
 # again, and each of pytest-xdist's workers rewrites the assertions of all test modules again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# The trainer, torchrun and torch itself otherwise use all cores in each process. While tests run in
+# parallel, the OpenMP threads of a process then wait for each other in busy loops.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Without a GPU, Triton's interpreter runs the kernels. Triton reads this when `heads` is imported.
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"
