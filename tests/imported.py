@@ -22,6 +22,8 @@ import trainer.train
 # fork.
 if torch.cuda.device_count() == 0:
     os.environ["DS_ACCELERATOR"] = "cpu"
+    import distutils.ccompiler  # DeepSpeed imports it from setuptools when it starts
+
     import deepspeed.module_inject.auto_ep_layer
     import deepspeed.runtime.zero.muon.muon_optimizer
 

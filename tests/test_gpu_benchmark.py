@@ -136,7 +136,7 @@ def test_a_wrong_result_is_a_failure_in_the_first_run_and_in_later_runs(tmp_path
 
 def test_a_slice_that_hangs_is_stopped_and_one_that_is_too_long_does_not_start(tmp_path, capfd):
     slices = [Slice("long", works, 100), Slice("hangs", hangs, 1), Slice("last", works, 1)]
-    assert not run_slices(slices, tmp_path, TOY, CPU, seconds=4)
+    assert not run_slices(slices, tmp_path, TOY, CPU, seconds=1.5)
     assert "not done after" in (stored(tmp_path, "hangs") or {})["error"]
     assert stored(tmp_path, "long") is stored(tmp_path, "last") is None
     assert "no time for long, last" in capfd.readouterr().out

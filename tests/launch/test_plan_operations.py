@@ -85,8 +85,14 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("synchronous", [True, False])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "synchronous"),
+    [
+        *((name, False) for name in HEADS),
+        ("nce, balanced", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in HEADS if "nce" not in name),
+    ],
+)
 def test_the_planned_operations_of_head_and_update_are_those_of_a_real_step(
     tmp_path: Path, name: str, synchronous: bool
 ):

@@ -10,8 +10,10 @@ import os
 import signal
 import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +108,16 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_all_modes_produce_the_same_results(num_ranks: int, glyphs: Path) -> None:
-    cases = [{**case, "train__global_batch": 12} for case in CASES]
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    # One rank takes the same steps as two, without synchronization.
+    [(1, CASES[1::2]), (2, CASES), pytest.param(1, CASES[::2], marks=pytest.mark.slow)],
+    ids=lambda value: str(value if isinstance(value, int) else len(value)),
+)
+def test_all_modes_produce_the_same_results(
+    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
+) -> None:
+    cases = [{**case, "train__global_batch": 12} for case in cases]
     for rank in run_on_ranks(num_ranks, trained_in_all_modes, glyphs, cases):
         for case, (synchronous, *others) in zip(cases, rank, strict=True):
             for other in others:
@@ -441,25 +450,44 @@ def lose_rank_1(rank: int, port: int, recipe: str, is_flagged: bool, output: Pat
     leave(main([recipe]))
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "flagged", "deferred"])
-def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
-    mode: str, glyphs: Path, tmp_path: Path
-) -> None:
-    recipe = glyph_recipe(glyphs, tmp_path / "run", train__synchronous=mode != "deferred")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    path, outputs = str(write_recipe(tmp_path, recipe)), [tmp_path / "0", tmp_path / "1"]
-    ranks = [
-        forked(lose_rank_1, rank, port, path, mode == "flagged", output)
-        for rank, output in enumerate(outputs)
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as opened:
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+        for server in servers:
+            opened.enter_context(server)
+        return [server.getsockname()[1] for server in servers]
+
+
+def two_ranks(mode: str, shards: Path, folder: Path, port: int) -> list[BaseProcess]:
+    """Return two ranks, not yet started, that run `lose_rank_1` with outputs in `folder`."""
+    folder.mkdir()
+    recipe = glyph_recipe(shards, folder / "run", train__synchronous=mode != "deferred")
+    path = str(write_recipe(folder, recipe))
+    return [
+        forked(lose_rank_1, rank, port, path, mode == "flagged", folder / str(rank))
+        for rank in (0, 1)
     ]
+
+
+def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
+    glyphs: Path, tmp_path: Path
+) -> None:
+    modes = ("synchronous", "flagged", "deferred")
+    # The runs wait for most of their time, so they run in parallel.
+    pairs = {
+        mode: two_ranks(mode, glyphs, tmp_path / mode, port)
+        for mode, port in zip(modes, free_ports(3), strict=True)
+    }
+    ranks = [process for pair in pairs.values() for process in pair]
     try:
         for process in ranks:
             process.start()
         for process in ranks:
             process.join(60)
-        assert [process.exitcode for process in ranks] == [1, -signal.SIGKILL]
-        assert outputs[0].read_text() == "error: rank 0: another rank exited during a step\n"
+        for mode, pair in pairs.items():
+            assert [process.exitcode for process in pair] == [1, -signal.SIGKILL], mode
+            output = (tmp_path / mode / "0").read_text()
+            assert output == "error: rank 0: another rank exited during a step\n", mode
     finally:
         for process in ranks:
             process.kill()

@@ -32,9 +32,12 @@ GPUS = {
 }
 WITH_TILES = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
 CASES = [("ce", "bf16", 80), ("ce", "bf16", 90), ("ce", "bf16", 100), ("ce", "fp32", 90)]
+UPDATES = ("update:fp8:80", "update:bf16:90", "update:fp32:100")
+
+Lines = list[dict[str, Any]]
 
 
-def printed(*arguments: str) -> list[dict[str, Any]]:
+def printed(*arguments: str) -> Lines:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     # Triton 3.9 warns if this is not set, because its default will change.
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
@@ -48,8 +51,20 @@ def printed(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-def check(cases: list[tuple[str, str, int]]) -> None:
-    found = printed(*(":".join(map(str, case)) for case in cases))
+@pytest.fixture(scope="module")
+def lines() -> Lines:
+    """Return what one process prints for the tests below. Its imports take seconds.
+
+    "variants" is last, because it replaces the kernels.
+    """
+    return printed(*map(name_of, CASES), *UPDATES, "variants")
+
+
+def name_of(case: tuple[str, str, int]) -> str:
+    return ":".join(map(str, case))
+
+
+def check(found: Lines, cases: list[tuple[str, str, int]]) -> None:
     assert len(found) == 4 * len(cases)  # two kernels, with and without their optional arguments
     for kernel in found:
         kind, dtype, gpu = kernel["case"]
@@ -63,12 +78,12 @@ def check(cases: list[tuple[str, str, int]]) -> None:
         assert kernel["instructions"] == ([instruction] if uses_tensor_cores else []), kernel
 
 
-def test_the_kernels_compile_without_spilling() -> None:
-    check(CASES)
+def test_the_kernels_compile_without_spilling(lines: Lines) -> None:
+    check([line for line in lines if line.get("case", [None])[0] == "ce"], CASES)
 
 
-def test_the_update_of_class_rows_compiles_without_spilling() -> None:
-    found = printed("update:fp8:80", "update:bf16:90", "update:fp32:100")
+def test_the_update_of_class_rows_compiles_without_spilling(lines: Lines) -> None:
+    found = [line for line in lines if line.get("case", [None])[0] == "update"]
     assert len(found) == 12
     for kernel in found:
         assert kernel["spilled"] == 0, kernel
@@ -77,8 +92,11 @@ def test_the_update_of_class_rows_compiles_without_spilling() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_TILES)
 def test_the_kernels_of_every_loss_compile_without_spilling(kind: str) -> None:
-    check(list(product([kind], ("bf16", "fp16", "fp32"), GPUS)))
+    cases = list(product([kind], ("bf16", "fp16", "fp32"), GPUS))
+    check(printed(*map(name_of, cases)), cases)
 
 
-def test_other_numbers_of_rows_and_other_blocks_do_not_compile_a_kernel_again() -> None:
-    assert printed("variants") == [{"statistics_kernel": 1, "gradient_kernel": 1}]
+def test_other_numbers_of_rows_and_other_blocks_do_not_compile_a_kernel_again(
+    lines: Lines,
+) -> None:
+    assert lines[-1] == {"statistics_kernel": 1, "gradient_kernel": 1}
