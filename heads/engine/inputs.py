@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_gather_equal, group_rank, group_size
+from heads.rows.node_values import FP8
 
 NOTHING_COUNTS = (
     "the global batch has no rows with a positive weight: pass at least one row that is not "
@@ -330,7 +331,7 @@ def nan_loss(
     from 0.
     """
     rank = dist.get_rank() if dist.is_initialized() else 0
-    finite = held.isfinite().all(1)
+    finite = _are_finite(held).all(1)
     if bias is not None:
         finite &= bias.isfinite()
     numbers = torch.tensor([rank, num_rows, len(held)], device=held.device)
@@ -344,6 +345,13 @@ def nan_loss(
     return FloatingPointError(
         f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
     )
+
+
+def _are_finite(held: Tensor) -> Tensor:
+    if held.dtype != FP8:
+        return held.isfinite()
+    # torch has no isfinite for fp8. e4m3 has no infinity, and NaN has all bits set but the sign.
+    return held.view(torch.uint8) & 0x7F != 0x7F
 
 
 def _line(rank: int, num_rows: int, num_vectors: int, vectors: int, rows: int, *named: int) -> str:

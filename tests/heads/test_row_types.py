@@ -168,6 +168,20 @@ def test_fp8_rows_have_no_gradient():
     assert head.weight.grad is None
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_a_nan_loss_names_the_broken_features_and_class_rows(dtype):
+    head = ClassHead(5, 8, CrossEntropy(), dtype=dtype)
+    FusedSGD(head, lr=0.1)
+    features, labels = torch.randn(3, 5), torch.tensor([0, 1, 2])
+    features[1, 2] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"1 of 3 rows of features \(row 1\) and 0 of 8 "):
+        head(features, labels)
+    with torch.no_grad():
+        head.weight[6] = torch.full((5,), torch.nan).to(dtype)
+    with pytest.raises(FloatingPointError, match="0 of 3 rows of features and 1 of 8 "):
+        head(torch.randn(3, 5), labels)
+
+
 def test_half_precision_floats_are_refused():
     with pytest.raises(ValueError, match="class rows cannot have dtype torch"):
         ClassHead(6, 90, CrossEntropy(), dtype=torch.float16)
