@@ -361,6 +361,6 @@ def _introduction(
     return (
         f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
         f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
-        f"{nodes} x {task.head.dim} {recipe.head.dtype}; {world.size} x {world.device.type}{spread}; "
-        f"{num_steps} steps of {recipe.train.global_batch}{start}"
+        f"{nodes} x {task.head.dim} {recipe.head.dtype}; {world.size} x {world.device.type}"
+        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}"
     )
