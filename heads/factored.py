@@ -99,6 +99,8 @@ class FactoredHead(ClassHead):
     Raises ValueError for an unsupported loss and for a `max_singular_value` below 1.
     """
 
+    supports_row_update = False
+
     def __init__(
         self,
         dim: int,

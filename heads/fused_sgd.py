@@ -1,6 +1,7 @@
 """SGD that updates the class rows of a head while their gradient is computed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ class FusedSGD(Optimizer):
     all gradients by the attribute `grad_scale`, and changes nothing if the attribute `found_inf` is
     1; without `deferred`, this does not apply to the rows.
 
-    Each backward pass must be followed by `step`. If the loss computes only some of the classes in
+    Each backward pass must be followed by `step` or `zero_grad`. Set `head.row_update = None` to
+    train the head with another optimizer again. If the loss computes only some of the classes in
     a step, calling the head with a `weight_decay` above 0 raises ValueError, because the rows of
     the other classes would not decay.
 
@@ -44,21 +46,47 @@ class FusedSGD(Optimizer):
         deferred: bool = False,
         needs_norm: bool = True,
     ) -> None:
+        if not isinstance(head, ClassHead) or not head.supports_row_update:
+            raise TypeError(
+                f"FusedSGD cannot update a {type(head).__name__}: pass a ClassHead, or use another "
+                "optimizer"
+            )
+        for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
+            if not value >= 0:
+                raise ValueError(f"{name} is {value}: it must be at least 0")
         groups = [
             {"params": [parameter], "weight_decay": weight_decay if parameter.ndim else 0.0}
             for parameter in head.parameters()
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         assert groups[0]["params"] == [head.weight]
+        self._head = head
         self._update = RowUpdate(self.param_groups[0], deferred=deferred, needs_norm=needs_norm)
         head.row_update = self._update
         # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
         self._step_supports_amp_scaling = True
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._update.group = self.param_groups[0]  # `load_state_dict` replaces the groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients, and forget a backward pass without a `step`."""
+        super().zero_grad(set_to_none)
+        self._update.clear()
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that backward did not update (collective if `deferred`)."""
-        loss = closure() if closure is not None else None
+        """Update all parameters that backward did not update (collective if `deferred`).
+
+        Raises RuntimeError if a newer `FusedSGD` updates the class rows of the head.
+        """
+        if self._head.row_update is not self._update:
+            raise RuntimeError(
+                "another FusedSGD was created for the same head: use only the newest one"
+            )
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         divisor: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         skipped = None if found_inf is None else found_inf != 0

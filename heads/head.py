@@ -7,7 +7,7 @@ yields the rows of the classifier for evaluation and export.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,7 @@ class ClassHead(nn.Module):
     accumulates = False
     # Replaces the gradient of `weight`; set by `FusedSGD`.
     row_update: RowUpdate | None = None
+    supports_row_update: ClassVar[bool] = True
     row_scales: Tensor | None
 
     def __init__(

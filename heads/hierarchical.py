@@ -35,6 +35,8 @@ class HierarchicalSoftmaxHead(ClassHead):
     A class at an inner node is moved to a new leaf below that node, so that it can be predicted.
     """
 
+    supports_row_update = False
+
     def __init__(
         self,
         dim: int,

@@ -60,6 +60,7 @@ class NodeValues:
         elif self.scales is None:
             self.held[nodes] = rounded(values, self.held.dtype, bits)
         else:
+            values = values.where(values.isfinite(), torch.nan)  # e4m3 has no infinity
             scales = scales_of(values)
             self.scales[nodes] = scales
             result = rounded(values / scales.unsqueeze(1), FP8, bits)

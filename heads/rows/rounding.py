@@ -20,9 +20,9 @@ _LARGEST_EXPONENT = 100
 
 
 def scales_of(values: Tensor) -> Tensor:
-    """Return the scales [n] of fp8 rows for `values` [n, d], powers of two in bf16; 1 for a row of
-    zeros."""
-    largest = values.abs().amax(1)
+    """Return the scales [n] of fp8 rows for the finite numbers of `values` [n, d], powers of two in
+    bf16; 1 for a row of zeros."""
+    largest = values.abs().nan_to_num_(nan=0, posinf=0).amax(1)
     mantissa, exponent = torch.frexp(largest)  # 448 is 0.875 * 2^9
     exponent = exponent - 9 + (mantissa > 0.875).int()
     exponent = exponent.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
@@ -42,10 +42,12 @@ def rounded(values: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> T
         # Adding a random number to the bits below the mantissa carries with the right probability.
         result = (values.view(torch.int32) + bits).bitwise_and_(-(1 << 16))
     else:
-        result = (values.view(torch.int32) + (bits << 4)).bitwise_and_(-(1 << 20))
+        # The mantissa loses 20 bits, but `bits` has only 16. The middle of the other four removes
+        # the bias towards zero.
+        result = (values.view(torch.int32) + (bits << 4) + 8).bitwise_and_(-(1 << 20))
     result = result.view(torch.float32)
     if dtype == _FP8:
-        steps = (values.abs() * _STEPS_PER_UNIT).add_(bits, alpha=2.0**-16).floor_()
+        steps = (values.abs() * _STEPS_PER_UNIT).add_(bits + 0.5, alpha=2.0**-16).floor_()
         small = steps.div_(_STEPS_PER_UNIT).copysign_(values)
         result = torch.where(values.abs() < _SMALLEST_NORMAL_FP8, small, result)
     return result.where(~values.isnan(), values).to(dtype)  # adding bits keeps infinity

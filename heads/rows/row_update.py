@@ -21,6 +21,8 @@ from heads.rows.node_values import NodeValues, wide_dtype
 from heads.rows.update_kernel import has_kernel, update
 from heads.weights import ClassBlock, ClassWeights
 
+# Keeps the random bits of a step independent of those of the initial rows, whose key is the seed.
+_ROUNDING = 0x726F756E64
 # Number of inner nodes that are updated at a time.
 _NODES_AT_ONCE = 8192
 
@@ -83,6 +85,7 @@ class UpdatedRows:
     def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
         """Update the nodes of a block's classes, given the gradient of their rows, which this
         method may overwrite (collective over the data group)."""
+        grad_Cd = grad_Cd.to(wide_dtype(self._values.held.dtype))  # that of the features may differ
         if self._labels is not None:
             labels_G, grads_Gd = self._labels
             columns = self._weights.columns(block, labels_G)
@@ -225,12 +228,13 @@ class RowUpdate:
         """
         if self._first is not None:
             raise RuntimeError(
-                "FusedSGD supports one backward pass per step: call optimizer.step() after each "
-                "backward pass, and pass all rows of the batch to the head in one call"
+                "FusedSGD supports one backward pass per step: call optimizer.step() or "
+                "zero_grad() after each backward pass, and pass all rows of the batch to the head "
+                "in one call"
             )
         group = self.group
         self._first = step = Step(
-            group["lr"], group["weight_decay"], key, skipped, writes=not self.deferred
+            group["lr"], group["weight_decay"], key ^ _ROUNDING, skipped, writes=not self.deferred
         )
         return step if step.writes or self.needs_norm else None
 

@@ -157,8 +157,8 @@ def _to_e4m3(value, bits):
     raw = value.to(tl.int32, bitcast=True)
     is_small = tl.abs(value) < 0.015625
     small = tl.where(is_small, tl.abs(value) * 512.0, 0.0)
-    small = tl.floor(small + bits.to(tl.float32) * 0.0000152587890625)
-    normal = (((raw + (bits << 4)) & 0x7FFFFFFF) >> 20) - (120 << 3)
+    small = tl.floor(small + (bits.to(tl.float32) + 0.5) * 0.0000152587890625)
+    normal = (((raw + (bits << 4) + 8) & 0x7FFFFFFF) >> 20) - (120 << 3)
     byte = tl.where(is_small, small.to(tl.int32), normal)
     byte = tl.where(value == value, byte, 0x7F)
     return (byte | ((raw >> 24) & 0x80)).to(tl.uint8)
@@ -211,11 +211,13 @@ def update_kernel(
             bits = _random_16_bits(key.to(tl.int64), first_node + node, d)
         if FORMAT == FP8_E4M3:
             # The smallest power of two for which the row is at most 448 = 1.75 * 2^8.
-            raw = tl.max(tl.abs(new)).to(tl.int32, bitcast=True)
+            is_finite = tl.abs(new) < float("inf")
+            raw = tl.max(tl.where(is_finite, tl.abs(new), 0.0)).to(tl.int32, bitcast=True)
             exponent = (raw >> 23) - 127 - 8 + tl.where((raw & 0x7FFFFF) > 0x600000, 1, 0)
             exponent = tl.where(raw == 0, 0, tl.minimum(tl.maximum(exponent, -100), 100))
             tl.store(scales + node, _power_of_two(exponent).to(tl.bfloat16))
-            new = _to_e4m3(new * _power_of_two(-exponent), bits)
+            new = tl.where(is_finite, new * _power_of_two(-exponent), float("nan"))
+            new = _to_e4m3(new, bits)
         elif FORMAT == BF16:
             new = _to_bf16(new, bits).to(tl.bfloat16)
         tl.store(held + node * dim + d, new, inside)

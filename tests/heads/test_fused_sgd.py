@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from heads import ClassHead, CrossEntropy, FusedSGD
+from heads import ClassHead, CrossEntropy, FactoredHead, FusedSGD
 from heads.losses import LOSSES
 from tests.heads.cases import (
     LOGIT_MAPS,
@@ -234,3 +234,78 @@ def test_the_norm_of_a_deferred_gradient_can_be_left_out():
     features, labels, _ = problem(head.tree, num_rows=11, dim=5)
     head(features.requires_grad_(), labels).backward()
     assert head.squared_gradient_norm() == 0
+
+
+def test_loaded_rates_apply_to_the_class_rows():
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        group["lr"] = 0.0
+    optimizer.load_state_dict(state)
+    before = head.weight.detach().clone()
+    train(head, optimizer, features, labels)
+    assert torch.equal(head.weight, before)
+
+
+def test_zero_grad_forgets_a_backward_pass_without_a_step():
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, deferred=True)
+    before = head.weight.detach().clone()
+    head(features, labels).backward()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert torch.equal(head.weight, before)
+
+
+def test_a_closure_computes_gradients():
+    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+
+    def closure():
+        loss = head(features, labels)
+        loss.backward()
+        return loss
+
+    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=True)
+    assert optimizer.step(closure) > 0
+    want = train(plain, sgd(plain), features, labels, num_steps=1)
+    torch.testing.assert_close(head.weight, want[0][0], **EXACT)
+
+
+def test_only_the_newest_optimizer_of_a_head_can_step():
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    first, _ = FusedSGD(head, lr=LR), FusedSGD(head, lr=LR)
+    head(features, labels).backward()
+    with pytest.raises(RuntimeError, match="use only the newest one"):
+        first.step()
+
+
+@pytest.mark.parametrize(
+    "module", [FactoredHead(5, 8, make_loss("quadratic", 8)), torch.nn.Linear(5, 8)]
+)
+def test_modules_without_updates_in_the_backward_pass_are_rejected(module):
+    with pytest.raises(TypeError, match="pass a ClassHead"):
+        FusedSGD(module, lr=LR)
+
+
+@pytest.mark.parametrize("options", [{"lr": -1.0}, {"lr": LR, "weight_decay": -1.0}])
+def test_negative_rates_are_rejected(options):
+    with pytest.raises(ValueError, match="it must be at least 0"):
+        FusedSGD(make_head("ce", "dense"), **options)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_float64_features_update_float32_rows(weighting):
+    tree = label_tree(weighting, 9)
+    heads = [ClassHead(5, tree, make_loss("ce", 9), init_std=0.5) for _ in range(2)]
+    features, labels, _ = problem(tree, num_rows=11, dim=5)
+    optimizers = FusedSGD(heads[0], lr=LR, weight_decay=DECAY), sgd(heads[1])
+    got, want = (
+        train(head, optimizer, features.double(), labels)
+        for head, optimizer in zip(heads, optimizers, strict=True)
+    )
+    torch.testing.assert_close(got[0][0], want[0][0], rtol=1e-5, atol=1e-6)

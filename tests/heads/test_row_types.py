@@ -62,6 +62,28 @@ def test_rounding_gives_an_adjacent_number_and_the_expected_value(dtype, values)
         assert abs(float(column.mean()) - np.float32(number)) < 4 * gap / 2 / draws**0.5
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize(("first", "step"), [(1.0, 2.0**-3), (0.0, 2.0**-9)])  # subnormal if 0
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_the_mean_over_all_random_bits_is_the_unrounded_number(dtype, first, step, sign):
+    every = torch.arange(1 << 16, dtype=torch.int32).expand(100, -1)
+    random = torch.rand(100, generator=torch.Generator().manual_seed(0))
+    values = sign * (first + 8 * step * random)  # fp8 numbers are `step` apart
+    rows = values.unsqueeze(1).expand(every.shape).contiguous()
+    means = rounded(rows, dtype, every).double().mean(1)
+    error = (means - values.double()).mean() / step
+    assert abs(error) < 0.1 * 2**-16  # fp8 has only 16 of the 20 random bits
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_infinity_is_not_hidden(dtype):
+    values = NodeValues.zeros(1, 3, dtype, torch.device("cpu"))
+    values.write(slice(0, 1), torch.tensor([[1.0, torch.inf, -2.0]]), bits((1, 3)))
+    row = values.read(slice(0, 1)).float()[0]
+    assert not row[1].isfinite()
+    assert row[[0, 2]].tolist() == [1, -2]
+
+
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
 def test_numbers_of_the_type_keep_their_values(dtype):
     if dtype == FP8:

@@ -17,7 +17,6 @@ from trainer.checkpoints.load import StoredTensor
 
 _ROWS = "head.weight"
 _SCALES = "head.row_scales"
-_STEPS = f"optimizer.{_ROWS}.num_steps"
 _ROW_TYPES = {torch.float32, torch.bfloat16, FP8}
 _ROWS_AT_ONCE = 8192
 
@@ -48,8 +47,6 @@ class RowConversions:
         self.targets = dict(entries)
         self._conversions: list[_Conversion] = []
         for name, target in entries.items():
-            if name == _STEPS and name not in stored:  # the moments were not rounded
-                self.targets.pop(name)
             found = stored[name].dtype if name in stored else target.dtype
             if _is_of_rows(name) and found != target.dtype and {found, target.dtype} <= _ROW_TYPES:
                 self._conversions.append(self._conversion(name, target, found))

@@ -87,7 +87,8 @@ class LambOptimizer(Optimizer):
         changes nothing if the attribute `found_inf` is 1. Both attributes are optional scalars on
         the device.
         """
-        loss = closure() if closure is not None else None
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         for group in self.param_groups:
             parameters = [p for p in group["params"] if p.grad is not None]
             if parameters:

@@ -20,9 +20,10 @@ class RoundedOptimizer(Optimizer):
     bf16 rows.
 
     The optimizer must be elementwise. It computes float32 rows, piece by piece, from those in bf16.
-    The new rows and moments are rounded at random (`heads/rows/rounding.py`), because rounding to
-    the nearest number would lose small changes. All other parameters are float32. `groups` has one
-    parameter group per parameter, of which the first one contains the rows.
+    The new rows and moments are rounded at random (`heads/rows/rounding.py`), as a function of the
+    head's `seed` and `draw`, because rounding to the nearest number would lose small changes. All
+    other parameters are float32. `groups` has one parameter group per parameter, of which the first
+    one contains the rows.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class RoundedOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient. The attributes `grad_scale` and `found_inf`
         are passed on to the other optimizer."""
-        loss = closure() if closure is not None else None
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         flags = {
             name: getattr(self, name) for name in ("grad_scale", "found_inf") if hasattr(self, name)
         }
@@ -61,36 +63,42 @@ class RoundedOptimizer(Optimizer):
         weight = self._head.weight
         if weight.grad is not None:
             state = self._state()
-            state["num_steps"] += 1
-            seed = (self._head.seed << 32) + int(state["num_steps"]) * _SEEDS_PER_STEP
+            seed = (self._head.seed << 32) + self._head.draw * _SEEDS_PER_STEP
             at_once = rows_at_once(self._head.dim, weight.device)
-            counts = {name: value.clone() for name, value in state.items() if not value.ndim}
+            # Every piece starts from the state before the step, which the first piece extends.
+            before = {name: None if value.ndim else value.clone() for name, value in state.items()}
             for start in range(0, len(weight), at_once):
-                self._step_rows(slice(start, start + at_once), counts, seed % 2**63)
+                self._step_rows(slice(start, start + at_once), before, seed % 2**63)
         if self._of_others is not None:
             self._of_others.step()
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise NotImplementedError: the optimizers that share the state would keep the old one.
+        Checkpoints restore its tensors in place."""
+        raise NotImplementedError(
+            "the state of an optimizer of bf16 class rows cannot be replaced: copy its tensors"
+        )
+
     def _state(self) -> dict[str, Tensor]:
         """Return the state of the rows, with zeros before the first step."""
         state, group = self.state[self._head.weight], self.param_groups[0]
-        if not state:
-            state["num_steps"] = torch.zeros((), dtype=torch.int64)
-            if group.get("momentum"):  # torch's SGD leaves it uninitialized if a step is skipped
-                state["momentum_buffer"] = torch.zeros_like(self._head.weight)
+        if not state and group.get("momentum"):
+            # torch's SGD leaves it uninitialized if a step is skipped.
+            state["momentum_buffer"] = torch.zeros_like(self._head.weight)
         return state
 
-    def _step_rows(self, part: slice, counts: dict[str, Tensor], seed: int) -> None:
-        """Update some rows. `counts` are the scalars of the state before the step."""
+    def _step_rows(self, part: slice, before: dict[str, Tensor | None], seed: int) -> None:
+        """Update some rows. `before` are the scalars of the state before the step, and None for its
+        moments."""
         weight, piece, inner = self._head.weight, self._piece, self._of_piece
         state = self.state[weight]
         inner.param_groups[0] = {**self.param_groups[0], "params": [piece]}
         assert weight.grad is not None
         piece.data, piece.grad = weight[part].float(), weight.grad[part].float()
         inner.state[piece] = {
-            name: value[part].float() if value.ndim else counts[name].clone()
-            for name, value in state.items()
-            if name != "num_steps"
+            name: state[name][part].float() if scalar is None else scalar.clone()
+            for name, scalar in before.items()
         }
         inner.step()
         first = self._head.engine.weights.start + (part.start or 0)

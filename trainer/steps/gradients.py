@@ -54,7 +54,8 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     raises ValueError.
     """
     head = task.head
-    head.draw = step * task.micro_batches  # a resumed run repeats the same draws
+    # A resumed run repeats the same draws. The head counts its calls itself.
+    head.draw = step if task.recipe.calls_head_once else step * task.micro_batches
     if task.is_flagged and task.has_checked_inputs:
         _check_labels(task, batch, step)
     parts = _Parts(task, list(split_batch(batch.to(task.world.device), task.micro_batches)))
