@@ -30,7 +30,7 @@ def decoder() -> str:
     return f"libjpeg-turbo {features.version('libjpeg_turbo')}" if _decodes_crops else "OpenCV"
 
 
-def notice() -> str | None:
+def whole_images_notice() -> str | None:
     """Return a line that states why whole JPEGs are decoded, or None if only crops are."""
     if _decodes_crops:
         return None
