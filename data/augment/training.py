@@ -25,7 +25,7 @@ from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
 from data.base_config import FrozenConfig, Interval
 from data.images.config import ImageConfig
-from data.images.decode import planes
+from data.images.decode import channels_first, contiguous
 
 
 class SizeStage(FrozenConfig):
@@ -101,13 +101,13 @@ class TrainingImages:
         return self.augment.cropped(image, self.config, self._fill, rng)
 
     def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Augment a crop and return a new array uint8 [C, size, size]."""
+        """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
         drawn = crop[:, :, 0] if self.config.channels == 1 else crop
         for change in self._changes:
             drawn = change(drawn, self._fill, rng)
         for augmentation in self.augment.custom:
             drawn = augmentation.checked(drawn, self._fill, rng)
-        return planes(drawn)
+        return channels_first(drawn)
 
 
 def for_training(
@@ -115,7 +115,7 @@ def for_training(
 ) -> np.ndarray:
     """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
     images = TrainingImages(config, augment)
-    return images.augmented(images.cropped(image, rng), rng)
+    return contiguous(images.augmented(images.cropped(image, rng), rng))
 
 
 class ProgressiveSizes:

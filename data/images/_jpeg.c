@@ -97,10 +97,10 @@ typedef struct {
     int denominator, channels;
 } Request;
 
-/* Fancy upsampling of chroma reads the neighboring columns of chroma, so that the pixels at the
- * edge of a rectangle depend on columns outside it. jpeg_crop_scanline moves the left edge to the
+/* Fancy upsampling interpolates between columns of chroma, so that the pixels at the edge of a
+ * rectangle depend on the next pixel outside it. jpeg_crop_scanline moves the left edge to the
  * beginning of a block, which has up to 32 columns. */
-enum { MARGIN = 2, EXTRA_COLUMNS = 2 * MARGIN + 31 };
+enum { MARGIN = 1, EXTRA_COLUMNS = 2 * MARGIN + 31 };
 
 static int is_supported(j_decompress_ptr decoder, const Request *want) {
     return (int)decoder->image_height == want->image_height &&

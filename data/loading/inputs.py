@@ -16,7 +16,7 @@ from data.augment.base import SampleGenerator
 from data.augment.training import AugmentConfig, TrainingImages
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
-from data.images.decode import crops_for_evaluation, decode
+from data.images.decode import copy_planes, crops_for_evaluation, decode
 from data.loading.workers import PixelMemory
 from data.shards.manifest import Manifest
 from data.shards.split import decode_text
@@ -122,7 +122,7 @@ class ImageInputs:
         # one.
         rows = pixels.numpy()
         for row, item in enumerate(chain(() if first is None else (first,), items)):
-            rows[row] = item
+            copy_planes(item, rows[row])
         return {"pixel_values": pixels}
 
 

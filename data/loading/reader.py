@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from data.augment.base import pair_rng
 from data.augment.mix import Mix
 from data.config import DataConfig
+from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import Locate, Order
@@ -186,7 +187,7 @@ class TrainingReader(Reader):
         """
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
-        rows = list(self._rows(epochs, indices, side))
+        rows = [(contiguous(item), *row) for item, *row in self._rows(epochs, indices, side)]
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)

@@ -20,6 +20,7 @@ from data.augment.base import pair_rng
 from data.augment.mix import Mix
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
+from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import permuted_index
@@ -197,6 +198,7 @@ class StreamReader(IterableDataset):
             mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
+        items = [contiguous(item) for item in items]
         blended = [
             draw(items[row], items[partner])
             for row, partner, draw in zip(rows.tolist(), partners.tolist(), draws, strict=True)
