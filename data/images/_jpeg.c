@@ -98,9 +98,10 @@ typedef struct {
 } Request;
 
 /* Fancy upsampling interpolates between columns of chroma, so that the pixels at the edge of a
- * rectangle depend on the next pixel outside it. jpeg_crop_scanline moves the left edge to the
- * beginning of a block, which has up to 32 columns. */
-enum { MARGIN = 1, EXTRA_COLUMNS = 2 * MARGIN + 31 };
+ * rectangle depend on the next pixel outside it. It gives other results for rows of only one or two
+ * columns of chroma. jpeg_crop_scanline moves the left edge to the beginning of a block, which has
+ * up to 32 columns. */
+enum { MARGIN = 1, MIN_WIDTH = 16, EXTRA_COLUMNS = 2 * MARGIN + MIN_WIDTH + 31 };
 
 static int is_supported(j_decompress_ptr decoder, const Request *want) {
     return (int)decoder->image_height == want->image_height &&
@@ -118,7 +119,10 @@ static int read_rectangle(j_decompress_ptr decoder, const Request *want, unsigne
     JDIMENSION left = want->left > MARGIN ? want->left - MARGIN : 0;
     JDIMENSION right = want->left + want->width;
     if (bottom > decoder->output_height || right > decoder->output_width) return -1;
-    right = right + MARGIN < decoder->output_width ? right + MARGIN : decoder->output_width;
+    right += MARGIN;
+    if (right < left + MIN_WIDTH) right = left + MIN_WIDTH;
+    if (right > decoder->output_width) right = decoder->output_width;
+    if (left + MIN_WIDTH > right) left = right > MIN_WIDTH ? right - MIN_WIDTH : 0;
     JDIMENSION width = right - left;
     if (width < decoder->output_width) jpeg.crop(decoder, &left, &width);
     if ((size_t)width * want->channels > stride) return -1;
