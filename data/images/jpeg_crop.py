@@ -50,10 +50,11 @@ def decode_crop(
     factor. Raises ValueError if the image is damaged. With libjpeg-turbo, damage below the box is
     not detected, unless the image does not have an end.
     """
-    denominator = next((d for d in _DENOMINATORS if min(box[2:]) >= d * size), 1)
-    top, left = (_scaled(side, denominator) for side in box[:2])
-    height = _scaled(box[0] + box[2], denominator) - top
-    width = _scaled(box[1] + box[3], denominator) - left
+    denominator = 1
+    if min(box[2], box[3]) >= 2 * size:
+        denominator = next(d for d in _DENOMINATORS if min(box[2], box[3]) >= d * size)
+        box = _scaled(box, denominator)
+    top, left, height, width = box
     has_end = data.find(_END_OF_IMAGE, -_MAX_TRAILER) >= 0
     if _decodes_crops and header.one_scan and has_end:
         rows = np.empty((height, width + _jpeg.EXTRA_COLUMNS, channels), np.uint8)
@@ -67,5 +68,9 @@ def decode_crop(
     return image[top : top + height, left : left + width]
 
 
-def _scaled(position: int, denominator: int) -> int:
-    return (position + denominator // 2) // denominator
+def _scaled(box: tuple[int, int, int, int], denominator: int) -> tuple[int, int, int, int]:
+    """Return a box in an image that is scaled down, with its edges rounded to pixels."""
+    top, left, height, width = box
+    edges = top, left, top + height, left + width
+    top, left, bottom, right = ((edge + denominator // 2) // denominator for edge in edges)
+    return top, left, bottom - top, right - left
