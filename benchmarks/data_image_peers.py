@@ -119,12 +119,12 @@ def _box(height: int, width: int) -> tuple[int, int, int, int]:
 
 
 def webdataset_batches(
-    tars: Sequence[str], sampled: Sampled, batch: int
+    tars: Sequence[str], sampled: Sampled, batch: int, extension: str = "jpg"
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Return infinite batches of images and labels, in the order of the tars."""
     dataset = (
         webdataset.WebDataset(list(tars), shardshuffle=False)
-        .to_tuple("jpg", "cls")
+        .to_tuple(extension, "cls")
         .map_tuple(sampled, int)
         .batched(batch, partial=False)
         .repeat()
@@ -133,14 +133,15 @@ def webdataset_batches(
 
 
 def grain_batches(
-    tars: Sequence[str], sampled: Sampled, batch: int
+    tars: Sequence[str], sampled: Sampled, batch: int, extension: str = "jpg"
 ) -> Iterator[tuple[np.ndarray, np.ndarray]] | None:
     """Return infinite batches of images and labels in random order, or None without grain."""
     try:
         import grain
     except ImportError:
         return None
-    dataset = grain.MapDataset.source(TarImages(tars, sampled)).seed(0).shuffle().repeat()
+    images = TarImages(tars, sampled, extension)
+    dataset = grain.MapDataset.source(images).seed(0).shuffle().repeat()
     # Its threads would not reduce the CPU time.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(dataset.batch(batch).to_iter_dataset(options))
@@ -149,7 +150,7 @@ def grain_batches(
 class TarImages(Dataset[tuple[np.ndarray, int]]):
     """Random access to the samples of `tars`, via a list of offsets and one `pread` per sample."""
 
-    def __init__(self, tars: Sequence[str], sampled: Sampled) -> None:
+    def __init__(self, tars: Sequence[str], sampled: Sampled, suffix: str = "jpg") -> None:
         self._sampled = sampled
         self._samples: list[tuple[int, int, int, int]] = []  # descriptor, offset, size, label
         for path in tars:
@@ -158,7 +159,7 @@ class TarImages(Dataset[tuple[np.ndarray, int]]):
                 members = {member.name: member for member in tar}
             for name, member in members.items():
                 key, _, extension = name.partition(".")
-                if extension == "jpg":
+                if extension == suffix:
                     label = members[f"{key}.cls"]
                     number = int(os.pread(descriptor, label.size, label.offset_data))
                     self._samples.append((descriptor, member.offset_data, member.size, number))
