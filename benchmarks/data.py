@@ -8,7 +8,7 @@ images as large as ImageNet's.
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data_images, data_index, data_text
+from benchmarks import data_images, data_index, data_small_images, data_text
 from benchmarks.report import command_line, report
 
 
@@ -19,6 +19,7 @@ def main() -> None:
     options = parser.parse_args()
     sections = {
         "images": partial(data_images.rows, options.images),
+        "small": data_small_images.rows,
         "text": partial(data_text.rows, options.texts),
         "index": data_index.rows,
     }

@@ -1,24 +1,29 @@
-"""kway's loader compared with webdataset and a hand-written loop on the same image files.
+"""kway's loader compared with webdataset, grain and hand-written loops on the same image files.
 
-All contenders take a random crop, resize it to 224 x 224, flip half of the images and produce uint8
-batches. CPU seconds include all threads of the process; there are no loader processes.
+All contenders take a random crop, resize it to 224 x 224 with the same functions, flip half of the
+images and produce uint8 batches. CPU seconds include all threads of the process; there are no
+loader processes.
 """
 
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import islice
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import cv2
 import numpy as np
 import webdataset
+from isal import isal_zlib
 from torch.utils.data import DataLoader, RandomSampler
 
 from benchmarks.data_image_peers import (
     TarImages,
+    compiled_crop_and_skip,
+    grain_batches,
     webdataset_batches,
     with_opencv,
     with_pillow,
@@ -26,6 +31,8 @@ from benchmarks.data_image_peers import (
 )
 from benchmarks.timing import Row, rate_row, take_turns
 from data.config import DataConfig
+from data.images.decode import checked_jpeg_header
+from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.shards.split import Split, open_split
@@ -35,8 +42,16 @@ from data.sources import ImageFolder
 BATCH = 71
 PACKED_SIDE = 256
 READS = 20_000
+CROP_AND_SKIP = "hand-written loop, libjpeg-turbo decodes only the crop"
 # By peer: the target for the ratio of the loader's rate to the peer's rate on the same files.
-TARGETS = {"webdataset + Pillow": 1.5, "webdataset + simplejpeg": 1.0, "hand-written loop": 0.85}
+TARGETS = {
+    CROP_AND_SKIP: 0.95,
+    "hand-written loop, simplejpeg": 1.0,
+    "hand-written loop, OpenCV": 1.0,
+    "webdataset + simplejpeg": 1.0,
+    "webdataset + Pillow": 1.5,
+    "grain + simplejpeg": 1.0,
+}
 
 
 def rows(images: Path | None) -> Iterator[Row]:
@@ -95,29 +110,60 @@ def draw(folder: Path, count: int = 142) -> None:
 def _same_files(split: Split, files: str) -> Iterator[Row]:
     """Compare the loader with every peer in one process."""
     count, tars = _in_batches(len(split), 4), _tars(split)
+    case = f"{len(split)} images, {files}, {_kilobytes(split)}"
     with ExitStack() as opened:
-        batches: dict[str, Iterator[object]] = {
-            "loader": opened.enter_context(_loader(split)),
-            "webdataset + Pillow": webdataset_batches(tars, with_pillow, BATCH),
+        folder = Path(opened.enter_context(TemporaryDirectory()))
+        crop_and_skip = compiled_crop_and_skip(folder)
+        peers: dict[str, Iterator[object] | None] = {
+            CROP_AND_SKIP: crop_and_skip and TarImages(tars, crop_and_skip).batches(BATCH),
+            "hand-written loop, simplejpeg": TarImages(tars, with_simplejpeg).batches(BATCH),
+            "hand-written loop, OpenCV": TarImages(tars, with_opencv).batches(BATCH),
             "webdataset + simplejpeg": webdataset_batches(tars, with_simplejpeg, BATCH),
-            "hand-written loop": TarImages(tars, with_opencv).batches(BATCH),
+            "webdataset + Pillow": webdataset_batches(tars, with_pillow, BATCH),
+            "grain + simplejpeg": grain_batches(tars, with_simplejpeg, BATCH),
         }
-        times = take_turns(
-            {name: _taking(iterator, count) for name, iterator in batches.items()},
-            title=files,
-            seconds=90,
-            clock=time.process_time,
-        )
+        batches = {"loader": opened.enter_context(_loader(split))} | {
+            name: peer for name, peer in peers.items() if peer is not None
+        }
+        contenders = {name: _taking(iterator, count) for name, iterator in batches.items()}
+        contenders["checks"] = partial(_check, split, count)
+        times = take_turns(contenders, title=files, seconds=120, clock=time.process_time)
     for peer, at_least in TARGETS.items():
+        if peer not in times:
+            missing = "grain" if "grain" in peer else "cc or the headers of libjpeg-turbo"
+            yield Row(f"loader / {peer}, same files", case, "", "", f"{missing} is not installed")
+            continue
         yield rate_row(
             f"loader / {peer}, same files",
-            f"{len(split)} images, {files}, {_kilobytes(split)}",
+            case,
             times["loader"],
             times[peer],
             at_least=at_least,
             count=count,
             unit="images/CPU-s",
         )
+    share = np.median(times["checks"] / times["loader"])
+    each = np.median(times["checks"]) / count
+    yield Row(
+        "checks of the bytes and the header / loader, CPU time",
+        case,
+        f"{share:.1%}",
+        "",
+        f"{1e6 * each:.1f} µs per image; decoder of crops: {decoder()}",
+    )
+
+
+def _check(split: Split, count: int) -> None:
+    """Perform the loader's checks that the peers lack, for samples that are in memory."""
+    files = _files(split)
+    for data in itertools.islice(itertools.cycle(files), count):
+        isal_zlib.crc32(data)
+        checked_jpeg_header(data)
+
+
+@cache
+def _files(split: Split) -> list[bytes]:
+    return [split.read(index)[0] for index in range(len(split))]
 
 
 def _packing(originals: Split, packed: Split) -> Row:
@@ -195,7 +241,7 @@ def _reading(split: Split) -> Iterator[Row]:
 
     def in_sequence() -> None:
         dataset = webdataset.WebDataset(_tars(split), shardshuffle=False).repeat()
-        for _ in islice(dataset, READS):
+        for _ in itertools.islice(dataset, READS):
             pass
 
     contenders = {"index": by_index, "by hand": by_offset, "webdataset": in_sequence}

@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
 from data.shards.manifest import Manifest
@@ -180,7 +181,7 @@ def _train(
         saved_step=state.step,
         manifest=manifest,
     )
-    _report_start(telemetry, resumed, introduction, training, world)
+    _report_start(telemetry, resumed, introduction, recipe, training, world)
     opened.enter_context(_objects_frozen())
     take_steps(run, num_steps)
 
@@ -228,6 +229,7 @@ def _report_start(
     telemetry: Telemetry,
     resumed: Resumed,
     introduction: str,
+    recipe: Recipe,
     training: Split | Stream,
     world: World,
 ) -> None:
@@ -237,6 +239,8 @@ def _report_start(
     telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
         telemetry.print_line(training.notice(state.cursor.samples))
+    if recipe.data.text is None and (line := whole_images_notice()) is not None:
+        telemetry.print_line(line)
 
 
 def take_steps(run: ActiveRun, num_steps: int) -> None:

@@ -60,6 +60,11 @@ class SampleGenerator:
         self._generator.bit_generator.state = self._start
         return self._generator
 
+    @property
+    def last(self) -> np.random.Generator:
+        """The generator of the last sample, which continues after the numbers drawn so far."""
+        return self._generator
+
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
     """Return a generator that is the same for positions 2n and 2n + 1 of the endless stream."""

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from data.augment.base import Box, Fill, random_box
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.images.decode import center_crop
+from data.images.decode import center_crop, checked_jpeg_header, decode
+from data.images.jpeg_crop import decode_crop
 
 
 class Crop(FrozenConfig):
@@ -46,6 +47,20 @@ class Crop(FrozenConfig):
                 "crop_area to null"
             )
         return self
+
+    def decoded(
+        self, data: bytes, config: ImageConfig, fill: Fill, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Return the cropped image, uint8 [size, size, C], of a file's bytes.
+
+        A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
+        Raises ValueError if the image is damaged or too large.
+        """
+        header = None if self.crop_area is None else checked_jpeg_header(data)
+        if header is None or not header.upright:
+            return self.cropped(decode(data, config.channels), config, fill, rng)
+        box = self.box(header.height, header.width, rng)
+        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
     def cropped(
         self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator

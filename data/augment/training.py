@@ -6,13 +6,15 @@ which they are applied: crop or shift, flip, color jitter, grayscale, RandAugmen
 user-defined augmentations. Mixing with another sample is applied last, to pairs in the batch.
 """
 
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from data.augment.base import Augmentation
+from data.augment.base import Augmentation, Fill
 from data.augment.color_jitter import ColorJitter
 from data.augment.crop import Crop
 from data.augment.custom import CustomAugmentation, check_imported
@@ -23,7 +25,7 @@ from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
 from data.base_config import FrozenConfig, Interval
 from data.images.config import ImageConfig
-from data.images.decode import planes
+from data.images.decode import channels_first, contiguous
 
 
 class SizeStage(FrozenConfig):
@@ -71,19 +73,49 @@ class AugmentConfig(Crop, _Sizes):
         return [field for field in vars(self).values() if isinstance(field, Augmentation)]
 
 
+@dataclass(frozen=True)
+class TrainingImages:
+    """Converts image files to training samples [C, size, size].
+
+    A sample takes two steps, because only the first one can find that a file is damaged. Both draw
+    from the generator of the sample, so they must follow each other.
+    """
+
+    config: ImageConfig
+    augment: AugmentConfig
+
+    @cached_property
+    def _fill(self) -> Fill:
+        return tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in self.config.mean)
+
+    @cached_property
+    def _changes(self) -> list[Augmentation]:
+        return self.augment.changes
+
+    def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
+        """Return the decoded crop, uint8 [size, size, C]. Raises ValueError if it is damaged."""
+        return self.augment.decoded(data, self.config, self._fill, rng)
+
+    def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Return the crop of an image uint8 [H, W, C], uint8 [size, size, C]."""
+        return self.augment.cropped(image, self.config, self._fill, rng)
+
+    def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
+        drawn = crop[:, :, 0] if self.config.channels == 1 else crop
+        for change in self._changes:
+            drawn = change(drawn, self._fill, rng)
+        for augmentation in self.augment.custom:
+            drawn = augmentation.checked(drawn, self._fill, rng)
+        return channels_first(drawn)
+
+
 def for_training(
     image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
     """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
-    fill = tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in config.mean)
-    drawn = augment.cropped(image, config, fill, rng)
-    if config.channels == 1:
-        drawn = drawn[:, :, 0]
-    for change in augment.changes:
-        drawn = change(drawn, fill, rng)
-    for augmentation in augment.custom:
-        drawn = augmentation.checked(drawn, fill, rng)
-    return planes(drawn)
+    images = TrainingImages(config, augment)
+    return contiguous(images.augmented(images.cropped(image, rng), rng))
 
 
 class ProgressiveSizes:

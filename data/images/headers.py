@@ -1,7 +1,7 @@
-"""Reads the size of a JPEG or PNG from its first bytes in about a microsecond.
+"""Reads the header of a JPEG or PNG from its first bytes in a few microseconds.
 
 Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
-headers, such as those with text, profiles or EXIF data (`data/images/decode.py`). Parsing a header
+headers, such as those of PNGs with text or profiles (`data/images/decode.py`). Parsing a header
 with Pillow takes longer than decoding the pixels of a small PNG, but only about a twentieth of the
 time it takes to decode a JPEG.
 """
@@ -13,12 +13,15 @@ from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})
 # Matches 0xFF and the code of either a marker that has a length or the end-of-image marker. Zero,
 # TEM, the restart markers and fill bytes are excluded.
 _MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
 _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
+_APP1 = 0xE1
+_ORIENTATION, _SHORT = 0x0112, 3  # a tag and a type of EXIF
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # Gray, RGB, palette, gray with alpha, RGB with alpha.
 _PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
@@ -32,20 +35,58 @@ _PNG_CHUNKS_SKIPPED = frozenset(
 )
 
 
-def jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Return (height, width) before EXIF rotation, or None if the header is not plain."""
+class JpegHeader(NamedTuple):
+    """The size of a JPEG in pixels before EXIF rotation.
+
+    upright: whether there is no EXIF rotation. one_scan: whether the first scan of the image is the
+    only one, as in baseline JPEGs whose colors are interleaved.
+    """
+
+    height: int
+    width: int
+    upright: bool
+    one_scan: bool
+
+
+def jpeg_header(data: bytes) -> JpegHeader | None:
+    """Return the header of a JPEG up to its first scan, or None if the header is not plain."""
     if data[:2] != b"\xff\xd8":
         return None
-    at = 2
-    while at + 9 <= len(data) and data[at] == 0xFF:
+    at, upright, frame = 2, True, 0
+    height = width = components = 0
+    while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = struct.unpack_from(">BH", data, at + 1)
-        if marker in _FRAMES:
-            height, width = struct.unpack_from(">HH", data, at + 5)
-            return (height, width) if height and width else None
-        if marker not in _JPEG_SEGMENTS_SKIPPED or length < 2:
+        if marker == _START_OF_SCAN[0]:
+            one_scan = frame in _SEQUENTIAL_FRAMES and data[at + 4] == components
+            return JpegHeader(height, width, upright, one_scan) if height and width else None
+        if marker in _FRAMES and not frame:
+            frame = marker
+            height, width, components = struct.unpack_from(">HHB", data, at + 5)
+        elif marker not in _JPEG_SEGMENTS_SKIPPED or length < 2:
             return None
+        elif marker == _APP1:
+            upright = upright and _is_upright(data[at + 4 : at + 2 + length])
         at += 2 + length
     return None
+
+
+def _is_upright(segment: bytes) -> bool:
+    """Return whether an APP1 segment certainly does not rotate the image."""
+    if segment[:6] != b"Exif\0\0":
+        return True
+    order = {b"II": "<", b"MM": ">"}.get(segment[6:8])
+    if order is None:
+        return False
+    try:
+        (at,) = struct.unpack_from(f"{order}I", segment, 10)
+        (count,) = struct.unpack_from(f"{order}H", segment, 6 + at)
+        for number in range(count):
+            tag, kind, _, value = struct.unpack_from(f"{order}HHIH", segment, 8 + at + 12 * number)
+            if tag == _ORIENTATION:
+                return bool(kind == _SHORT and value == 1)
+    except struct.error:
+        return False
+    return True
 
 
 def has_more_scans(data: bytes, limit: int) -> bool:

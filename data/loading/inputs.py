@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from data.augment.base import SampleGenerator
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig, TrainingImages
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
-from data.images.decode import crops_for_evaluation, decode
+from data.images.decode import copy_planes, crops_for_evaluation, decode
 from data.loading.workers import PixelMemory
 from data.shards.manifest import Manifest
 from data.shards.split import decode_text
@@ -36,10 +36,18 @@ class Inputs(Protocol):
     def decode(self, data: bytes) -> Any:
         """Decode a sample's bytes. Raises ValueError if they are damaged."""
 
-    def for_training(self, decoded: Any, *, side: int, seed: int, epoch: int, index: int) -> Any:
-        """Return the item of a sample with random augmentation keyed by (seed, epoch, index).
+    def decode_for_training(
+        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
+    ) -> Any:
+        """Decode what training needs of a sample's bytes, with random numbers keyed by (seed,
+        epoch, index). Raises ValueError if they are damaged.
 
         side: the height and width of the image in pixels.
+        """
+
+    def for_training(self, decoded: Any) -> Any:
+        """Return the item of the sample that `decode_for_training` decoded last, with the rest of
+        its random augmentation.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:
@@ -85,17 +93,22 @@ class ImageInputs:
     def __init__(self, image: ImageConfig, augment: AugmentConfig) -> None:
         self._image = image
         self._augment = augment
+        self._training = TrainingImages(image, augment)
         self._draws = SampleGenerator()
         self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
         return decode(data, self._image.channels)
 
-    def for_training(
-        self, decoded: np.ndarray, *, side: int, seed: int, epoch: int, index: int
+    def decode_for_training(
+        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
     ) -> np.ndarray:
-        rng = self._draws.at(seed, epoch, index)
-        return for_training(decoded, self._image.scaled_to(side), self._augment, rng)
+        if side != self._training.config.size:
+            self._training = TrainingImages(self._image.scaled_to(side), self._augment)
+        return self._training.decoded(data, self._draws.at(seed, epoch, index))
+
+    def for_training(self, decoded: np.ndarray) -> np.ndarray:
+        return self._training.augmented(decoded, self._draws.last)
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
@@ -109,7 +122,7 @@ class ImageInputs:
         # one.
         rows = pixels.numpy()
         for row, item in enumerate(chain(() if first is None else (first,), items)):
-            rows[row] = item
+            copy_planes(item, rows[row])
         return {"pixel_values": pixels}
 
 
@@ -124,7 +137,12 @@ class TextInputs:
     def decode(self, data: bytes) -> str:
         return decode_text(data)
 
-    def for_training(self, decoded: str, *, side: int, seed: int, epoch: int, index: int) -> str:
+    def decode_for_training(
+        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
+    ) -> str:
+        return decode_text(data)
+
+    def for_training(self, decoded: str) -> str:
         return decoded
 
     def for_evaluation(self, decoded: str) -> str:

@@ -28,6 +28,9 @@ import numpy as np
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
+# The constants of `_mix`.
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 # Maps stream positions, int64 [n], to their epochs and sample indices, int64 [n] each.
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _LENGTHS = 0x6C656E67  # "leng": keeps the order of sorted batches independent of `Order`
@@ -79,9 +82,13 @@ def _mix(value: np.ndarray) -> np.ndarray:
     """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps
     around.
     """
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
+    # Batches are small, so most of the time would be spent on creating scalars and arrays.
+    value = value ^ (value >> _SHIFTS[0])
+    value *= _FACTORS[0]
+    value ^= value >> _SHIFTS[1]
+    value *= _FACTORS[1]
+    value ^= value >> _SHIFTS[2]
+    return value
 
 
 def _round_keys(seed: int, epoch: int, part: int | None) -> list[int]:

@@ -4,8 +4,9 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.utils.data import Dataset
 from data.augment.base import pair_rng
 from data.augment.mix import Mix
 from data.config import DataConfig
+from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import Locate, Order
@@ -78,8 +80,11 @@ class Reader(Dataset):
             substitutes=tuple(substitutes),
         )
 
-    def decoded(self, index: int, read: tuple[bytes, int] | None = None) -> tuple[Any, int]:
-        """Return the decoded sample `index` and its label. Raises BadSampleError if it is damaged.
+    def decoded(
+        self, index: int, decode: Callable[[bytes], Any], read: tuple[bytes, int] | None = None
+    ) -> tuple[Any, int]:
+        """Return the result of `decode` for the bytes of sample `index`, and its label. Raises
+        BadSampleError if the sample is damaged.
 
         read: the sample's bytes and label, if they have already been read.
         """
@@ -88,7 +93,7 @@ class Reader(Dataset):
         else:
             data, label = read
         try:
-            return self.inputs.decode(data), label
+            return decode(data), label
         except ValueError as error:
             raise self.split.bad(index, str(error)) from error
 
@@ -107,10 +112,10 @@ class EvaluationReader(Reader):
     def read(self, request: np.ndarray) -> Batch:
         if self._in_order is not None and len(request):
             self.split.will_read(self._in_order, int(request[0]))
-        rows = (
-            (self.inputs.for_evaluation(decoded), label, None)
-            for decoded, label in map(self.decoded, request.tolist(), self.split.read_many(request))
-        )
+        decode = self.inputs.decode
+        reads = zip(request.tolist(), self.split.read_many(request), strict=True)
+        decoded = (self.decoded(index, decode, read) for index, read in reads)
+        rows = ((self.inputs.for_evaluation(item), label, None) for item, label in decoded)
         return self.batch(rows, request, side=self._side)
 
 
@@ -150,19 +155,28 @@ class TrainingReader(Reader):
 
     def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
         """Yield the augmented samples `indices` of `epochs`, or their substitutes."""
-        decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
         for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
+            decode = partial(
+                self.inputs.decode_for_training,
+                side=side,
+                seed=self._seed,
+                epoch=epoch,
+                index=index,
+            )
             substitute = None
             try:
                 data, label = read or self.split.read(index)[::2]
                 decoded = decode(data)
             except ValueError:  # read the sample again, and replace it if the error recurs
                 (decoded, label), substitute = read_or_substitute(
-                    self.decoded, seed, epoch, index, len(self.split)
+                    partial(self.decoded, decode=decode),
+                    self._seed,
+                    epoch,
+                    index,
+                    len(self.split),
                 )
-            item = change(decoded, side=side, seed=seed, epoch=epoch, index=index)
-            yield item, label, substitute
+            yield self.inputs.for_training(decoded), label, substitute
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
@@ -173,7 +187,7 @@ class TrainingReader(Reader):
         """
         wanted = np.union1d(positions, positions ^ 1)
         epochs, indices = self._locate(wanted)
-        rows = list(self._rows(epochs, indices, side))
+        rows = [(contiguous(item), *row) for item, *row in self._rows(epochs, indices, side)]
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)

@@ -7,7 +7,7 @@ shuffles their samples in a bounded buffer of undecoded bytes, and decodes the s
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from data.augment.base import pair_rng
 from data.augment.mix import Mix
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
+from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
 from data.loading.order import permuted_index
@@ -82,6 +83,8 @@ class StreamReader(IterableDataset):
         self._rank_share = rank_share
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
+        # The samples that could not be decoded since the last one that could, and how often.
+        self._undecoded = Counter[int]()
 
     def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
         worker = get_worker_info()
@@ -90,11 +93,9 @@ class StreamReader(IterableDataset):
         reader = rank_share.rank * count + number
         rng = random.Random(f"{rank_share.seed} {rank_share.start} {reader}")
         samples = shuffled(self._samples(reader, rank_share.num_ranks * count), self._buffer, rng)
-        decoded = self._decoded(samples)
         try:
             for step in itertools.count(number, count):
-                start = rank_share.start + step * rank_share.global_batch
-                yield self._batch(itertools.islice(decoded, rank_share.rows), start)
+                yield self._batch(samples, rank_share.start + step * rank_share.global_batch)
         except (ValueError, OSError) as error:
             yield error
 
@@ -120,21 +121,28 @@ class StreamReader(IterableDataset):
                 if len(empty) == num_shards:
                     raise ValueError(self._no_samples())
 
-    def _decoded(self, samples: Iterator[_Buffered]) -> Iterator[tuple[Any, _Buffered]]:
-        """Yield the samples that can be decoded. Raises ValueError if all of them are damaged."""
-        undecoded = Counter[int]()
-        for waiting in samples:
-            sample = waiting.sample
+    def _items(self, samples: Iterator[_Buffered], side: int) -> Iterator[tuple[Any, StreamSample]]:
+        """Yield the augmented samples that can be decoded. Raises ValueError if all of them are
+        damaged.
+        """
+        for epoch, sample in samples:
             try:
-                decoded = self._inputs.decode(sample.data)
+                decoded = self._inputs.decode_for_training(
+                    sample.data,
+                    side=side,
+                    seed=self._rank_share.seed,
+                    # After a resume, the random values differ from those of the interrupted pass.
+                    epoch=epoch + self._rank_share.start,
+                    index=sample.number,
+                )
             except ValueError as error:
-                undecoded[sample.number] += 1
-                if undecoded[sample.number] == _MAX_REPEATS:
+                self._undecoded[sample.number] += 1
+                if self._undecoded[sample.number] == _MAX_REPEATS:
                     raise ValueError(self._no_samples()) from error
                 self._skip(Substitute(sample.number, None, f"{sample.name}: {error}"))
                 continue
-            undecoded.clear()
-            yield decoded, waiting
+            self._undecoded.clear()
+            yield self._inputs.for_training(decoded), sample
 
     def _skip(self, skipped: Substitute) -> None:
         """Record a new bad sample. Raises ValueError, with the list of bad samples, if there are
@@ -154,12 +162,12 @@ class StreamReader(IterableDataset):
             "data.stream.label_field and the class list of data.shards"
         )
 
-    def _batch(self, rows: Iterable[tuple[Any, _Buffered]], start: int) -> Batch:
-        """Collate `rows`, this rank's share of the global batch that begins at `start`."""
+    def _batch(self, samples: Iterator[_Buffered], start: int) -> Batch:
+        """Collate this rank's share of the global batch that begins at `start`."""
         side = self._sides.at(start)
         items, labels, numbers = [], [], []
-        for decoded, (epoch, sample) in rows:
-            items.append(self._changed(decoded, epoch, sample.number, side))
+        for item, sample in itertools.islice(self._items(samples, side), self._rank_share.rows):
+            items.append(item)
             labels.append(sample.label)
             numbers.append(sample.number)
         known, pairs = torch.tensor(labels, dtype=torch.int64), None
@@ -173,19 +181,6 @@ class StreamReader(IterableDataset):
             torch.tensor(numbers, dtype=torch.int64),
             mixed=pairs,
             substitutes=skipped,
-        )
-
-    def _changed(self, decoded: Any, epoch: int, number: int, side: int) -> Any:
-        """Apply random augmentation.
-
-        After a resume, the random values differ from those of the interrupted pass.
-        """
-        return self._inputs.for_training(
-            decoded,
-            side=side,
-            seed=self._rank_share.seed,
-            epoch=epoch + self._rank_share.start,
-            index=number,
         )
 
     def _mixed(
@@ -203,6 +198,7 @@ class StreamReader(IterableDataset):
             mix.draw(side, pair_rng(self._rank_share.seed, 2 * (position + row // 2)))
             for row in rows.tolist()
         ]
+        items = [contiguous(item) for item in items]
         blended = [
             draw(items[row], items[partner])
             for row, partner, draw in zip(rows.tolist(), partners.tolist(), draws, strict=True)

@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 
 from data.images.decode import MAX_PIXELS, decode, resize
-from data.images.headers import jpeg_size
+from data.images.headers import jpeg_header
 from data.processes import in_order
 from serving.galleries.assembling import assemble, matched_items
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
@@ -303,8 +303,8 @@ def _reduced_jpeg(raw: bytes) -> np.ndarray | None:
 
     Returns BGR pixels [H, W, 3], or None for any other file.
     """
-    size = jpeg_size(raw)
-    fraction = max(size) // THUMBNAIL_SIDE if size is not None else 1
+    header = jpeg_header(raw)
+    fraction = max(header.height, header.width) // THUMBNAIL_SIDE if header is not None else 1
     for factor, flag in _REDUCTION_FLAGS.items():
         if fraction >= factor:
             return cv2.imdecode(np.frombuffer(raw, np.uint8), flag)

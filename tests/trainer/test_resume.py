@@ -2,12 +2,14 @@
 
 import errno
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from data.images import jpeg_crop
 from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
@@ -120,6 +122,23 @@ def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
         f"version.numpy: {np.__version__} -> 98.0",
         f"version.torch: {torch.__version__} -> 99.0",
     ]
+
+
+def test_a_run_without_the_extension_states_its_decoder_once_and_reports_the_change(
+    glyphs, tmp_path, capsys, monkeypatch
+):
+    run = tmp_path / "run"
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
+    monkeypatch.setattr(jpeg_crop, "_decodes_crops", True)
+    assert main([recipe, "train.duration.steps=2"]) == 0
+    assert "decoding whole JPEGs" not in capsys.readouterr().out
+    monkeypatch.setattr(jpeg_crop, "_decodes_crops", False)
+    assert main([recipe, "train.duration.steps=4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("decoding whole JPEGs") == 1
+    assert re.search(
+        r"changed on resume: version.jpeg_decoder: libjpeg-turbo \S+ -> OpenCV", printed
+    )
 
 
 def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyphs, tmp_path):

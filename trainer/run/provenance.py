@@ -1,5 +1,5 @@
 """The provenance of a checkpoint: the resolved recipe and the versions of the libraries and
-imported components that compute a step.
+imported components that compute a step, including the decoder of random crops.
 
 A run that resumes from the checkpoint reports and records the differences.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from data.images.jpeg_crop import decoder
 from trainer.config import Recipe
 from trainer.imports import import_paths, source_version
 from trainer.run.folder import flat_settings
@@ -44,7 +45,10 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     """Return the keys `recipe` and `versions` of a checkpoint's JSON state."""
     paths = import_paths(recipe).values()
     sources = {path: source_version(path) for path in paths}
-    return {"recipe": recipe.model_dump(mode="json"), "versions": _versions() | sources}
+    versions = _versions() | sources
+    if recipe.data.text is None:
+        versions["jpeg_decoder"] = decoder()
+    return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
 
 
 def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:

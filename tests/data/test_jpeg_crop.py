@@ -1,0 +1,274 @@
+"""Decoding only the crop of a JPEG gives the same pixels and errors as decoding all of it."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from data.augment.base import SampleGenerator
+from data.augment.crop import resized
+from data.augment.training import AugmentConfig
+from data.config import DataConfig
+from data.images import jpeg_crop
+from data.images.config import ImageConfig
+from data.images.decode import decode
+from data.images.headers import jpeg_header
+from data.images.jpeg_crop import decode_crop
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.shards.split import open_split
+from data.shards.writer import write_shards
+from data.sources import ImageFolder
+
+ROOT = Path(__file__).parents[2]
+HEIGHT, WIDTH = 131, 173
+FILL = (0.0, 0.0, 0.0)
+
+needs_extension = pytest.mark.skipif(
+    not jpeg_crop._decodes_crops, reason="data/images/_jpeg.c is not built"
+)
+
+
+def photo(height: int = HEIGHT, width: int = WIDTH) -> np.ndarray:
+    noise = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    smooth = cv2.GaussianBlur(noise, (0, 0), 2)
+    return cv2.normalize(smooth, smooth, 0, 255, cv2.NORM_MINMAX)
+
+
+def jpeg(mode: str = "RGB", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(photo()).convert(mode).save(buffer, "JPEG", **{"quality": 90, **options})
+    return buffer.getvalue()
+
+
+def with_factor(factor: int) -> bytes:
+    options = [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, factor]
+    return cv2.imencode(".jpg", photo(), options)[1].tobytes()
+
+
+KINDS = {
+    "4:4:4": jpeg(subsampling=0),
+    "4:2:2": jpeg(subsampling=1),
+    "4:2:0": jpeg(subsampling=2),
+    "4:4:0": with_factor(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_440),
+    "4:1:1": with_factor(cv2.IMWRITE_JPEG_SAMPLING_FACTOR_411),
+    "restart markers": jpeg(restart_marker_rows=1),
+    "gray": jpeg("L"),
+    "progressive": jpeg(progressive=True),
+    "CMYK": jpeg("CMYK"),
+    "RGB": jpeg(keep_rgb=True),
+    "padding after the end": jpeg() + bytes(500),
+}
+
+
+def crop(data: bytes, box: tuple[int, int, int, int], size: int, channels: int = 3) -> np.ndarray:
+    header = jpeg_header(data)
+    assert header is not None
+    return decode_crop(data, header, box, channels, size)
+
+
+def outcome(data: bytes, box: tuple[int, int, int, int]) -> bytes | None:
+    """Return the pixels, or None for a damaged image."""
+    try:
+        return crop(data, box, HEIGHT).tobytes()
+    except ValueError:
+        return None
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[int, int, int, int]:
+    top, left = draw(st.integers(0, HEIGHT - 1)), draw(st.integers(0, WIDTH - 1))
+    return top, left, draw(st.integers(1, HEIGHT - top)), draw(st.integers(1, WIDTH - left))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(box=boxes(), channels=st.sampled_from([1, 3]))
+def test_a_decoded_crop_equals_the_crop_of_the_decoded_image(
+    kind: str, box: tuple[int, int, int, int], channels: int
+) -> None:
+    top, left, height, width = box
+    whole = decode(KINDS[kind], channels)
+    expected = whole[top : top + height, left : left + width]
+    assert np.array_equal(crop(KINDS[kind], box, HEIGHT, channels), expected)
+
+
+@needs_extension
+@pytest.mark.parametrize("kind", KINDS)
+@given(box=boxes(), size=st.integers(5, 70), channels=st.sampled_from([1, 3]))
+def test_both_decoders_give_the_same_pixels_at_every_scale(
+    kind: str, box: tuple[int, int, int, int], size: int, channels: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        found = crop(KINDS[kind], box, size, channels)
+        patch.setattr(jpeg_crop, "_decodes_crops", False)
+        assert np.array_equal(found, crop(KINDS[kind], box, size, channels))
+
+
+@pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
+def test_narrow_crops_are_exact_at_every_position(kind: str) -> None:
+    whole = decode(KINDS[kind], 3)
+    for width in range(1, 6):
+        for left in range(WIDTH - width + 1):
+            found = crop(KINDS[kind], (7, left, 12, width), HEIGHT)
+            assert np.array_equal(found, whole[7:19, left : left + width])
+
+
+@needs_extension
+@pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "gray", "restart markers"])
+def test_only_the_crop_of_a_baseline_jpeg_is_decoded(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg_crop, "decode_jpeg", None)
+    assert crop(KINDS[kind], (20, 30, 40, 50), 224).shape == (40, 50, 3)
+
+
+@pytest.mark.parametrize(("size", "scale"), [(61, 2), (30, 4), (15, 8)])
+def test_large_crops_are_scaled_down_while_they_are_decoded(size: int, scale: int) -> None:
+    smooth = cv2.GaussianBlur(photo(), (0, 0), 12)
+    smooth = cv2.normalize(smooth, smooth, 0, 255, cv2.NORM_MINMAX)
+    data, box = cv2.imencode(".jpg", smooth)[1].tobytes(), (3, 20, 125, 130)
+    found = crop(data, box, size)
+    assert abs(found.shape[0] - 125 / scale) < 1
+    assert abs(found.shape[1] - 130 / scale) < 1
+    whole = decode(data, 3)[3:128, 20:150]
+    difference = resized(found, size).astype(int) - resized(whole, size)
+    assert np.abs(difference).mean() < 10
+
+
+@pytest.mark.parametrize("crop_area", [None, (0.08, 1.0)])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_the_exif_orientation_is_applied_before_the_crop(
+    orientation: int, crop_area: tuple[float, float] | None
+) -> None:
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "camera", orientation
+    data = jpeg(exif=exif)
+    header = jpeg_header(data)
+    assert header is not None
+    assert header.upright == (orientation == 1)
+    config, augment = ImageConfig(size=64), AugmentConfig(crop_area=crop_area)
+    for index in range(10):
+        rng = SampleGenerator().at(0, 0, index)
+        found = augment.decoded(data, config, FILL, rng)
+        rng = SampleGenerator().at(0, 0, index)
+        assert np.array_equal(found, augment.cropped(decode(data, 3), config, FILL, rng))
+
+
+def test_exif_data_that_cannot_be_parsed_does_not_count_as_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 1
+    data = jpeg(exif=exif)
+    at = data.index(b"Exif\0\0") + 6
+    for damage in (b"XX", data[at : at + 4] + b"\xff\xff\xff\xff"):
+        header = jpeg_header(data[:at] + damage + data[at + len(damage) :])
+        assert header is not None
+        assert not header.upright
+
+
+@needs_extension
+def test_damage_inside_the_crop_has_the_same_result_with_both_decoders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, whole, rng = KINDS["4:2:0"], (0, 0, HEIGHT, WIDTH), np.random.default_rng(0)
+    broken = [data[: len(data) * share // 10] for share in range(1, 10)] + [data[:-2]]
+    for _ in range(200):
+        flipped = bytearray(data)
+        for offset in rng.integers(20, len(data), 3):
+            flipped[offset] = rng.integers(256)
+        broken.append(bytes(flipped))
+    parsed = [one for one in broken if (header := jpeg_header(one)) and header[:2] == whole[2:]]
+    with_extension = [outcome(one, whole) for one in parsed]
+    monkeypatch.setattr(jpeg_crop, "_decodes_crops", False)
+    assert with_extension == [outcome(one, whole) for one in parsed]
+    assert None in with_extension
+
+
+@pytest.mark.parametrize("extension", [pytest.param(True, marks=needs_extension), False])
+def test_an_image_without_an_end_has_the_same_result_wherever_the_crop_is(
+    extension: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jpeg_crop, "_decodes_crops", extension)
+    data = KINDS["4:2:0"]
+    assert outcome(data[: len(data) // 2], (0, 0, 20, 20)) is None
+    assert outcome(data, (0, 0, 20, 20)) is not None
+
+
+@needs_extension
+def test_damage_below_the_crop_is_not_read() -> None:
+    data = KINDS["4:2:0"]
+    middle = len(data) * 3 // 4
+    broken = data[:middle] + b"\xff\xc4\x00\x02" * 20 + data[middle + 80 :]
+    assert outcome(broken, (0, 0, 20, 20)) == outcome(data, (0, 0, 20, 20))
+
+
+def test_the_limits_apply_before_the_crop_is_drawn() -> None:
+    data = KINDS["4:2:0"]
+    frame = data.index(b"\xff\xc0")
+    bomb = data[: frame + 5] + b"\xea\x60\xea\x60" + data[frame + 9 :]
+    with pytest.raises(ValueError, match="60000 x 60000 pixels, but the limit is"):
+        AugmentConfig().decoded(bomb, ImageConfig(), FILL, SampleGenerator().at(0, 0, 0))
+
+
+def test_batches_are_the_same_for_every_decoder_and_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["4:2:0", "gray", "progressive", "CMYK"]
+    for number, name in enumerate(names):
+        (tmp_path / "images" / str(number)).mkdir(parents=True)
+        (tmp_path / "images" / str(number) / "image.jpg").write_bytes(KINDS[name])
+    source = ImageFolder(tmp_path / "images", original=True, test_fraction=0)
+    write_shards(source, tmp_path / "shards")
+
+    def pixels(workers: int, world_size: int = 1) -> torch.Tensor:
+        config = DataConfig(
+            shards=str(tmp_path / "shards"), workers=workers, image=ImageConfig(size=40)
+        )
+        parts = []
+        for rank in range(world_size):
+            with (
+                open_split(tmp_path / "shards", "train") as split,
+                TrainLoader(
+                    split,
+                    config,
+                    global_batch=4,
+                    rank=rank,
+                    world_size=world_size,
+                    cursor=Cursor(0),
+                ) as loader,
+            ):
+                parts.append([next(loader).inputs["pixel_values"] for _ in range(3)])
+        return torch.cat([torch.cat(shares) for shares in zip(*parts, strict=True)])
+
+    expected = pixels(0)
+    assert torch.equal(pixels(1), expected)
+    assert torch.equal(pixels(0, world_size=3), expected)
+    monkeypatch.setattr(jpeg_crop, "_decodes_crops", False)
+    assert torch.equal(pixels(0), expected)
+
+
+def test_without_the_extension_opencv_decodes_whole_images_and_a_line_states_it() -> None:
+    code = (
+        "import sys; sys.modules['data.images._jpeg'] = None\n"
+        "from tests.data.test_jpeg_crop import KINDS, crop, jpeg_crop\n"
+        "assert crop(KINDS['4:2:0'], (1, 2, 30, 40), 224).shape == (30, 40, 3)\n"
+        "print(jpeg_crop.decoder(), jpeg_crop.whole_images_notice(), sep=': ')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("OpenCV: decoding whole JPEGs")
+    assert "without a C compiler" in done.stdout
+
+
+@needs_extension
+def test_the_name_of_the_decoder_contains_the_version_of_the_library() -> None:
+    assert jpeg_crop.decoder().startswith("libjpeg-turbo 3.")
+    assert jpeg_crop.whole_images_notice() is None
