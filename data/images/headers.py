@@ -15,8 +15,8 @@ from typing import NamedTuple
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 # Matches 0xFF and the code of either a marker that has a length or the end-of-image marker. Zero,
 # TEM, the restart markers and fill bytes are excluded.
-_MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
+START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
 _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -60,9 +60,9 @@ def has_more_scans(data: bytes, limit: int) -> bool:
     if data.count(b"\xff\xda") <= limit:
         return False
     scans, at = 0, 2
-    while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
+    while (found := MARKER.search(data, at)) is not None and found[1] != END_OF_IMAGE:
         at = found.end()
-        scans += found[1] == _START_OF_SCAN
+        scans += found[1] == START_OF_SCAN
         if scans > limit:
             return True
         at += int.from_bytes(data[at : at + 2], "big")

@@ -142,12 +142,12 @@ class ImageFolder(PackedImages, CommandSource):
     def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.path
         try:
-            data, extension = self.packed(path.read_bytes())
+            image = self.packed(path.read_bytes())
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(task.path, str(error))
             raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
-        return Sample(task.key, data, extension, task.label)
+        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
     @property
     def origin(self) -> Path:

@@ -31,12 +31,16 @@ _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhi
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
+
+    repaired: how the data differs from a damaged source file, for `repaired.jsonl`.
+    """
 
     key: str
     data: bytes
     extension: str
     label: int
+    repaired: str | None = None
 
 
 class Source(Protocol):

@@ -136,12 +136,12 @@ class Table(PackedImages, FirstPassSource):
             return Sample(key, content.encode(), "txt", task.label)
         path = self._image_path(content)
         try:
-            data, extension = self.packed(path.read_bytes())
+            image = self.packed(path.read_bytes())
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
                 return Skipped(content.strip(), str(error))
             raise ValueError(f"{path}: {error}: correct the row, or pass --skip-bad") from error
-        return Sample(key, data, extension, task.label)
+        return Sample(key, image.data, image.extension, task.label, image.repaired)
 
     def spans(self) -> list[Span]:
         for number, path in enumerate(self.files):

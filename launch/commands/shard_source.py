@@ -178,6 +178,11 @@ def _print_notes(source: CommandSource) -> None:
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
+def _print_repaired(path: Path) -> None:
+    number = path.read_bytes().count(b"\n")
+    print(printable(f"repaired {pluralize(number, 'sample')}, listed in {path}"), file=sys.stderr)
+
+
 def _print_duplicates(out: Path) -> None:
     """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
@@ -220,6 +225,8 @@ def write(
     manifest = written.manifest
     if written.skipped is not None:
         print_skipped(written.skipped)
+    if written.repaired is not None:
+        _print_repaired(written.repaired)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return
