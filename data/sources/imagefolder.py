@@ -62,12 +62,6 @@ class ImageFolder(ListedImages):
         "by its name (leaf) or its path (path), or the N-th folder below the root or the split "
         "(-N: from the end)",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of images to hold out if there is no test split",
-    )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:

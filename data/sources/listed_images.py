@@ -12,11 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
 from data.shards.hierarchy import PATH, join_path
 from data.skipped import Skipped, by_reason
 from data.sources.layouts.class_folders import ENDINGS, File, Listing
 from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import CommandSource, Sample
+from data.sources.source import STRICT, CommandSource, Sample
 
 
 class ListedTask(NamedTuple):
@@ -27,11 +30,18 @@ class ListedTask(NamedTuple):
     key: str
 
 
+@dataclass(frozen=True, config=STRICT)
 class ListedImages(PackedImages, CommandSource):
     """A source of image files in `folder`. A subclass lists the files and their classes."""
 
     folder: Path
-    test_fraction: float
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of images to hold out if there is no test split",
+    )
 
     @cached_property
     @abstractmethod
