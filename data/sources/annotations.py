@@ -114,8 +114,8 @@ class AnnotatedImages(ListedImages):
         in_shards = shard_splits(self._read)
         for file in files:
             if file.class_name in trained:
-                split = None if only_train else in_shards[str(file.split)]
-                listing.files.append(file._replace(split=split))
+                of_file = None if only_train else in_shards[str(file.split)]
+                listing.files.append(file._replace(split=of_file))
             else:
                 listing.skipped.append(Skipped(file.path, "its category has no training images"))
         listing.files.sort()

@@ -157,7 +157,7 @@ def _area(where: str, entry: dict[str, Any], *, required: bool) -> float:
     area, box = entry.get("area"), entry.get("bbox")
     if area is None and isinstance(box, list) and len(box) == 4 and all(map(_is_number, box)):
         area = box[2] * box[3]
-    if _is_number(area):
+    if isinstance(area, int | float) and _is_number(area):
         return float(area)
     if required:
         raise ValueError(f"{where} has neither an area nor a box: omit --several largest")
