@@ -93,6 +93,9 @@ class ListedImages(PackedImages, CommandSource):
             raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
+    def example(self, task: ListedTask) -> str:
+        return task.path
+
     @property
     def origin(self) -> Path:
         return self.folder

@@ -117,6 +117,13 @@ class CommandSource(ABC):
     @abstractmethod
     def render(self, task: Any) -> Sample | Skipped: ...
 
+    def example(self, task: Any) -> str:
+        """Return a description of a sample for `--preview`: its text, or the key of an image."""
+        sample = self.render(task)
+        if isinstance(sample, Skipped):
+            return sample.name
+        return sample.data.decode() if self.modality == "text" else sample.key
+
     def notes(self) -> list[str]:
         """Return one line for each item that is missing, skipped or chosen without an error."""
         return []
