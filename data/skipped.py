@@ -1,7 +1,8 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The commands print
-only a few.
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. `repaired.jsonl`
+lists the samples that were written after a repair, in the same format. The commands print only a
+few.
 """
 
 import json
@@ -13,11 +14,12 @@ from data.files import commit, explained, flush
 from data.messages import printable
 
 SKIPPED = "skipped.jsonl"
+REPAIRED = "repaired.jsonl"
 _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """A skipped item: a path, or a shard and the key of a sample in it."""
+    """A skipped or repaired item: a path, or a shard and the key of a sample in it."""
 
     name: str
     reason: str
@@ -49,22 +51,25 @@ def _some(names: list[str]) -> str:
 
 
 class SkippedFile:
-    """The file `skipped.jsonl` in `folder`. It is created only if something is skipped.
+    """`skipped.jsonl` or `repaired.jsonl`. The file is created only if there is something to list.
 
     ignored: the files that the source does not read. finished: the shards of earlier runs, whose
-    lines are preserved. `last` is the last sample skipped in this run.
+    lines are preserved. `last` is the last sample added in this run.
     """
 
     def __init__(
-        self, folder: Path, *, ignored: Iterable[Skipped], finished: Container[str]
+        self, path: Path, *, finished: Container[str], ignored: Iterable[Skipped] = ()
     ) -> None:
-        self.path = folder / SKIPPED
+        self.path = path
         self.last: Skipped | None = None
         kept = [line for line in self._lines() if _shard(line) in finished]
         self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
 
     def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Record samples that are not in `shard`. Call this before the shard is finished."""
+        """Record samples that are missing from `shard`, or that were repaired for it.
+
+        Call this before the shard is finished.
+        """
         if not skipped:
             return
         self.last = skipped[-1]

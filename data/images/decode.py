@@ -24,6 +24,7 @@ from PIL import (
 
 from data.images.config import ImageConfig
 from data.images.headers import JpegHeader, has_more_scans, jpeg_header, png_header
+from data.images.jpeg_end import completed, lacks_end
 
 # Loader processes provide the parallelism. OpenCV's threads would compete with them and can
 # deadlock after fork.
@@ -123,8 +124,9 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
-    Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
-    truncated, for more than `max_pixels` pixels, and for an aspect ratio above 100.
+    Transparent pixels are blended with white. A JPEG that lacks only its end marker is decoded.
+    Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
+    pixels, and for an aspect ratio above 100.
     """
     if (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
@@ -163,7 +165,11 @@ def decode_jpeg(
 
 def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -> np.ndarray:
     flags = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
-    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags | _REDUCED[denominator])
+    flags |= _REDUCED[denominator]
+    decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
+    if decoded is None and extension == "jpg" and lacks_end(data):
+        whole = np.frombuffer(completed(data) or b"", np.uint8)
+        decoded = cv2.imdecode(whole, flags) if len(whole) else None
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded

@@ -16,8 +16,8 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})
 # Matches 0xFF and the code of either a marker that has a length or the end-of-image marker. Zero,
 # TEM, the restart markers and fill bytes are excluded.
-_MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
+START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
 # DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
 _JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _APP1 = 0xE1
@@ -56,7 +56,7 @@ def jpeg_header(data: bytes) -> JpegHeader | None:
     height = width = components = 0
     while at + 10 <= len(data) and data[at] == 0xFF:
         marker, length = struct.unpack_from(">BH", data, at + 1)
-        if marker == _START_OF_SCAN[0]:
+        if marker == START_OF_SCAN[0]:
             one_scan = frame in _SEQUENTIAL_FRAMES and data[at + 4] == components
             return JpegHeader(height, width, upright, one_scan) if height and width else None
         if marker in _FRAMES and not frame:
@@ -101,9 +101,9 @@ def has_more_scans(data: bytes, limit: int) -> bool:
     if data.count(b"\xff\xda") <= limit:
         return False
     scans, at = 0, 2
-    while (found := _MARKER.search(data, at)) is not None and found[1] != _END_OF_IMAGE:
+    while (found := MARKER.search(data, at)) is not None and found[1] != END_OF_IMAGE:
         at = found.end()
-        scans += found[1] == _START_OF_SCAN
+        scans += found[1] == START_OF_SCAN
         if scans > limit:
             return True
         at += int.from_bytes(data[at : at + 2], "big")

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from data.files import TEMPORARY, explained
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
-from data.skipped import SKIPPED
+from data.skipped import REPAIRED, SKIPPED
 
 # This file describes the source of the shards. It exists while the folder is unfinished.
 UNFINISHED = "unfinished.json"
@@ -107,7 +107,7 @@ def _discard(folder: Path, *, remove_folder: bool) -> None:
     if remove_folder:
         shutil.rmtree(folder)
         return
-    names = (LABEL_VECTORS, SKIPPED, UNFINISHED)
+    names = (LABEL_VECTORS, SKIPPED, REPAIRED, UNFINISHED)
     for pattern in ("*.tar", "*.index.safetensors", f"*{TEMPORARY}", *names):
         for path in folder.glob(pattern):
             path.unlink()

@@ -6,6 +6,7 @@ there are several held-out splits, each keeps its name, except that `val`, `vali
 become `validation`.
 """
 
+import re
 from collections.abc import Iterable
 
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
@@ -23,6 +24,12 @@ def split_name(word: str) -> str:
     names are kept.
     """
     return SPLIT_OF_WORD.get(word.lower(), word)
+
+
+def split_in_name(name: str) -> str | None:
+    """Return the split that the first word for a split in a file name or path stands for."""
+    words = re.findall("[a-z]+", name.lower())
+    return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 
 
 def shard_splits(names: Iterable[str]) -> dict[str, str]:

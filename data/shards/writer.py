@@ -27,7 +27,7 @@ from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path, open_in
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
 from data.shards.split_names import TRAIN
-from data.skipped import SKIPPED, Skipped, SkippedFile
+from data.skipped import REPAIRED, SKIPPED, Skipped, SkippedFile
 from data.sources.source import Sample, Source, num_workers, rendered
 
 _CHOSEN_AT_ONCE = 1 << 14
@@ -40,7 +40,7 @@ class Written:
     resumed: the number of shards that already existed. num_skipped: the total number of samples
     that the source skipped. duplicates: the total number of samples dropped from training. skipped:
     the file that lists the skipped samples and the files that the source ignored, or None if there
-    are none.
+    are none. repaired: the file that lists the repaired samples, or None.
     """
 
     manifest: Manifest
@@ -49,6 +49,7 @@ class Written:
     num_skipped: int = 0
     duplicates: int = 0
     skipped: Path | None = None
+    repaired: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def write_shards(
     about = SourceInfo(kind=about.kind, parameters=parameters)
     if (complete := _complete_manifest(folder, about)) is not None:
         (folder / UNFINISHED).unlink(missing_ok=True)
-        return Written(complete, complete_before=True, skipped=_skipped(folder))
+        return Written(complete, complete_before=True, **_lists(folder))
     with claimed(folder, about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         (folder / MANIFEST).unlink(missing_ok=True)
@@ -134,13 +135,14 @@ def write_shards(
         resumed=resumed,
         num_skipped=planned - duplicates - sum(shard.samples for shard in shards),
         duplicates=duplicates,
-        skipped=_skipped(folder),
+        **_lists(folder),
     )
 
 
-def _skipped(folder: Path) -> Path | None:
-    path = folder / SKIPPED
-    return path if path.is_file() else None
+def _lists(folder: Path) -> dict[str, Any]:
+    """Return the files that list skipped and repaired samples, if they exist."""
+    names = {"skipped": SKIPPED, "repaired": REPAIRED}
+    return {what: folder / name for what, name in names.items() if (folder / name).is_file()}
 
 
 def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
@@ -198,7 +200,8 @@ def _write_plans(
     missing = [plan for plan in plans if plan.file not in finished]
     done = total - sum(len(plan) for plan in missing)
     resumed = len(finished)
-    skipped = SkippedFile(folder, ignored=ignored, finished=finished)
+    skipped = SkippedFile(folder / SKIPPED, finished=finished, ignored=ignored)
+    repaired = SkippedFile(folder / REPAIRED, finished=finished)
     duplicates = 0
     held_out: HeldOut | None = None
     if drop_duplicates:
@@ -216,7 +219,9 @@ def _write_plans(
             if drop_duplicates and plan.split == TRAIN and held_out is None:
                 others = [info.file for info in finished.values() if info.split != TRAIN]
                 held_out = HeldOut(folder / file for file in others)
-            info = _write_shard(folder / plan.file, plan, samples, count, held_out, skipped)
+            info = _write_shard(
+                folder / plan.file, plan, samples, count, held_out, skipped, repaired
+            )
             done += len(plan)
             if info is not None:
                 finished[plan.file] = info
@@ -225,6 +230,7 @@ def _write_plans(
             f"no shards were written, because all samples were skipped: {skipped.last}"
         )
     skipped.finish()
+    repaired.finish()
     duplicates += held_out.dropped if held_out else 0
     return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
 
@@ -248,6 +254,7 @@ def _write_shard(
     count: Callable[[int], None],
     held_out: HeldOut | None,
     skipped: SkippedFile,
+    repaired: SkippedFile,
 ) -> ShardInfo | None:
     """Write one tar and its index. If every sample was skipped, write nothing and return None."""
     index = IndexBuilder()
@@ -255,7 +262,9 @@ def _write_shard(
     dropped_before = held_out.dropped if held_out else 0
     with temporary_path(path) as temporary:
         kept = held_out.without(samples) if held_out else samples
-        skipped.add(path.name, _write_tar(temporary, index, kept, count))
+        missing, changed = _write_tar(temporary, index, kept, count)
+        skipped.add(path.name, missing)
+        repaired.add(path.name, changed)
         if not len(index):
             temporary.unlink()
             return None
@@ -280,9 +289,9 @@ def _write_tar(
     index: IndexBuilder,
     samples: Iterator[Sample | Skipped],
     count: Callable[[int], None],
-) -> list[Skipped]:
-    """Write the samples and return the skipped ones."""
-    skipped = []
+) -> tuple[list[Skipped], list[Skipped]]:
+    """Write the samples. Return the skipped and the repaired ones."""
+    skipped, repaired = [], []
     with path.open("wb") as file:
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
@@ -296,9 +305,11 @@ def _write_tar(
                     skipped.append(sample)
                 else:
                     _add(writer, index, sample)
+                    if sample.repaired is not None:
+                        repaired.append(Skipped(sample.key, sample.repaired))
                 count(row)
         flush(file)
-    return skipped
+    return skipped, repaired
 
 
 def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:

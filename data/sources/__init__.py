@@ -1,5 +1,6 @@
 """Sources of samples, and the registry of the sources that `kway shard` offers."""
 
+from data.sources.annotations import AnnotatedImages
 from data.sources.cifar import Cifar10, Cifar100
 from data.sources.emoji_names import EmojiNames
 from data.sources.glyphs import Glyphs
@@ -16,6 +17,7 @@ SOURCES: dict[str, type[CommandSource]] = {
     for source in (
         Glyphs,
         ImageFolder,
+        AnnotatedImages,
         ImageNet,
         Cifar100,
         Cifar10,
@@ -29,6 +31,7 @@ SOURCES: dict[str, type[CommandSource]] = {
 
 __all__ = [
     "SOURCES",
+    "AnnotatedImages",
     "Cifar10",
     "Cifar100",
     "CommandSource",

@@ -1,45 +1,27 @@
-"""A folder with one subfolder of images per class, or a folder of images with a label file.
-
-Images that are larger than needed are resized and stored as JPEG. The bytes of all other images are
-stored unchanged.
-"""
+"""A folder with one subfolder of images per class, or a folder of images with label files."""
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option
-from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.skipped import Skipped, by_reason
-from data.sources.layouts.class_folders import (
-    ENDINGS,
-    File,
-    Listing,
-    list_class_folders,
-    list_label_file,
-)
+from data.shards.split_names import split_name
+from data.sources.layouts.class_folders import CLASS_FROM, Listing, list_class_folders
+from data.sources.layouts.label_files import ClassNames, LabelFiles
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
-from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import STRICT, CommandSource, Sample
-
-
-class _Task(NamedTuple):
-    path: str
-    label: int
-    key: str
+from data.sources.listed_images import ListedImages, path_attribute
+from data.sources.source import STRICT
 
 
 @dataclass(frozen=True, config=STRICT)
-class ImageFolder(PackedImages, CommandSource):
-    """A folder with one subfolder of images per class.
+class ImageFolder(ListedImages):
+    """A folder with one subfolder of images per class, or a folder of images with label files.
 
     The class folders are in the folder itself or in subfolders that are named after splits, such as
     `train/` and `test/` or `val/` (see docs/data.md).
@@ -47,7 +29,7 @@ class ImageFolder(PackedImages, CommandSource):
 
     kind = "imagefolder"
     modality = "image"
-    reads = "class folders of images, or the images that --labels lists"
+    reads = "class folders of images, or the images that --labels or --split-labels list"
     held_out = (
         "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
     )
@@ -60,18 +42,25 @@ class ImageFolder(PackedImages, CommandSource):
     ]
     labels: Path | None = Field(
         default=None,
-        description="CSV file with one line `file,class` per image, used instead of class folders",
+        description="file with one line `file,class` per image, used instead of class folders; a "
+        "first line `file,class,split` adds the split",
     )
-    nested: Annotated[bool | None, Option("--nested/--topmost")] = Field(
+    split_labels: Annotated[dict[str, Path], Option(metavar="SPLIT=FILE")] = Field(
+        default_factory=dict,
+        description="file with one line per image of a split: its path and its label, separated by "
+        "a tab, a comma or a space; can be repeated; other splits are read from class folders",
+    )
+    class_names: Path | None = Field(
         default=None,
-        description="class of an image in nested folders: the folder that contains the image, with "
-        "the folders above it as the hierarchy, or the topmost folder",
+        description="file that names the labels in label files: a name, or a name and its number, "
+        "per line",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of images to hold out if there is no test split",
+    class_from: Annotated[str | None, Option(metavar="leaf|path|N")] = Field(
+        default=None,
+        pattern=CLASS_FROM,
+        description="folder that defines the class of an image: the one that contains the image, "
+        "by its name (leaf) or its path (path), or the N-th folder below the root or the split "
+        "(-N: from the end)",
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
@@ -80,30 +69,33 @@ class ImageFolder(PackedImages, CommandSource):
             raise FileNotFoundError(
                 f"{self.folder} is not a folder: pass a folder that contains class folders"
             )
-        if self.nested is not None and self.labels is not None:
+        if self.labels is not None and self.split_labels:
+            raise ValueError("imagefolder: pass either --labels or --split-labels")
+        if self.labels is not None and self.class_from is not None:
             raise ValueError(
-                f"imagefolder: --labels {self.labels} defines the classes: omit --nested and "
-                "--topmost"
+                f"imagefolder: --labels {self.labels} defines the classes: omit --class-from"
             )
-        if self.nested and self.taxonomy is not None:
-            raise ValueError("imagefolder: --nested defines the hierarchy: omit --wordnet")
+        if self.class_names is not None and self.labels is None and not self.split_labels:
+            raise ValueError(
+                "imagefolder: --class-names names the labels in a label file: pass --labels or "
+                "--split-labels"
+            )
+        if self.class_from in ("leaf", "path") and self.taxonomy is not None:
+            raise ValueError(
+                f"imagefolder: --class-from {self.class_from} defines the hierarchy: omit --wordnet"
+            )
+        splits = [split_name(name) for name in self.split_labels]
+        if twice := next((name for name in splits if splits.count(name) > 1), None):
+            raise ValueError(f"imagefolder: --split-labels: split {twice} is given twice")
 
     def describe(self) -> SourceInfo:
-        listing = hashlib.sha256()
-        for file in self._files:
-            size = (self.folder / file.path).stat().st_size
-            listing.update(repr((*file, size)).encode())
-        parameters: dict[str, Any] = {
-            "folder": self.folder.resolve().name,
-            "listing": listing.hexdigest()[:16],
-            "labels": self.labels.name if self.labels else None,
-            "short_side": self.target_side,
-            "quality": self.quality,
-            "test_fraction": self.test_fraction,
-            "skip_bad": self.skip_bad,
-        }
-        if self.nested:
-            parameters["nested"] = True
+        parameters = self._listing_parameters()
+        parameters["labels"] = self.labels.name if self.labels else None
+        if self.split_labels:
+            names = sorted(f"{name}={path.name}" for name, path in self.split_labels.items())
+            parameters["split_labels"] = ",".join(names)
+        if self.class_from is not None:
+            parameters["class_from"] = self.class_from
         if self.taxonomy is not None:
             content = repr([info.model_dump() for info in self.classes()]).encode()
             parameters["taxonomy"] = hashlib.sha256(content).hexdigest()[:16]
@@ -114,7 +106,7 @@ class ImageFolder(PackedImages, CommandSource):
         if (in_taxonomy := self._in_taxonomy) is not None:
             attributes = in_taxonomy.attributes()
         else:
-            attributes = [_path(folders) for folders in self._folders_above()]
+            attributes = [path_attribute(folders) for folders in self._folders_above()]
         return tuple(
             ClassInfo(name=name, attributes=about)
             for name, about in zip(names, attributes, strict=True)
@@ -129,39 +121,13 @@ class ImageFolder(PackedImages, CommandSource):
         inner = {path[:length] for path in paths for length in range(1, len(path))}
         return [path if path in inner else path[:-1] for path in paths]
 
-    def splits(self) -> dict[str, Sequence[_Task]]:
-        label = {name: i for i, name in enumerate(self._class_names)}
-        splits: dict[str, list[_Task]] = {"train": []}
-        by_hash = _split_by_hash(self._files, self.test_fraction)
-        keys = webdataset_keys(file.path for file in self._files)
-        for file, split, key in zip(self._files, by_hash, keys, strict=True):
-            task = _Task(file.path, label[file.class_name], key)
-            splits.setdefault(split, []).append(task)
-        return {split: tasks for split, tasks in splits.items() if tasks}
-
-    def render(self, task: _Task) -> Sample | Skipped:
-        path = self.folder / task.path
-        try:
-            data, extension = self.packed(path.read_bytes())
-        except ValueError as error:
-            if self.skip_bad:
-                return Skipped(task.path, str(error))
-            raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
-        return Sample(task.key, data, extension, task.label)
-
-    @property
-    def origin(self) -> Path:
-        return self.folder
-
-    def skipped(self) -> list[Skipped]:
-        """Return the files and folders that are not read."""
-        return self._listing.skipped
-
     def notes(self) -> list[str]:
         """Return one line for each reason why files were skipped, and one for each choice that was
         made.
         """
-        notes = by_reason(self.skipped())
+        notes = super().notes()
+        if self._named is not None and (n := len(self._named.names) - len(self._class_names)):
+            notes.append(f"{n:,} classes in {self._named.path} have no images and are omitted")
         if (in_taxonomy := self._in_taxonomy) is not None:
             notes += in_taxonomy.notes()
         return notes
@@ -172,55 +138,28 @@ class ImageFolder(PackedImages, CommandSource):
             return None
         return ClassTaxonomy(self.taxonomy, self._class_names)
 
-    @property
-    def _files(self) -> list[File]:
-        return self._listing.files
+    @cached_property
+    def _named(self) -> ClassNames | None:
+        return None if self.class_names is None else ClassNames(self.class_names)
 
     @cached_property
     def _listing(self) -> Listing:
+        files = LabelFiles(self.folder, self._named, self.skip_bad)
         if self.labels is not None:
-            return list_label_file(self.folder, self.labels)
-        return list_class_folders(self.folder, nested=self.nested)
+            return files.one(self.labels)
+        splits = {split_name(name) for name in self.split_labels}
+        folders = list_class_folders(self.folder, class_from=self.class_from, labeled=splits)
+        return files.of_splits(self.split_labels, folders) if splits else folders
 
-    @cached_property
-    def _class_names(self) -> list[str]:
-        names = sorted({file.class_name for file in self._files})
-        if len(names) < 2:
-            found = "1 class" if names else "no class"
-            raise ValueError(
-                f"{self.labels or self.folder} contains {found} with images "
-                f"({', '.join(sorted(ENDINGS))}): at least 2 are required"
-            )
-        trained = {file.class_name for file in self._files if file.split in (None, "train")}
-        if untrained := [name for name in names if name not in trained]:
-            raise ValueError(
-                f"class {untrained[0]!r} has test images, but none in {self.folder / 'train'}: add "
-                "some, or remove the class"
-            )
-        return names
+    @property
+    def _labels(self) -> str:
+        return str(self.labels or self.folder)
+
+    def _in_order(self, names: set[str]) -> list[str]:
+        if self._named is None:
+            return sorted(names)
+        others = names - set(self._named.names)
+        return [name for name in self._named.names if name in names] + sorted(others)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "taxonomy": None}
-
-
-def _path(above: tuple[str, ...]) -> dict[str, str]:
-    return {PATH: join_path(above)} if above else {}
-
-
-def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
-    """Assign each file to a split by a hash of its path.
-
-    In each class, the image with the largest hash is always in the training split.
-    """
-    hashes = [
-        int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
-        for file in files
-    ]
-    kept: defaultdict[str, int] = defaultdict(int)
-    for file, value in zip(files, hashes, strict=True):
-        kept[file.class_name] = max(kept[file.class_name], value)
-    return [
-        file.split
-        or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else "train")
-        for file, value in zip(files, hashes, strict=True)
-    ]

@@ -126,13 +126,13 @@ class ImageNet(PackedImages, CommandSource):
         try:
             if len(data) != task.size:
                 raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
-            data, extension = self.packed(data)
+            image = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
                 return Skipped(_location(task.file, task.key), str(error))
             where = f"{path}: {task.key}" if path.suffix == ".tar" else str(path)
             raise ValueError(f"{where}: {error}: download it again, or pass --skip-bad") from error
-        return Sample(task.key, data, extension, task.label)
+        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
     @property
     def origin(self) -> Path:

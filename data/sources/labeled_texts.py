@@ -1,16 +1,18 @@
 """Text files with one text per line, each with a label file whose lines contain the labels of the
 corresponding texts.
 
-This is the layout of tweeteval: train_text.txt, train_labels.txt, val_…, test_…, mapping.txt.
+This is the layout of tweeteval (train_text.txt, train_labels.txt, val_…, test_…, mapping.txt) and
+of SemEval 2018 (us_train.text, us_train.labels, us_trial.…, us_test.…, us_mapping.txt).
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field
 from functools import cached_property
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import emoji
 import numpy as np
@@ -20,7 +22,8 @@ from pydantic.dataclasses import dataclass
 from data.messages import Report, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import split_name
+from data.shards.split_names import TRAIN, VALIDATION, split_name
+from data.skipped import Skipped, by_reason
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import STRICT, Sample
 from data.text.cleaning import Cleaning
@@ -30,12 +33,24 @@ from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_rec
 from data.text.references import LabeledText, Span
 from data.text.selection import SelectionRules, Task
 
-_FILES = ("train", "val", "test")  # prefixes of _text.txt and _labels.txt
+# The words for splits in file names, training first. SemEval calls its development data trial.
+_WORDS = ("train", "trial", "val", "test")
+_TRIAL = "trial"
+_SEMEVAL = re.compile(rf"(?:(.+)_)?({'|'.join(_WORDS)})\.text")
+
+
+class _Part(NamedTuple):
+    """The files of a split. word: the word for the split in their names."""
+
+    word: str
+    texts: Path
+    labels: Path
+    prefix: str = ""
 
 
 @dataclass(frozen=True, config=STRICT)
 class LabeledTexts(FirstPassSource):
-    """A folder of labeled texts in the layout of tweeteval.
+    """A folder of labeled texts in the layout of tweeteval or of SemEval 2018.
 
     Emoji and their parts are removed from the texts, because the published texts contain U+FE0F
     where an emoji was removed. User names and URLs are masked. Labels are numbers or names.
@@ -45,12 +60,15 @@ class LabeledTexts(FirstPassSource):
     kind = "labelled-texts"
     modality = "text"
     reads = "a folder of labeled texts"
-    held_out = "val_text.txt and test_text.txt"
+    held_out = "the files for val, trial and test"
 
     folder: Annotated[
         Path,
         Argument(),
-        Field(description="folder that contains train_text.txt, train_labels.txt and mapping.txt"),
+        Field(
+            description="folder that contains train_text.txt, train_labels.txt and mapping.txt, or "
+            "us_train.text, us_train.labels and us_mapping.txt"
+        ),
     ]
     work: Annotated[Path, Supplied()]
     texts: Annotated[Literal["clean", "keep"], Option("--keep-texts", flag="keep")] = Field(
@@ -65,12 +83,13 @@ class LabeledTexts(FirstPassSource):
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self._splits:
+        if not self._parts:
             raw = sorted({path.suffix for path in self.folder.iterdir()} & KINDS.keys())
             also = f", or pass files of raw tweets ({self.folder}/*{raw[0]})" if raw else ""
             raise FileNotFoundError(
                 f"{self.folder / 'train_text.txt'} is missing: pass a folder that contains "
-                f"train_text.txt and train_labels.txt, and the same files for val and test{also}"
+                f"train_text.txt and train_labels.txt, or us_train.text and us_train.labels, and "
+                f"the same files for the other splits{also}"
             )
         for path in self.files:
             if not path.is_file():
@@ -78,10 +97,10 @@ class LabeledTexts(FirstPassSource):
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(chain(*((self._text_file(s), self._label_file(s)) for s in self._splits)))
+        return tuple(chain(*((part.texts, part.labels) for part in self._parts)))
 
     def describe(self) -> SourceInfo:
-        mapping = [self._mapping_file] if self._mapping_file.is_file() else []
+        mapping = [] if self._mapping_file is None else [self._mapping_file]
         parameters: dict[str, Any] = {
             "files": digest([*self.files, *mapping]),
             "texts": self.texts,
@@ -110,14 +129,14 @@ class LabeledTexts(FirstPassSource):
         return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one, name = self._records[span.file], self._splits[span.file]
-        labels = chain(self._labels(name), repeat(None))
+        one, part = self._records[span.file], self._parts[span.file]
+        labels = chain(self._labels(part.labels), repeat(None))
         lines = 0
         for offset, data in one.records(span.first, span.last, empty=True):
             lines += 1
             if (label := next(labels)) is None:
                 raise ValueError(
-                    f"{self._label_file(name)} contains {lines - 1} labels, but {one.path} "
+                    f"{part.labels} contains {lines - 1} labels, but {one.path} "
                     "contains more texts: add one label per text"
                 )
             counts["texts read"] += 1
@@ -127,23 +146,42 @@ class LabeledTexts(FirstPassSource):
                 counts["texts that are not UTF-8"] += 1
                 continue
             if text.strip():
-                yield LabeledText(offset, len(data), text, label, split_name(name))
+                yield LabeledText(offset, len(data), text, label, self._split_of(part))
             else:
                 counts["texts that contain only emoji, user names and URLs"] += 1
         if next(labels) is not None:
             raise ValueError(
-                f"{one.path} contains {lines} texts, but {self._label_file(name)} contains more "
+                f"{one.path} contains {lines} texts, but {part.labels} contains more "
                 "labels: keep one label per text"
             )
 
-    def _labels(self, name: str) -> Iterator[str]:
-        with self._label_file(name).open(encoding="utf-8", newline="\n") as file:
+    def _labels(self, path: Path) -> Iterator[str]:
+        with path.open(encoding="utf-8", newline="\n") as file:
             for number, line in enumerate(file, start=1):
                 if not (label := line.strip()):
-                    raise ValueError(
-                        f"{self._label_file(name)}, line {number} is empty: add the label"
-                    )
+                    raise ValueError(f"{path}, line {number} is empty: add the label")
                 yield label
+
+    def _split_of(self, part: _Part) -> str:
+        """Return the split. Trial data is used for training if there is no other training data."""
+        if part.word == _TRIAL:
+            return VALIDATION if self._parts[0].word == TRAIN else TRAIN
+        return split_name(part.word)
+
+    def notes(self) -> list[str]:
+        """Return the notes of the first pass, and one line if the trial data is used for
+        training.
+        """
+        first = self._parts[0]
+        trial = f"{first.texts.name} is used for training, because there is no training file"
+        return super().notes() + by_reason(self.skipped()) + [trial] * (first.word == _TRIAL)
+
+    def skipped(self) -> list[Skipped]:
+        """Return the text files whose names do not contain a split."""
+        read = {part.texts for part in self._parts}
+        reason = f"its name does not end in one of the splits {', '.join(_WORDS)}"
+        found = sorted(set(self.folder.rglob("*.text")) - read)
+        return [Skipped(str(path.relative_to(self.folder)), reason) for path in found]
 
     def _text(self, fields: dict[str, Any]) -> str:
         text = str(fields[TEXT_OF_LINES])
@@ -172,7 +210,7 @@ class LabeledTexts(FirstPassSource):
     @cached_property
     def _named(self) -> dict[str, tuple[str, str]]:
         """Map each label to (second column, readable name) as given in the mapping."""
-        if not self._mapping_file.is_file():
+        if self._mapping_file is None:
             return {}
         named = {}
         for line in self._mapping_file.read_text(encoding="utf-8").splitlines():
@@ -182,27 +220,47 @@ class LabeledTexts(FirstPassSource):
                 named[label.strip()] = (rest[0], name.strip("_ ").replace("_", " ") or rest[0])
         return named
 
-    @property
-    def _splits(self) -> list[str]:
-        """Return the prefixes of the existing files, training first. The result is empty if the
-        training file is missing.
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        """The files of the splits, training first, or nothing if there is no training file.
+
+        Raises ValueError if the folder contains several data sets.
         """
-        found = [name for name in _FILES if self._text_file(name).is_file()]
-        return found if "train" in found else []
+        found = {word: self._tweeteval(word) for word in _WORDS}
+        parts = [part for part in found.values() if part.texts.is_file()] or self._semeval()
+        return parts if parts and parts[0].word in (TRAIN, _TRIAL) else []
 
-    def _text_file(self, name: str) -> Path:
-        return self.folder / f"{name}_text.txt"
+    def _tweeteval(self, word: str) -> _Part:
+        return _Part(word, self.folder / f"{word}_text.txt", self.folder / f"{word}_labels.txt")
 
-    def _label_file(self, name: str) -> Path:
-        return self.folder / f"{name}_labels.txt"
+    def _semeval(self) -> list[_Part]:
+        """Return the files in the folder or, as published, in its subfolders trial/ and test/."""
+        parts = []
+        for path in sorted([*self.folder.glob("*.text"), *self.folder.glob("*/*.text")]):
+            if (match := _SEMEVAL.fullmatch(path.name)) is not None:
+                labels = path.with_suffix(".labels")
+                parts.append(_Part(match[2], path, labels, match[1] or ""))
+        for one in parts[1:]:
+            if one.prefix != parts[0].prefix:
+                raise ValueError(
+                    f"{self.folder} contains {parts[0].texts.name} and {one.texts.name}, which are "
+                    "different data sets: move one to another folder"
+                )
+            if twice := next((p for p in parts if p.word == one.word and p is not one), None):
+                raise ValueError(f"{twice.texts} and {one.texts} are the same split: remove one")
+        return sorted(parts, key=lambda part: _WORDS.index(part.word))
 
-    @property
-    def _mapping_file(self) -> Path:
-        return self.folder / "mapping.txt"
+    @cached_property
+    def _mapping_file(self) -> Path | None:
+        """The file mapping.txt or, for SemEval, <prefix>_mapping.txt, possibly in a subfolder."""
+        names = ["mapping.txt", *{f"{part.prefix}_mapping.txt" for part in self._parts}]
+        paths = [path for name in names for path in sorted(self.folder.glob(name))]
+        paths += [path for name in names for path in sorted(self.folder.glob(f"*/{name}"))]
+        return next(filter(Path.is_file, paths), None)
 
     @cached_property
     def _records(self) -> tuple[RecordFile, ...]:
-        return tuple(open_records(self._text_file(name)) for name in self._splits)
+        return tuple(open_records(part.texts) for part in self._parts)
 
     @property
     def pass_workers(self) -> int | None:

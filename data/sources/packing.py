@@ -5,6 +5,7 @@ All image sources use this module. `data/images/decode.py` decodes images and en
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -12,11 +13,20 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
+from data.images.jpeg_end import MISSING_END_MARKER, completed, lacks_end
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 # A tar header stores names of up to 100 bytes, and the extension needs some of them.
 _MAX_KEY_BYTES = 90
+
+
+class Packed(NamedTuple):
+    """A packed image file. repaired: how a damaged file was repaired, or None."""
+
+    data: bytes
+    extension: str
+    repaired: str | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -45,26 +55,30 @@ class PackedImages:
         """`short_side`, or None if all image files are stored unchanged."""
         return None if self.original else self.short_side
 
-    def packed(self, data: bytes) -> tuple[bytes, str]:
-        """Return (bytes, extension) of a packed image file."""
+    def packed(self, data: bytes) -> Packed:
+        """Return a packed image file. Raises the errors of `packed`."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
 
-def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
-    """Return (bytes, extension): a JPEG whose short side is `short_side` if the image is larger,
-    otherwise `data`.
+def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
+    """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`.
 
-    The extension follows the format of the bytes, not the file name. Raises ValueError for data
-    that `data.images` cannot decode.
+    The extension follows the format of the bytes, not the file name. A missing end marker of a JPEG
+    is added. Raises ValueError for data that `data.images` cannot decode.
     """
-    extension = inspect(data, MAX_PIXELS)
+    extension, repaired = inspect(data, MAX_PIXELS), None
     image = decode(data, 3, MAX_PIXELS)
+    if extension == "jpg" and lacks_end(data):
+        # OpenCV also decodes a truncated image that is padded with zeros.
+        if (whole := completed(data)) is None:
+            raise ValueError("the image is truncated")
+        data, repaired = whole, MISSING_END_MARKER
     if short_side is None or min(image.shape[:2]) <= short_side:
-        return data, extension
+        return Packed(data, extension, repaired)
     image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
     written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
-    return jpeg.tobytes(), "jpg"
+    return Packed(jpeg.tobytes(), "jpg", repaired)
 
 
 def lossless(image: np.ndarray) -> bytes:

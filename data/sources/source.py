@@ -31,12 +31,16 @@ _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhi
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
+
+    repaired: how the data differs from a damaged source file, for `repaired.jsonl`.
+    """
 
     key: str
     data: bytes
     extension: str
     label: int
+    repaired: str | None = None
 
 
 class Source(Protocol):
@@ -112,6 +116,13 @@ class CommandSource(ABC):
 
     @abstractmethod
     def render(self, task: Any) -> Sample | Skipped: ...
+
+    def example(self, task: Any) -> str:
+        """Return a description of a sample for `--preview`: its text, or the key of an image."""
+        sample = self.render(task)
+        if isinstance(sample, Skipped):
+            return sample.name
+        return sample.data.decode() if self.modality == "text" else sample.key
 
     def notes(self) -> list[str]:
         """Return one line for each item that is missing, skipped or chosen without an error."""

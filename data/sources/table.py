@@ -1,10 +1,8 @@
 """Tables with a column of texts or image paths and a column of labels."""
 
-import importlib
-import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
@@ -14,13 +12,20 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from data.files import flush, temporary_path
 from data.messages import Report, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import split_name
+from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
+from data.sources.layouts.parquet import (
+    BYTES_AT,
+    class_label_names,
+    named_label,
+    parquet_as_jsonl,
+    parquet_columns,
+    read_image,
+)
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
 from data.text.records import RecordFile, digest, open_records, text_field
@@ -29,12 +34,12 @@ from data.text.selection import SelectionRules, Task
 
 _IMAGE_OPTIONS = {"root", *(field.name for field in fields(PackedImages))}
 PARQUET = ".parquet"
-_PARQUET_ROWS = 10_000
+_URLS = ("http://", "https://", "s3://", "gs://")
 
 
 @dataclass(frozen=True, config=STRICT)
 class Table(PackedImages, FirstPassSource):
-    """A table with a column of texts or image paths and a column of labels.
+    """A table with a column of texts, image paths or images, and a column of labels.
 
     Texts are stored unchanged. Images are stored just as `imagefolder` stores them.
     """
@@ -49,11 +54,19 @@ class Table(PackedImages, FirstPassSource):
     work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column that contains the label")]
     text: str | None = Field(default=None, description="column that contains the text")
-    image: str | None = Field(default=None, description="column that contains the image path")
+    image: str | None = Field(
+        default=None,
+        description="column that contains the image path or, in Parquet, the image file",
+    )
     split: str | None = Field(
         default=None,
         description="column that contains the split; by default, --test-fraction of the rows is "
         "held out",
+    )
+    split_from_name: Annotated[bool, Option("--split-from-name", flag=True)] = Field(
+        default=False,
+        description="the first word in the name of a file that names a split is the split of its "
+        "rows, as in train-00000-of-00002.parquet",
     )
     root: Path | None = Field(
         default=None,
@@ -81,10 +94,10 @@ class Table(PackedImages, FirstPassSource):
         named = (given.kwargs or {}).keys()
         if "image" not in named:
             _reject(named & _IMAGE_OPTIONS, "supported only for tables of images (--image)")
-        if "split" in named:
+        for name in named & {"split", "split_from_name"}:
             _reject(
-                named & {"test_fraction"},
-                "cannot be combined with --split, which defines the test split",
+                named & {"test_fraction", "split_from_name"} - {name},
+                f"cannot be combined with --{name.replace('_', '-')}, which defines the test split",
             )
         return given
 
@@ -99,6 +112,13 @@ class Table(PackedImages, FirstPassSource):
                     f"{path}: column {missing[0]!r} does not exist: choose from "
                     f"{', '.join(columns or ())[:200]}"
                 )
+            if self.split_from_name and split_in_name(path.name) is None:
+                words = ", ".join(SPLIT_OF_WORD)
+                raise ValueError(
+                    f"{path}: its name does not contain a split ({words}): rename the file, or "
+                    "omit --split-from-name"
+                )
+        _ = self._label_names  # report names that differ between files
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]
@@ -116,6 +136,8 @@ class Table(PackedImages, FirstPassSource):
             "across": self.across,
             "min_count": self.min_count,
         }
+        if self.split_from_name:
+            parameters["split_from_name"] = True
         if self.image is not None:
             parameters |= {
                 "root": str(self._root),
@@ -134,19 +156,27 @@ class Table(PackedImages, FirstPassSource):
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
             return Sample(key, content.encode(), "txt", task.label)
-        path = self._image_path(content)
+        name, where = content.strip(), f"{self._root / content.strip()}"
+        file = self.files[task.file]
+        at = fields.get(BYTES_AT) if _is_parquet(file) else None
+        if at is not None:
+            name, where = f"{file.name}, row {at[2]}", f"{file}, row {at[2]}"
         try:
-            data, extension = self.packed(path.read_bytes())
+            if at is not None:
+                data = read_image(self._unpacked(task.file), at)
+            else:
+                data = self._image_path(content).read_bytes()
+            image = self.packed(data)
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
-                return Skipped(content.strip(), str(error))
-            raise ValueError(f"{path}: {error}: correct the row, or pass --skip-bad") from error
-        return Sample(key, data, extension, task.label)
+                return Skipped(name, str(error))
+            raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
+        return Sample(key, image.data, image.extension, task.label, image.repaired)
 
     def spans(self) -> list[Span]:
         for number, path in enumerate(self.files):
             if _is_parquet(path):
-                parquet_as_jsonl(path, self._columns, self._unpacked(number))
+                parquet_as_jsonl(path, self._columns, self.image, self._unpacked(number))
         return record_spans(self._records, SPAN_BYTES)
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
@@ -156,7 +186,9 @@ class Table(PackedImages, FirstPassSource):
             try:
                 fields = one.parse(data)
                 content, label = text_field(fields, self._content), text_field(fields, self.label)
-                split = self._split_of(fields)
+                split = self._split_of(span.file, fields)
+                if label is not None and self._label_names is not None:
+                    label = named_label(label, self._label_names)
             except ValueError as error:
                 raise ValueError(
                     f"{one.path}, byte {offset}: the row {error}: correct it"
@@ -168,7 +200,9 @@ class Table(PackedImages, FirstPassSource):
             assert label is not None
             yield LabeledText(offset, len(data), content, label.strip(), split)
 
-    def _split_of(self, fields: dict[str, Any]) -> str | None:
+    def _split_of(self, file: int, fields: dict[str, Any]) -> str | None:
+        if self.split_from_name:
+            return split_in_name(self.files[file].name)
         if self.split is None:
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
@@ -177,10 +211,12 @@ class Table(PackedImages, FirstPassSource):
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels, sorted by number if all labels are numbers, otherwise by name."""
+        """Return the labels in the order of the names in the table. Without names, they are sorted
+        by number if all labels are numbers, otherwise by name.
+        """
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
-            if self.split is not None:
+            if self.split is not None or self.split_from_name:
                 raise ValueError(
                     f"{self.files[0]}: class {untrained[0]!r} has no training rows: add some, or "
                     "remove the class"
@@ -191,10 +227,33 @@ class Table(PackedImages, FirstPassSource):
                 f"{self.files[0]}: column {self.label!r} has {len(names)} classes with "
                 f"{self.min_count} or more rows: at least 2 are required"
             )
+        if self._label_names is not None:
+            return [name for name in self._label_names if name in set(names)]
         numbers = all(name.isdecimal() for name in names)
         return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
 
+    @cached_property
+    def _label_names(self) -> list[str] | None:
+        """The names of numbered labels, as the datasets library stores them in Parquet."""
+        of_file = {
+            path: class_label_names(path, self.label) if _is_parquet(path) else None
+            for path in self.files
+        }
+        first, names = next(iter(of_file.items()))
+        for path, others in of_file.items():
+            if others != names:
+                raise ValueError(
+                    f"{path}: the class names of column {self.label!r} differ from those in "
+                    f"{first}: pass tables of the same data set"
+                )
+        return names
+
     def _image_path(self, content: str) -> Path:
+        if content.strip().lower().startswith(_URLS):
+            raise ValueError(
+                "is a URL, which kway does not download: fetch the images, and pass the column "
+                "that contains them as --image"
+            )
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(
@@ -251,46 +310,3 @@ def _reject(fields: Collection[str], why: str) -> None:
 
 def _is_parquet(path: Path) -> bool:
     return path.suffix.lower() == PARQUET
-
-
-def parquet_columns(path: Path) -> tuple[str, ...]:
-    """Return the column names.
-
-    Raises FileNotFoundError, or ValueError if the file is not Parquet.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: pass a table")
-    return tuple(_open_parquet(path).schema_arrow.names)
-
-
-def parquet_as_jsonl(path: Path, columns: Sequence[str], out: Path) -> None:
-    """Write the given columns of each row as a line of JSON, unless `out` already exists."""
-    if out.is_file():
-        return
-    with temporary_path(out) as temporary:
-        with temporary.open("wb") as file:
-            for batch in _open_parquet(path).iter_batches(
-                batch_size=_PARQUET_ROWS, columns=list(columns)
-            ):
-                for row in batch.to_pylist():
-                    line = json.dumps(row, ensure_ascii=False, default=str)
-                    file.write(line.encode() + b"\n")
-            flush(file)
-        temporary.replace(out)
-
-
-def _open_parquet(path: Path) -> Any:
-    try:
-        # Imported here so that other tables can be read without pyarrow.
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError:
-        raise ValueError(
-            f"{path} is Parquet, which requires pyarrow: run pip install 'kway[parquet]', or save "
-            "the table as CSV"
-        ) from None
-    try:
-        return parquet.ParquetFile(path)
-    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        raise ValueError(
-            f"{path} is not a valid Parquet file ({str(error).splitlines()[0]}): save it again"
-        ) from error

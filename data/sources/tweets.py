@@ -61,7 +61,8 @@ class Tweets(FirstPassSource):
         Field(
             description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one tweet per "
             "line), or one folder that contains train_text.txt, train_labels.txt and "
-            "mapping.txt, as in tweeteval"
+            "mapping.txt, as in tweeteval, or us_train.text, us_train.labels and us_mapping.txt, "
+            "as in SemEval 2018"
         ),
     ]
     work: Annotated[Path, Supplied()]

@@ -5,7 +5,6 @@ other check detects that samples are missing from a valid tar.
 """
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,7 +13,7 @@ from typing import Any
 
 from data.files import walk_directory
 from data.messages import printable
-from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits
+from data.shards.split_names import TRAIN, shard_splits, split_in_name
 from data.skipped import Skipped
 
 _COMPRESSED = {
@@ -89,8 +88,7 @@ def split_of_tars(
             found |= {tar: name for tar in matching if tar not in found}
         return found
     for tar, path in paths.items():
-        words = re.findall("[a-z]+", path.lower())
-        found[tar] = next((SPLIT_OF_WORD[w] for w in words if w in SPLIT_OF_WORD), TRAIN)
+        found[tar] = split_in_name(path) or TRAIN
     in_shards = shard_splits(found.values())
     found = {tar: in_shards[split] for tar, split in found.items()}
     return dict(sorted(found.items(), key=lambda item: item[1] != TRAIN))

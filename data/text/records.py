@@ -24,6 +24,7 @@ KINDS: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".txt": "lines",
+    ".text": "lines",  # SemEval 2018
 }
 TEXT_OF_LINES = "text"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")

@@ -5,6 +5,7 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 
 import inspect
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import pluralize, printable
+from data.messages import pluralize, printable, silent
 from data.shards.duplicates import find_duplicates
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
@@ -44,7 +45,16 @@ DropDuplicates = Annotated[
         help="remove training samples that are byte-identical to a sample of another split",
     ),
 ]
-Out = Annotated[Path, typer.Option("--out", "-o", help="output folder")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="output folder; required without --preview")
+]
+Preview = Annotated[
+    bool,
+    typer.Option(
+        "--preview",
+        help="print the splits, classes, examples and ignored files, and write nothing",
+    ),
+]
 SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples per shard")]
 
@@ -79,13 +89,19 @@ def _command(source_class: type[CommandSource]) -> Callable[..., None]:
 def _shard(
     source_class: type[CommandSource],
     given: Given,
-    out: Out,
+    out: Out = None,
+    preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
 ) -> None:
     source_class = _reader_of(source_class, given)
+    if preview:
+        _preview(source_class, given, workers)
+        return
+    if out is None:
+        raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with progress(*task) as report:
         source = _source(source_class, given, out, workers, report)
@@ -111,6 +127,15 @@ def _shard(
         source.clean_up()
     if source.compares_splits:
         _print_duplicates(out)
+
+
+def _preview(source_class: type[CommandSource], given: Given, workers: int | None) -> None:
+    """Print what would be written. The result of a first pass is stored in a temporary folder."""
+    from launch.commands.shard_preview import print_preview
+
+    with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
+        source = _source(source_class, given, Path(folder) / "out", workers, silent)
+        print_preview(source)
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
@@ -178,6 +203,11 @@ def _print_notes(source: CommandSource) -> None:
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
+def _print_repaired(path: Path) -> None:
+    number = path.read_bytes().count(b"\n")
+    print(printable(f"repaired {pluralize(number, 'sample')}, listed in {path}"), file=sys.stderr)
+
+
 def _print_duplicates(out: Path) -> None:
     """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
@@ -220,6 +250,8 @@ def write(
     manifest = written.manifest
     if written.skipped is not None:
         print_skipped(written.skipped)
+    if written.repaired is not None:
+        _print_repaired(written.repaired)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return

@@ -31,7 +31,7 @@ def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents
     """
     kind = "texts" if manifest.modality == "text" else "images"
     title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
-    table = _table(title, show_header=True)
+    table = plain_table(title)
     for name in ("split", "samples", "classes", "shards", "MB", "bytes/sample"):
         table.add_column(name, justify="left" if name == "split" else "right")
     for split in splits:
@@ -55,10 +55,10 @@ def class_table(manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     counts = np.sum([split.counts for split in splits], axis=0)
     order = np.argsort(-counts, kind="stable")
     if len(counts) <= _ALL_CLASSES:
-        table = _table("samples per class")
+        table = plain_table("samples per class", show_header=False)
         _add_classes(table, manifest, counts, np.arange(len(counts)))
         return table
-    table = _table("samples per class")
+    table = plain_table("samples per class", show_header=False)
     bins = histogram(counts)
     longest = max(part.classes for part in bins)
     for part in bins:
@@ -99,7 +99,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
 
 def text_table(split: Split, number: int) -> Table:
     """Return a table of example texts and their classes."""
-    table = _table(f"texts of {split.name}")
+    table = plain_table(f"texts of {split.name}", show_header=False)
     for name, text in texts(split, number):
         table.add_row(table_cell(name), table_cell(text, _TEXT))
     return table
@@ -110,7 +110,7 @@ def _bar(value: int, longest: int) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def _table(title: str, *, show_header: bool = False) -> Table:
+def plain_table(title: str, *, show_header: bool = True) -> Table:
     return Table(
         title=Text(printable(title)),
         title_justify="left",

@@ -305,7 +305,7 @@ def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_pat
     for i, folder in enumerate(folders):
         for split in ("train", "test"):
             write_image(tmp_path / split / folder / f"{split}.png", i)
-    source = ImageFolder(tmp_path, nested=True)
+    source = ImageFolder(tmp_path, class_from="leaf")
     assert {info.name: info.attributes for info in source.classes()} == {
         "dog": {"path": "animal > dog"},
         "fish": {"path": "animal > other"},
@@ -315,7 +315,7 @@ def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_pat
     of = {task.path: source.classes()[task.label].name for task in source.splits()["train"]}
     assert of["train/animal/dog/poodle/train.png"] == "poodle"
     assert of["train/animal/dog/train.png"] == "dog"
-    topmost = ImageFolder(tmp_path, nested=False)
+    topmost = ImageFolder(tmp_path, class_from="1")
     assert [info.name for info in topmost.classes()] == ["animal", "other"]
 
 
@@ -335,14 +335,16 @@ def test_ambiguous_levels_raise_an_error_that_lists_levels_and_counts(omniglot: 
         "(level 1: 2 folders with 0 images; level 2: 3 folders with 0 images; "
         "level 3: 6 folders with 6 images)"
     ) in str(error.value)
-    assert "pass --nested for one class per folder with images (6)" in str(error.value)
-    assert "--topmost for one class per topmost folder (2)" in str(error.value)
+    assert "pass --class-from path for one class per folder with images (6)" in str(error.value)
+    assert "--class-from 1 for one class per topmost folder (2)" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_the_level_of_the_classes_can_be_selected(omniglot: Path, tmp_path: Path) -> None:
-    for level, classes in (("--topmost", 2), ("--nested", 6)):
-        command = ("imagefolder", omniglot, "-o", tmp_path / level, "--test-fraction=0", level)
+    for level, classes in (("1", 2), ("2", 3), ("-1", 2), ("-2", 3), ("leaf", 6), ("path", 6)):
+        out = tmp_path / level
+        options = ("--test-fraction=0", f"--class-from={level}")
+        command = ("imagefolder", omniglot, "-o", out, *options)
         done = CliRunner().invoke(app, [str(argument) for argument in command])
         assert done.exit_code == 0, done.output
         assert f"{classes} classes" in done.stdout
@@ -361,7 +363,7 @@ def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Pat
     for i, folder in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
         for split in ("train", "test"):
             write_image(tmp_path / split / folder / "0.png", i)
-    source = ImageFolder(tmp_path, nested=True)
+    source = ImageFolder(tmp_path, class_from="leaf")
     assert {info.name: info.attributes for info in source.classes()} == {
         "left/hand": {"path": "left"},
         "right/hand": {"path": "right > hand"},
@@ -370,7 +372,21 @@ def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Pat
     }
 
 
-def test_the_nested_option_cannot_be_combined_with_labels_or_a_taxonomy(tmp_path: Path) -> None:
-    for nested in (True, False):
-        with pytest.raises(ValueError, match="omit --nested and --topmost"):
-            ImageFolder(tmp_path, nested=nested, labels=tmp_path / "l.csv")
+def test_the_n_th_folder_merges_equal_names_and_skips_images_above_it(tmp_path: Path) -> None:
+    for path in ("s1/cat/0", "s2/cat/x/0", "s1/dog/0", "s1/loose"):
+        write_image(tmp_path / f"{path}.png", 0)
+    source = ImageFolder(tmp_path, class_from="2", test_fraction=0)
+    assert {info.name: info.attributes for info in source.classes()} == {
+        "cat": {},  # its two folders have different parents
+        "dog": {"path": "s1"},
+    }
+    assert dict(source.skipped()) == {
+        "s1/loose.png": "it has too few folders above it for --class-from 2"
+    }
+    with pytest.raises(ValueError, match="class_from\n  String should match pattern"):
+        ImageFolder(tmp_path, class_from="0")
+
+
+def test_class_from_cannot_be_combined_with_labels(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="defines the classes: omit --class-from"):
+        ImageFolder(tmp_path, class_from="leaf", labels=tmp_path / "l.csv")

@@ -84,7 +84,7 @@ def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
 ) -> None:
     for i, folder in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
         write_image(tmp_path / "in" / folder / "0.png", i)
-    source = ImageFolder(tmp_path / "in", nested=True, test_fraction=0)
+    source = ImageFolder(tmp_path / "in", class_from="leaf", test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
     shown = kway_shard("show", tmp_path / "out").stdout
     assert "hierarchy: 2 classes under 2 nodes, depth 2" in shown

@@ -215,3 +215,147 @@ def test_options_for_another_kind_of_table_raise(
     failed = kway("table", tmp_path / "a.csv", *named, *options)
     assert isinstance(failed.exception, ValueError)
     assert message in str(failed.exception)
+
+
+def hugging_face(path: Path, rows: list[tuple[bytes | None, str | None, int]], **columns) -> Path:
+    """Write a table as the datasets library does: struct images, and names in the metadata."""
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": ["zoo", "air"]},
+    }
+    info = {"info": {"features": features}}
+    image = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    table = arrow.table(
+        {
+            "image": arrow.array([{"bytes": b, "path": p} for b, p, _ in rows], image),
+            "label": arrow.array([label for *_, label in rows], arrow.int64()),
+            **columns,
+        }
+    ).replace_schema_metadata({"huggingface": json.dumps(info)})
+    parquet.write_table(table, path, row_group_size=2)
+    return path
+
+
+def images(folder: Path, number: int) -> list[bytes]:
+    for i in range(number):
+        write_image(folder / f"{i}.png", i, 20 + 40 * (i == 1), 50)
+    return [(folder / f"{i}.png").read_bytes() for i in range(number)]
+
+
+def read_images(shards: Path, split: str) -> dict[bytes, str]:
+    with open_split(shards, split) as opened:
+        found = [opened.read(i) for i in range(len(opened))]
+        return {data: opened.classes[label].name for data, _, label in found}
+
+
+def test_parquet_of_the_datasets_library_is_sharded_with_one_command(tmp_path: Path) -> None:
+    found = images(tmp_path, 6)
+    rows = [(data, f"{i}.png", i % 2) for i, data in enumerate(found)]
+    # The last image is only a path, and the label -1 means that there is none.
+    rows[5] = (None, "5.png", 1)
+    train = hugging_face(tmp_path / "train-00000-of-00001.parquet", [rows[i] for i in (0, 3, 5)])
+    val = hugging_face(
+        tmp_path / "validation-00000-of-00001.parquet", [rows[2], rows[1], (found[4], None, -1)]
+    )
+    done = kway(
+        "table", train, val, "-o", tmp_path / "out", "--image", "image", "--label", "label",
+        "--split-from-name", "--original", "--workers", 2,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert Manifest.load(tmp_path / "out").class_names == ("zoo", "air")
+    assert read_images(tmp_path / "out", "train") == {
+        found[0]: "zoo",
+        found[3]: "air",
+        found[5]: "air",
+    }
+    assert read_images(tmp_path / "out", "test") == {found[1]: "air", found[2]: "zoo"}
+    assert "rows without text, path or label skipped: 1" in done.stderr
+    assert not (tmp_path / "out.first-pass").exists()
+
+
+def test_a_binary_column_contains_images(tmp_path: Path) -> None:
+    """This is the layout that img2dataset writes, with empty images where a download failed."""
+    found = images(tmp_path, 3)
+    columns = {
+        "url": ["https://example.org/a"] * 4,
+        "jpg": [*found, None],
+        "topic": ["a", "b", "a", "b"],
+    }
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    options = {"image": "jpg", "test_fraction": 0, "original": True}
+    source = Table((tmp_path / "a.parquet",), tmp_path / "work", "topic", **options)
+    write_shards(source, tmp_path / "out", workers=0)
+    assert read_images(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
+    assert "rows without text, path or label skipped: 1" in source.notes()
+    url = Table((tmp_path / "a.parquet",), tmp_path / "work2", "topic", image="url")
+    with pytest.raises(ValueError, match="is a URL, which kway does not download: fetch the"):
+        write_shards(url, tmp_path / "out2", workers=0)
+
+
+def test_a_bad_image_in_parquet_names_the_file_and_the_row(tmp_path: Path) -> None:
+    found = images(tmp_path, 2)
+    rows = [(found[0], None, 0), (found[1], None, 1), (b"text", None, 1)]
+    file = hugging_face(tmp_path / "a.parquet", rows)
+    source = Table((file,), tmp_path / "work", "label", image="image", test_fraction=0)
+    with pytest.raises(ValueError, match=r"a\.parquet, row 2: not an image: .*: correct the row"):
+        write_shards(source, tmp_path / "out", workers=0)
+    source = Table(
+        (file,), tmp_path / "work", "label", image="image", test_fraction=0, skip_bad=True
+    )
+    assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
+    line = json.loads((tmp_path / "out" / SKIPPED).read_text())
+    assert line["name"] == "a.parquet, row 2"
+
+
+def test_identical_images_in_parquet_are_in_the_same_split(tmp_path: Path) -> None:
+    found = images(tmp_path, 10)
+    rows = [(data, f"{copy}.png", 0) for data in found for copy in range(2)]
+    file = hugging_face(tmp_path / "a.parquet", [*rows, (found[0], None, 1)])
+    source = Table(
+        (file,), tmp_path / "work", "label", image="image", test_fraction=0.5, original=True
+    )
+    write_shards(source, tmp_path / "out", workers=0)
+    train, test = (read_images(tmp_path / "out", split).keys() for split in ("train", "test"))
+    assert train
+    assert test
+    assert not train & test
+
+
+@pytest.mark.parametrize(
+    ("metadata", "labels", "message"),
+    [
+        (b"[1]", [0, 1], "metadata of the datasets library are damaged"),
+        (b"{", [0, 1], "metadata of the datasets library are damaged"),
+        (b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", "a"]}}}}',
+         [0, 1], "class names of column 'label' are not unique"),
+        (b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}}}',
+         [0, 2], "has label '2', but the table names 2 classes"),
+    ],
+)  # fmt: skip
+def test_invalid_class_names_in_parquet_raise(
+    tmp_path: Path, metadata: bytes, labels: list[int], message: str
+) -> None:
+    found = images(tmp_path, 2)
+    table = arrow.table({"image": found, "label": labels})
+    parquet.write_table(
+        table.replace_schema_metadata({b"huggingface": metadata}), tmp_path / "a.parquet"
+    )
+    with pytest.raises(ValueError, match=message):
+        Table((tmp_path / "a.parquet",), tmp_path / "work", "label", image="image").classes()
+
+
+def test_tables_with_different_class_names_raise(tmp_path: Path) -> None:
+    found = images(tmp_path, 2)
+    first = hugging_face(tmp_path / "a.parquet", [(found[0], None, 0)])
+    parquet.write_table(arrow.table({"image": found, "label": [0, 1]}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match=r"b\.parquet: the class names .* differ from those in"):
+        Table((first, tmp_path / "b.parquet"), tmp_path / "work", "label", image="image")
+
+
+def test_the_split_in_a_file_name_must_exist_and_be_the_only_one(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("t,y\na,x\nb,y\n")
+    arguments = ((tmp_path / "rows.csv",), tmp_path / "work", "y")
+    with pytest.raises(ValueError, match="its name does not contain a split"):
+        Table(*arguments, text="t", split_from_name=True)
+    with pytest.raises(ValueError, match="--split-from-name: cannot be combined with --split"):
+        Table(*arguments, text="t", split="t", split_from_name=True)

@@ -384,7 +384,7 @@ def test_texts_and_labels_that_do_not_match_raise(tweeteval: Path, tmp_path: Pat
     labels.unlink()
     with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
         LabeledTexts(tweeteval, tmp_path / "work")
-    with pytest.raises(FileNotFoundError, match=r"train_text\.txt is missing.*val and test$"):
+    with pytest.raises(FileNotFoundError, match=r"train_text\.txt is missing.*other splits$"):
         LabeledTexts(tmp_path, tmp_path / "work")
     (tmp_path / "a.tsv").write_text("text\n")
     with pytest.raises(FileNotFoundError, match=r"pass files of raw tweets \(.*/\*\.tsv\)$"):

@@ -168,7 +168,7 @@ def test_skipped_samples_of_an_unfinished_shard_are_listed_again(tmp_path: Path)
         b'{"shard": "b.tar", "name": "not finished", "reason": "r"}\n'
         b'{"shard": "a.tar", "name": "cut by the ki'
     )
-    log = SkippedFile(tmp_path, ignored=[Skipped("ignored", "r")], finished={"a.tar"})
+    log = SkippedFile(tmp_path / SKIPPED, ignored=[Skipped("ignored", "r")], finished={"a.tar"})
     log.add("b.tar", [Skipped("\udce8.png", "again")])
     log.finish()
     lines = [json.loads(line) for line in (tmp_path / SKIPPED).read_text().splitlines()]

@@ -1,15 +1,14 @@
-"""Lists the image files of each class, from class folders or a label file.
+"""Lists the image files of each class from class folders.
 
-Image files are not opened here; they are validated later.
+Image files are not opened here; they are validated later. `label_files.py` lists the images in
+label files.
 """
 
-import csv
-import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from data.files import is_hidden, walk_directory
 from data.messages import pluralize
@@ -20,7 +19,9 @@ ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
 _HIDDEN_FOLDER = "hidden folder"
-_SHOWN = 60
+LEAF, PATH = "leaf", "path"
+CLASS_FROM = r"^(leaf|path|-?[1-9][0-9]?)$"
+_LABEL_ENDINGS = (".txt", ".csv", ".tsv")
 
 
 class File(NamedTuple):
@@ -37,8 +38,9 @@ class File(NamedTuple):
 class Listing:
     """Image files sorted by path.
 
-    folders: a map from each class to the names of the folders on its path, for nested class
-    folders. skipped: the files and folders that are ignored without an error.
+    folders: a map from each class to the names of the folders on its path, if the class is not
+    the topmost folder and has a single path. skipped: the files and folders that are ignored
+    without an error.
     """
 
     files: list[File] = field(default_factory=list)
@@ -81,57 +83,141 @@ class _Directory(NamedTuple):
     images: list[str]
 
 
-def list_class_folders(folder: Path, *, nested: bool | None = None) -> Listing:
+def list_class_folders(
+    folder: Path, *, class_from: str | None = None, labeled: Collection[str] = ()
+) -> Listing:
     """List the images in class folders, which are in `folder` itself or in its split folders.
 
-    nested: whether the class of an image is the folder that contains it, at any depth, instead of
-    the topmost folder. If several folders have the same name, their paths become the class names.
+    class_from: the folders that define the class of an image. "leaf": the folder that contains the
+    image, by its name, or by its path if several such folders have the same name. "path": the same
+    folder, always by its path. A number: the name of the n-th folder below `folder` or below the
+    split, or the n-th from the end if it is negative. labeled: the canonical names of the splits
+    that label files describe. These are not listed, and other held-out splits are skipped unless
+    their class folders are those of the training split.
+
+    The splits in the result have their canonical names if there are `labeled` splits, otherwise
+    their names in the shards.
 
     Raises ValueError for class folders that look like splits, for two folders that represent the
-    same split, for a split without images, for a class name that is not UTF-8 and, if `nested` is
-    None, for a class folder with two or more subfolders of images, which is ambiguous.
+    same split, for a held-out split without class folders, for a class name that is not UTF-8 and,
+    if `class_from` is None, for a class folder with two or more subfolders of images, which is
+    ambiguous.
     """
     listing = Listing()
-    splits = _split_folders(folder)
-    if not splits:
+    if TRAIN in labeled:
+        return listing
+    splits = _split_folders(folder, labeled)
+    if splits:
+        directories = _of_splits(listing, folder, splits, labeled)
+    elif labeled:
+        raise ValueError(
+            f"{folder} does not contain a folder train/ with class folders: add it, or pass the "
+            f"labels of all splits ({TRAIN}=FILE)"
+        )
+    else:
         _reject_split_names(folder)
         directories = _directories(listing, folder, folder, None)
-    else:
-        directories = []
-        for name, split in splits.items():
-            found = _directories(listing, folder, folder / name, split)
-            if not found:
-                raise ValueError(
-                    f"{folder / name} does not contain class folders with images: add some, or "
-                    "remove this folder"
-                )
-            directories += found
-        others = [found for found in _folders(folder) if found.name not in splits]
-        listing.skip(others, folder, "folder next to train/ that is not a split")
-        listing.skip_outside(folder, folder)
-    if nested is None:
+    if class_from is None:
         _reject_ambiguous_levels(folder, directories)
-    class_of = _class_names({directory.folders for directory in directories}, nested=bool(nested))
+    class_of = _class_names({directory.folders for directory in directories}, class_from or "1")
     for name in class_of.values():
         _check_name(folder, name)
-    if nested:
-        listing.folders = {name: folders for folders, name in class_of.items()}
+    if class_from not in (None, "1"):
+        listing.folders = _single_paths(class_of, class_from)
+    in_shards = (
+        {name: name for name in splits.values()} if labeled else shard_splits(splits.values())
+    )
     for directory in directories:
-        name = class_of[directory.folders]
-        listing.files += [File(path, name, directory.split) for path in directory.images]
+        if (class_name := class_of.get(directory.folders)) is None:
+            reason = f"it has too few folders above it for --class-from {class_from}"
+            listing.skipped += [Skipped(path, reason) for path in directory.images]
+            continue
+        split = directory.split and in_shards[directory.split]
+        listing.files += [File(path, class_name, split) for path in directory.images]
     listing.files.sort()
     listing.skipped.sort()
     return listing
 
 
+def _of_splits(
+    listing: Listing, folder: Path, splits: dict[str, str], labeled: Collection[str]
+) -> list[_Directory]:
+    """Return the directories with images in the split folders. Held-out splits without labels are
+    skipped if there are `labeled` splits; otherwise they are an error.
+    """
+    directories = []
+    trained: set[str] = set()
+    # Training classes must be known first, and an error should name a label file if there is one.
+    order = sorted(splits, key=lambda name: (splits[name] != TRAIN, not _label_file(folder / name)))
+    for name in order:
+        split = splits[name]
+        if split in labeled:
+            continue
+        unread = Listing()
+        found = _directories(unread, folder, folder / name, split)
+        classes = {directory.folders[0] for directory in found}
+        if split == TRAIN:
+            trained = classes
+        elif not classes & trained:
+            if not labeled and len(classes) == 1:
+                raise ValueError(_without_classes(folder, name, classes))
+            if labeled:
+                reason = "held-out split without labels, and its folders are not classes of train/"
+                listing.skip([folder / name], folder, reason)
+                continue
+        if not found:
+            raise ValueError(_without_classes(folder, name, classes))
+        directories += found
+        listing.skipped += unread.skipped
+    others = [found for found in _folders(folder) if found.name not in splits]
+    listing.skip(others, folder, "folder next to train/ that is not a split")
+    listing.skip_outside(folder, folder)
+    return directories
+
+
+def _without_classes(folder: Path, name: str, classes: Collection[str]) -> str:
+    """Return the error for a split folder whose images are not in folders of training classes."""
+    where = f"{folder / name} does not contain class folders with images: add some"
+    if classes:
+        where = (
+            f"{folder / name}: class {min(classes)!r} has test images, but none in train/: add "
+            "some, remove the class"
+        )
+    labels = _label_file(folder / name) or "FILE"
+    return f"{where}, remove this folder, or pass its labels as --split-labels {name}={labels}"
+
+
+def _label_file(folder: Path) -> Path | None:
+    """Return a file in a split folder that may contain its labels, such as val_annotations.txt."""
+    files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in _LABEL_ENDINGS)
+    return next(filter(Path.is_file, files), None)
+
+
 def _class_names(
-    folders: Collection[tuple[str, ...]], *, nested: bool
+    folders: Collection[tuple[str, ...]], class_from: str
 ) -> dict[tuple[str, ...], str]:
-    """Map each of `folders` to the class of its images."""
-    if not nested:
-        return {path: path[0] for path in folders}
-    repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
-    return {path: "/".join(path) if path[-1] in repeated else path[-1] for path in folders}
+    """Map each of `folders` to the class of its images. Those with too few folders are omitted."""
+    if class_from == PATH:
+        return {path: "/".join(path) for path in folders}
+    if class_from == LEAF:
+        repeated = {name for name, n in Counter(path[-1] for path in folders).items() if n > 1}
+        return {path: "/".join(path) if path[-1] in repeated else path[-1] for path in folders}
+    number = int(class_from)
+    at = number - 1 if number > 0 else number
+    return {path: path[at] for path in folders if len(path) >= abs(number)}
+
+
+def _single_paths(
+    class_of: dict[tuple[str, ...], str], class_from: str
+) -> dict[str, tuple[str, ...]]:
+    """Map each class that has a single path to the names of the folders on it."""
+    paths = defaultdict(set)
+    for folders, name in class_of.items():
+        end = len(folders)
+        if class_from not in (LEAF, PATH):
+            end = int(class_from) if int(class_from) > 0 else end + int(class_from) + 1
+        paths[name].add(folders[:end])
+    return {name: found.pop() for name, found in paths.items() if len(found) == 1}
 
 
 def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) -> None:
@@ -151,13 +237,13 @@ def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) ->
     topmost = len({path[0] for path in images})
     example = "/".join(min(path for path in images if len(path) == deepest))
     raise ValueError(
-        f"{folder} has images at several folder levels ({'; '.join(levels)}): pass --nested "
-        f"for one class per folder with images ({len(images):,}), such as {example!r}, or "
-        f"--topmost for one class per topmost folder ({topmost:,})"
+        f"{folder} has images at several folder levels ({'; '.join(levels)}): pass "
+        f"--class-from path for one class per folder with images ({len(images):,}), such as "
+        f"{example!r}, or --class-from 1 for one class per topmost folder ({topmost:,})"
     )
 
 
-def _split_folders(folder: Path) -> dict[str, str]:
+def _split_folders(folder: Path, labeled: Collection[str]) -> dict[str, str]:
     """Map subfolders to splits. The result is empty unless `folder` contains `train/` and a
     held-out split.
     """
@@ -165,15 +251,14 @@ def _split_folders(folder: Path) -> dict[str, str]:
     for path in _folders(folder):
         if (split := split_name(path.name)) in _SPLITS:
             found.setdefault(split, []).append(path.name)
-    if TRAIN not in found or len(found) == 1:
+    if TRAIN not in found or (len(found) == 1 and not labeled):
         return {}
     for split, names in found.items():
-        if len(names) > 1:
+        if len(names) > 1 and split not in labeled:
             raise ValueError(
                 f"{folder} has both {names[0]}/ and {names[1]}/ for split {split}: remove one"
             )
-    in_shards = shard_splits(found)
-    return {name: in_shards[split] for split, (name,) in found.items()}
+    return {name: split for split, names in found.items() for name in names}
 
 
 def _reject_split_names(folder: Path) -> None:
@@ -187,7 +272,8 @@ def _reject_split_names(folder: Path) -> None:
         if len(split_like) == len(folders) or _folders(found):
             raise ValueError(
                 f"{found} looks like a split, not a class, but splits require train/ and test/ or "
-                "val/: add the missing split, rename the folder, or move its class folders up"
+                "val/: add the missing split, rename the folder, move its class folders up, or "
+                "pass a file with the labels of each split as --split-labels NAME=FILE"
             )
 
 
@@ -242,67 +328,3 @@ def _check_name(folder: Path, class_name: str) -> None:
         raise ValueError(
             f"{folder}: the name of class folder {class_name!r} is not UTF-8: rename it"
         ) from error
-
-
-def list_label_file(folder: Path, labels: Path) -> Listing:
-    """List the lines `file,class` of a label file. A header line `file,class` is skipped.
-
-    Raises ValueError or FileNotFoundError, with the line number.
-    """
-    seen: dict[str, int] = {}
-    listing = Listing()
-    root = os.path.abspath(folder)
-    for line, row in _rows(labels):
-        where = f"{labels}, line {line}"
-        if len(row) != 2 or not all(cell.strip() for cell in row):
-            raise ValueError(
-                f"{where}: {_cut(','.join(row))} is not of the form file,class: correct it"
-            )
-        # Links are not resolved, because an image may be a link to a file outside the folder.
-        name = os.path.relpath(os.path.join(root, row[0].strip()), root)
-        if name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"{where}: {_cut(row[0])} is outside {folder}: use files inside it")
-        if name in seen:
-            raise ValueError(
-                f"{where}: {_cut(row[0])} is already listed on line {seen[name]}: remove one line"
-            )
-        if not Path(root, name).is_file():
-            raise FileNotFoundError(
-                f"{where}: {_cut(name)} is missing from {folder}: add it, or remove the line"
-            )
-        seen[name] = line
-        listing.files.append(File(name, row[1].strip(), None))
-    listing.files.sort()
-    return listing
-
-
-def _rows(labels: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the first line, cells) for each row, except empty rows and the header."""
-    with labels.open("rb") as file:
-        reader = csv.reader(_lines(file, labels))
-        while True:
-            line = reader.line_num + 1
-            try:
-                row = next(reader, None)
-            except csv.Error as error:
-                raise ValueError(
-                    f"{labels}, line {line}: {error}: check for an unclosed quote"
-                ) from error
-            if row is None:
-                return
-            if row and (line, row) != (1, ["file", "class"]):
-                yield line, row
-
-
-def _lines(file: IO[bytes], labels: Path) -> Iterator[str]:
-    for number, line in enumerate(file, start=1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{labels}, line {number} is not UTF-8 text: save the file as UTF-8"
-            ) from error
-
-
-def _cut(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

@@ -1,0 +1,106 @@
+"""Completes a JPEG whose end-of-image marker is missing although all of its pixels are present.
+
+libjpeg fills missing data with zeros and reports this only on stderr, so a missing marker and
+missing rows must be distinguished here. Bytes that follow a complete scan are ignored. If pixels
+are missing, however, the decoder takes the same bytes for them. The pixels are therefore complete
+if they do not depend on what is appended.
+"""
+
+import io
+import re
+import struct
+
+import numpy as np
+from PIL.JpegImagePlugin import JpegImageFile
+
+from data.images.headers import END_OF_IMAGE, MARKER, START_OF_SCAN
+
+MISSING_END_MARKER = "the end marker of the JPEG was missing and has been added"
+_END = b"\xff" + END_OF_IMAGE
+_SEQUENTIAL, _PROGRESSIVE = frozenset({b"\xc0", b"\xc1", b"\xc9"}), frozenset({b"\xc2", b"\xca"})
+_COEFFICIENTS = 64
+# A file that ends with more zero bytes than this is padded. A scan may also end with a few.
+_PADDING = 16
+_DAMAGE = (SyntaxError, OSError, ValueError, EOFError, IndexError, OverflowError, struct.error)
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+# Arbitrary bytes other than 0xFF, which would begin a marker. A single sequence may coincide with
+# the end of an image; eight do not.
+_PROBES = [row.tobytes() for row in np.random.default_rng(0).integers(0, 255, (8, 1024), np.uint8)]
+
+
+def lacks_end(data: bytes) -> bool:
+    """Return whether the end marker of a JPEG is missing."""
+    return not data.endswith(_END) and all(marker != END_OF_IMAGE for marker, _ in _segments(data))
+
+
+def completed(data: bytes) -> bytes | None:
+    """Return a JPEG whose end marker is missing with the marker added, or None if pixels are
+    missing as well.
+
+    Zeros at the end, with which some cameras and file systems pad files, are removed.
+    """
+    body = data.rstrip(b"\0")
+    if len(data) - len(body) <= _PADDING:
+        body = data
+    body = body.removesuffix(b"\xff")
+    return body + _END if _is_complete(body) else None
+
+
+def _is_complete(body: bytes) -> bool:
+    if not _has_all_scans(body) or (plain := _pixels(body + _END)) is None:
+        return False
+    # A decoder that expects a restart marker ignores the bytes in front of it.
+    restart = bytes([0xFF, _next_restart(body)])
+    probed = (_pixels(body + probe + restart + probe + _END) for probe in _PROBES)
+    return all(pixels is not None and np.array_equal(pixels, plain) for pixels in probed)
+
+
+def _next_restart(body: bytes) -> int:
+    found = _RESTART.findall(body)
+    return 0xD0 + ((found[-1][1] + 1) % 8 if found else 0)
+
+
+def _pixels(data: bytes) -> np.ndarray | None:
+    # Pillow is used instead of OpenCV because OpenCV prints libjpeg's warnings.
+    try:
+        with JpegImageFile(io.BytesIO(data)) as image:
+            return np.asarray(image)
+    except _DAMAGE:
+        return None
+
+
+def _segments(data: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the marker and content of each segment up to the end of the image."""
+    found, at = [], 2
+    while (match := MARKER.search(data, at)) is not None:
+        marker, start = match[1], match.end()
+        length = int.from_bytes(data[start : start + 2], "big")
+        found.append((marker, data[start + 2 : start + length]))
+        if marker == END_OF_IMAGE:
+            break
+        at = start + length
+    return found
+
+
+def _has_all_scans(data: bytes) -> bool:
+    """Return whether the scans cover all bits of all coefficients of all components.
+
+    A progressive JPEG that was truncated between two scans can be decoded, but not completely.
+    """
+    missing: dict[int, np.ndarray] = {}  # component -> number of missing bits of each coefficient
+    progressive = False
+    for marker, content in _segments(data):
+        if marker in _SEQUENTIAL | _PROGRESSIVE and len(content) > 6:
+            progressive = marker in _PROGRESSIVE
+            missing = {component: np.full(_COEFFICIENTS, 16) for component in content[6::3]}
+        elif marker == START_OF_SCAN and content:
+            num = content[0]
+            if len(content) < 4 + 2 * num:
+                return False
+            first, last, bits = content[1 + 2 * num : 4 + 2 * num]
+            span = slice(first, last + 1) if progressive else slice(None)
+            for component in content[1 : 1 + 2 * num : 2]:
+                if component not in missing:
+                    return False
+                missing[component][span] = bits & 15 if progressive else 0
+    return bool(missing) and not any(bits.any() for bits in missing.values())

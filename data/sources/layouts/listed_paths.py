@@ -1,0 +1,82 @@
+"""Paths of images that a file lists, such as a label file or JSON annotations.
+
+The file is not trusted: a path must stay inside the folder of the data set.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from data.files import is_hidden
+from data.shards.split_names import split_name
+
+_SHOWN = 60
+_LEVELS = 2  # levels of subfolders that are searched for listed images
+
+
+def shown(text: str) -> str:
+    """Return a text from a file for a message: quoted, on one line, and cut if it is long."""
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+
+
+def path_inside(folder: Path, name: str, base: str = ".") -> str:
+    """Return the path of the listed file `name` relative to `folder`.
+
+    base: the subfolder to which `name` is relative. A leading slash stands for this subfolder,
+    unless the path is inside `folder` anyway. Links are not resolved, because an image may be a
+    link to a file outside the folder. Raises ValueError if the path leaves `folder`.
+    """
+    root = os.path.abspath(folder)
+    name = name.strip()
+    found = os.path.relpath(os.path.join(root, base, name), root)
+    if _leaves(found) and os.path.isabs(name):
+        found = os.path.relpath(os.path.join(root, base, name.lstrip("/")), root)
+    if _leaves(found):
+        raise ValueError(f"{shown(name)} is outside {folder}: use files inside it")
+    return found
+
+
+def _leaves(path: str) -> bool:
+    return path.split(os.sep)[0] == os.pardir
+
+
+def base_of(folder: Path, names: Sequence[str], split: str | None, where: Path) -> str:
+    """Return the subfolder of `folder` to which the listed `names` are relative.
+
+    This is `folder` itself if it contains one of `names`. Otherwise, it is the only subfolder, up
+    to two levels down, that contains one of them; subfolders that are named after `split` take
+    precedence. If there is none, `folder` is returned, so that the first missing image is reported.
+
+    where: the file that lists the names. Raises ValueError if several subfolders qualify.
+    """
+    if _contains_any(folder, ".", names):
+        return "."
+    found = [base for base in _subfolders(folder) if _contains_any(folder, base, names)]
+    of_split = [base for base in found if split and split_name(base.split(os.sep)[0]) == split]
+    found = of_split or found
+    if len(found) > 1:
+        raise ValueError(
+            f"{where}: its images are in both {folder / found[0]} and {folder / found[1]}: move "
+            "one of these folders"
+        )
+    return found[0] if found else "."
+
+
+def _contains_any(folder: Path, base: str, names: Iterable[str]) -> bool:
+    for name in names:
+        try:
+            if (folder / path_inside(folder, name, base)).is_file():
+                return True
+        except ValueError:
+            continue
+    return False
+
+
+def _subfolders(folder: Path, levels: int = _LEVELS, base: str = "") -> Iterator[str]:
+    """Yield the subfolders of `folder` up to `levels` levels down, as relative paths."""
+    with os.scandir(folder / base) as entries:
+        names = sorted(one.name for one in entries if one.is_dir() and not is_hidden(one.name))
+    for name in names:
+        yield (path := os.path.join(base, name))
+        if levels > 1:
+            yield from _subfolders(folder, levels - 1, path)

@@ -1,0 +1,141 @@
+"""Reads Parquet tables of texts or images, including those of the Hugging Face datasets library.
+
+The rows are copied to JSONL, because a row of Parquet cannot be read on its own. Images in the
+table are copied to a second file. The JSON line contains their location in it.
+"""
+
+import hashlib
+import importlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from data.files import flush, temporary_path
+
+_ROWS = 10_000
+_ROWS_OF_IMAGES = 64  # to limit memory use
+BYTES_AT = "\0bytes"  # not the name of a column in practice
+_UNLABELED = -1  # how the datasets library labels the rows of an unlabeled split
+_MAX_METADATA_BYTES = 64 << 20
+
+
+def parquet_columns(path: Path) -> tuple[str, ...]:
+    """Return the column names.
+
+    Raises FileNotFoundError, or ValueError if the file is not Parquet.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file: pass a table")
+    return tuple(_open(path).schema_arrow.names)
+
+
+def class_label_names(path: Path, column: str) -> list[str] | None:
+    """Return the class names that the datasets library stores for a column of numbers.
+
+    Returns None if there are no names. Raises ValueError for names that are not unique texts.
+    """
+    content = (_open(path).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        if len(content) > _MAX_METADATA_BYTES:
+            raise ValueError("it is too large")
+        feature = json.loads(content)
+        for key in ("info", "features", column):
+            feature = feature.get(key, {})
+        names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: the metadata of the datasets library are damaged ({error}): save the table "
+            "again"
+        ) from error
+    if names is None:
+        return None
+    valid = isinstance(names, list) and all(isinstance(one, str) and one.strip() for one in names)
+    if not valid or len({one.strip() for one in names}) < len(names):
+        raise ValueError(
+            f"{path}: the class names of column {column!r} are not unique texts: save the table "
+            "again"
+        )
+    return [one.strip() for one in names]
+
+
+def named_label(label: str, names: Sequence[str]) -> str | None:
+    """Return the class of a numbered label, or None for an unlabeled row.
+
+    Raises ValueError if the number has no name.
+    """
+    try:
+        number = int(label)
+    except ValueError:
+        number = len(names)
+    if number == _UNLABELED:
+        return None
+    if not 0 <= number < len(names):
+        raise ValueError(f"has label {label!r}, but the table names {len(names):,} classes")
+    return names[number]
+
+
+def parquet_as_jsonl(path: Path, columns: Sequence[str], image: str | None, out: Path) -> None:
+    """Write the given columns of each row as a line of JSON, unless `out` already exists.
+
+    image: the column that contains images, or None. If it contains bytes, they are written to
+    `images_path(out)`. The line then contains their SHA-256 in place of the image, and their
+    offset, size and row as BYTES_AT. If it contains only paths, these are unchanged.
+    """
+    if out.is_file():
+        return
+    images = images_path(out)
+    rows = _ROWS if image is None else _ROWS_OF_IMAGES
+    with temporary_path(images) as bytes_path, temporary_path(out) as temporary:
+        with temporary.open("wb") as file, bytes_path.open("wb") as bytes_file:
+            batches = _open(path).iter_batches(batch_size=rows, columns=list(columns))
+            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+                if image is not None:
+                    _move_image(row, image, number, bytes_file)
+                line = json.dumps(row, ensure_ascii=False, default=str)
+                file.write(line.encode() + b"\n")
+            flush(file)
+            flush(bytes_file)
+        bytes_path.replace(images)
+        temporary.replace(out)  # last, because it marks both files as complete
+
+
+def images_path(rows: Path) -> Path:
+    """Return the file of the images of a table that was copied to `rows`."""
+    return rows.with_suffix(".images")
+
+
+def read_image(rows: Path, at: Sequence[int]) -> bytes:
+    """Return the image at (offset, size, row)."""
+    offset, size, _ = at
+    with images_path(rows).open("rb", buffering=0) as file:
+        return os.pread(file.fileno(), size, offset)
+
+
+def _move_image(row: dict[str, Any], column: str, number: int, file: IO[bytes]) -> None:
+    content = row[column]
+    if isinstance(content, dict):  # as in the datasets library: {"bytes": …, "path": …}
+        content = content.get("bytes") or content.get("path")
+    row[column] = content
+    if isinstance(content, bytes):
+        row[column] = hashlib.sha256(content).hexdigest() if content else None
+        row[BYTES_AT] = [file.tell(), len(content), number]
+        file.write(content)
+
+
+def _open(path: Path) -> Any:
+    try:
+        # Imported here so that other tables can be read without pyarrow.
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise ValueError(
+            f"{path} is Parquet, which requires pyarrow: run pip install 'kway[parquet]', or save "
+            "the table as CSV"
+        ) from None
+    try:
+        return parquet.ParquetFile(path)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        raise ValueError(
+            f"{path} is not a valid Parquet file ({str(error).splitlines()[0]}): save it again"
+        ) from error
