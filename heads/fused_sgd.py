@@ -66,6 +66,9 @@ class FusedSGD(Optimizer):
         # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
         self._step_supports_amp_scaling = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_head": self._head, "_update": self._update}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._update.group = self.param_groups[0]  # `load_state_dict` replaces the groups

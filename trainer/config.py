@@ -276,8 +276,12 @@ class Recipe(FrozenConfig):
 
     @property
     def calls_head_once(self) -> bool:
-        """Whether a step calls the head once for the whole batch, also with micro-batches."""
-        return self.head.loss.couples_rows or self.optimizer.head.fused_sgd is not None
+        """Whether a step calls the head once for the whole batch, also with micro-batches.
+
+        Gradients of bf16 rows are bf16, so a sum over micro-batches would be rounded many times.
+        """
+        fuses = self.optimizer.head.fused_sgd is not None
+        return self.head.loss.couples_rows or fuses or self.head.dtype != "fp32"
 
     @property
     def can_have_bf16_rows(self) -> bool:

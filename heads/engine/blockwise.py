@@ -30,6 +30,7 @@ class BlockwiseLogits:
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
     memory used for logits. `processor` selects the code and the block sizes for a CPU or a GPU.
+    `updates_rows`: backward allocates the gradient of a block's rows and updates them with it.
     `choice` contains the classes that the loss selected (None: all). `most_rows` is the largest G
     of all class groups, so that ranks with the same classes compute them in the same blocks.
     """
@@ -39,6 +40,7 @@ class BlockwiseLogits:
     logit_map: LogitMap
     memory_bytes: int
     processor: Processor
+    updates_rows: bool
     features_Gd: Tensor
     labels_G: Tensor
     most_rows: int
@@ -85,13 +87,14 @@ class BlockwiseLogits:
         """Return the number of classes per block; see `Processor.classes_at_once`.
 
         The logits of a block use up to an eighth of the memory budget, and so does a copy of its
-        class rows. The rest of the budget covers a few temporaries of that size and the logits
-        saved for backward, which use a quarter of the budget.
+        class rows or their gradient. The rest of the budget covers a few temporaries of that size
+        and the logits saved for backward, which use a quarter of the budget.
         """
         dim, itemsize = self.features_Gd.shape[1], self.stats_dtype.itemsize
         column_bytes = max(self.most_rows, 1) * itemsize
         converts = self.rows.held.dtype not in (self.compute_dtype, self.stats_dtype)
-        if self.logit_map.normalizes or not self.weights.is_plain or converts:
+        copies = self.logit_map.normalizes or not self.weights.is_plain or converts
+        if copies or self.updates_rows:
             column_bytes = max(column_bytes, dim * itemsize)
         elif self.processor.kind == "cuda" and self.compute_dtype != self.stats_dtype:
             column_bytes = max(column_bytes, dim * self.compute_dtype.itemsize)

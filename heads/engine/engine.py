@@ -428,6 +428,7 @@ def _gathered(
         logit_map=logit_map,
         memory_bytes=engine.logit_bytes,
         processor=engine.processor,
+        updates_rows=call.update is not None,
         features_Gd=features_Gd,
         labels_G=labels_G,
         most_rows=max(call.agreement.group_sizes),

@@ -202,6 +202,7 @@ def head_shape(
         half=half,
         row_dtype=ROW_DTYPES[recipe.head.dtype],
         processor=processor,
+        updates_rows=recipe.optimizer.head.fused_sgd is not None,
     )
     return HeadShape(
         classes=classes,
@@ -259,13 +260,16 @@ class _Blocks:
         half: bool,
         row_dtype: torch.dtype,
         processor: Processor,
+        updates_rows: bool,
     ) -> "_Blocks":
         """Divide the classes into blocks by running the engine's own code on fake tensors."""
         compute = torch.bfloat16 if half else torch.float32
         with FakeTensorMode():
             features = torch.empty(rows, dim, dtype=compute)
             held = NodeValues(torch.empty(0, dim, dtype=row_dtype))
-            logits = _logits(features, _Weights(plain), held, logit_map, memory_bytes, processor)
+            logits = _logits(
+                features, _Weights(plain), held, logit_map, memory_bytes, processor, updates_rows
+            )
             size = logits.classes_at_once()
             blocks: list[Any] = [
                 _Sized(range(start, min(start + size, computed)))
@@ -296,6 +300,7 @@ def _logits(
     logit_map: LogitMap,
     memory_bytes: int,
     processor: Processor,
+    updates_rows: bool,
 ) -> BlockwiseLogits:
     nothing: Any = None
     return BlockwiseLogits(
@@ -304,6 +309,7 @@ def _logits(
         logit_map=logit_map,
         memory_bytes=memory_bytes,
         processor=processor,
+        updates_rows=updates_rows,
         features_Gd=features,
         labels_G=nothing,
         most_rows=len(features),

@@ -1,8 +1,12 @@
 """Updating class rows during the backward pass equals SGD on the complete gradient."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from heads import ClassHead, CrossEntropy, FactoredHead, FusedSGD
 from heads.losses import LOSSES
@@ -309,3 +313,36 @@ def test_float64_features_update_float32_rows(weighting):
         for head, optimizer in zip(heads, optimizers, strict=True)
     )
     torch.testing.assert_close(got[0][0], want[0][0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_copy_of_a_head_and_its_optimizer_is_independent():
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    before = head.weight.detach().clone()
+    other, optimizer = copy.deepcopy((head, FusedSGD(head, lr=LR)))
+    train(other, optimizer, features, labels)
+    assert torch.equal(head.weight, before)
+    assert not torch.equal(other.weight, before)
+
+
+def test_the_gradient_of_a_block_of_rows_fits_in_the_memory_limit():
+    """The batch is small, so the rows of a block need more memory than its logits."""
+    head = ClassHead(64, 5000, CrossEntropy(), memory_mib=1)
+    features, labels = torch.randn(2, 64), torch.tensor([0, 4999])
+    with LargestTensor() as largest:
+        FusedSGD(head, lr=LR)
+        head(features, labels).backward()
+    assert largest.num_bytes <= 1 << 20
+
+
+class LargestTensor(TorchDispatchMode):
+    """Records the size of the largest tensor that an operation allocates."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.namespace == "aten" and not any(r.alias_info for r in func._schema.returns):
+            sizes = [t.nbytes for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
+            self.num_bytes = max([self.num_bytes, *sizes])
+        return out
