@@ -87,10 +87,16 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
     Also converts class rows in another number format, and checkpoints of earlier versions, which
-    store the head's bias as the last column of its weight. Raises the errors of `load_tensors`.
+    store the head's bias as the last column of its weight. Raises the errors of `load_tensors`,
+    and ValueError if both conversions are needed.
     """
     stored = stored_tensors(checkpoint)
     columns = _bias_columns(entries, stored)
+    if any(entries[weight].ndim and entries[weight].itemsize < 4 for weight in columns):
+        raise ValueError(
+            f"checkpoint {checkpoint.folder} is from a version without bf16 and fp8 rows: resume "
+            "it with head.dtype=fp32, and change the type after the next checkpoint"
+        )
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
     for weight in columns:
         targets[weight] = _widened(entries[weight])
