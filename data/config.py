@@ -93,6 +93,24 @@ class StreamConfig(FrozenConfig):
         return tuple(_expanded(self.shards))
 
 
+class SamplingConfig(FrozenConfig):
+    """How often training draws the samples of each class (`data/loading/sampling.py`)."""
+
+    power: float = Field(
+        1,
+        ge=0,
+        le=1,
+        description="a class with n training samples is drawn with a probability proportional to "
+        "n^power; 1: natural, 0.5: square root, 0: class-balanced",
+    )
+    epoch_samples: int | None = Field(
+        None,
+        ge=1,
+        le=2**36,
+        description="number of samples per epoch; null selects the number of training samples",
+    )
+
+
 def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
     for pattern in (shards,) if isinstance(shards, str) else shards:
         try:
@@ -124,6 +142,7 @@ class DataConfig(FrozenConfig):
     stream: StreamConfig | None = Field(
         None, description="unindexed tars to train on instead of `train_split`"
     )
+    sampling: SamplingConfig = SamplingConfig()
     train_split: str = "train"
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
@@ -154,5 +173,20 @@ class DataConfig(FrozenConfig):
             raise ValueError(
                 "shuffle_shards requires shards with an index: remove it and set "
                 "data.stream.buffer instead"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_is_over_indexed_shards(self) -> "DataConfig":
+        if self.sampling == SamplingConfig():
+            return self
+        if self.stream is not None:
+            raise ValueError(
+                "data.sampling requires shards with an index: remove it, or run kway shard index "
+                "and remove data.stream"
+            )
+        if self.shuffle_shards is not None:
+            raise ValueError(
+                "data.sampling draws from all shards at the same time: remove data.shuffle_shards"
             )
         return self

@@ -27,7 +27,14 @@ from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import Resumed, TrainState, resume
-from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
+from trainer.run.training_data import (
+    class_counts_of,
+    class_paths_of,
+    epoch_length,
+    label_vectors_of,
+    open_loader,
+    open_training,
+)
 from trainer.schedules import RunLength
 from trainer.steps.agreement import Agreed, Agreement, agree
 from trainer.steps.deferred import DeferredNumbers, Numbers
@@ -81,7 +88,8 @@ def _train(
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
-    steps = partial(Duration.in_steps, num_samples=len(training), global_batch=global_batch)
+    num_samples = epoch_length(training, data)
+    steps = partial(Duration.in_steps, num_samples=num_samples, global_batch=global_batch)
     num_steps = steps(recipe.train.duration)
 
     # ---------------------------------------------------------------- model
@@ -90,7 +98,7 @@ def _train(
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=training.class_counts(),
+        class_counts=class_counts_of(training, data),
         class_paths=class_paths_of(recipe, manifest),
         phases=phases,
     )
@@ -159,7 +167,7 @@ def _train(
         world=world,
         task=task,
         loader=loader,
-        num_samples=len(training),
+        num_samples=num_samples,
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,

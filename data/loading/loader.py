@@ -19,6 +19,7 @@ from data.loading.endless import EndlessLoader, check_rank, prefetch_to_device
 from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader
+from data.loading.sampling import is_sampled, sampled_order, samples_per_epoch
 from data.shards.split import Split
 
 _CPU = torch.device("cpu")
@@ -28,9 +29,10 @@ class TrainLoader(EndlessLoader):
     """The endless training stream of a split, starting at `cursor`.
 
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
-    endless order. This rank reads `share(step)` of them. A bad sample is replaced in every epoch
-    (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and ValueError for an
-    empty split or a recipe whose modality does not match the shards.
+    endless order: every epoch is a permutation of the split, unless the recipe sets `data.sampling`
+    (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
+    each time it occurs (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and
+    ValueError for an empty split or a recipe whose modality does not match the shards.
     """
 
     remedy = "run kway shard verify --decode, fix"
@@ -58,16 +60,24 @@ class TrainLoader(EndlessLoader):
         inputs = open_inputs(config, split.manifest)
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
-        order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
+        if is_sampled(config):
+            sampled = sampled_order(split, config, seed)
+            order, longest, locate = split.order(seed), sampled.num_samples, sampled.locate
+        else:
+            at_once = 2 if num_batches > 1 else 1
+            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
+            longest, locate = order.samples_at_least, order.locate
         # Limit a window to the length of one group, so that it reads from at most two groups.
-        num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
-        locate = order.locate
+        num_batches = max(1, min(num_batches, longest // global_batch))
         if num_batches > 1:
             locate = ByLength(
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
         self._sides = ProgressiveSizes(
-            config.image, config.augment, num_samples=len(split), global_batch=global_batch
+            config.image,
+            config.augment,
+            num_samples=samples_per_epoch(split, config),
+            global_batch=global_batch,
         )
         self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 

@@ -117,8 +117,9 @@ class EvaluationReader(Reader):
 class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
-    `locate` maps positions to samples: `order` itself, or a length-sorted version of it.
-    Augmentation is keyed by (seed, epoch, sample), and mixing is keyed by the pair of positions 2n
+    `locate` maps positions to samples: `order` itself, a length-sorted version of it, or a sampled
+    order. `order` determines which shards are prefetched. Augmentation is keyed by (seed, pass,
+    sample), so it differs each time a sample occurs. Mixing is keyed by the pair of positions 2n
     and 2n + 1. A bad sample is replaced.
     """
 
@@ -145,14 +146,14 @@ class TrainingReader(Reader):
         mix = self._config.augment.mix
         if mix is not None and self.split.manifest.modality == "image":
             return self._mixed(positions, side, mix)
-        epochs, indices = self._locate(positions)
-        return self.batch(self._rows(epochs, indices, side), indices, side=side)
+        passes, indices = self._locate(positions)
+        return self.batch(self._rows(passes, indices, side), indices, side=side)
 
-    def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yield the augmented samples `indices` of `epochs`, or their substitutes."""
+    def _rows(self, passes: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
+        """Yield the augmented samples `indices` of `passes`, or their substitutes."""
         decode, change, seed = self.inputs.decode, self.inputs.for_training, self._seed
         reads = self.split.read_many(indices)
-        for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
+        for epoch, index, read in zip(passes.tolist(), indices.tolist(), reads, strict=True):
             substitute = None
             try:
                 data, label = read or self.split.read(index)[::2]
@@ -172,8 +173,8 @@ class TrainingReader(Reader):
         is bad, that rank reports it.
         """
         wanted = np.union1d(positions, positions ^ 1)
-        epochs, indices = self._locate(wanted)
-        rows = list(self._rows(epochs, indices, side))
+        passes, indices = self._locate(wanted)
+        rows = list(self._rows(passes, indices, side))
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)

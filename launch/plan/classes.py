@@ -69,6 +69,8 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return given
     if recipe.data.stream is not None:
         return recipe.data.stream.samples
+    if recipe.data.sampling.epoch_samples is not None:
+        return recipe.data.sampling.epoch_samples
     if manifest is None:
         return None
     shards = manifest.of_split(recipe.data.train_split, key="data.train_split")

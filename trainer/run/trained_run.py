@@ -14,7 +14,7 @@ from trainer.checkpoints.entries import averaged_entries, load_entries, model_en
 from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
 from trainer.run.folder import RunFolder
-from trainer.run.training_data import class_paths_of, label_vectors_of
+from trainer.run.training_data import class_counts_of, class_paths_of, label_vectors_of
 from trainer.task import Task, build_task
 from trainer.world import World
 
@@ -56,7 +56,7 @@ def open_trained(
         with open_split(
             data.shards, data.train_split, cache=data.cache, manifest=manifest
         ) as split:
-            class_counts = split.class_counts()
+            class_counts = class_counts_of(split, data)
     task = build_task(
         recipe,
         class_names=manifest.class_names,

@@ -8,6 +8,7 @@ import numpy as np
 from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
+from data.loading.sampling import samples_per_epoch, training_counts
 from data.loading.stream import Stream, StreamLoader, open_stream
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
@@ -28,6 +29,18 @@ def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
         cache=data.cache,
         manifest=manifest,
     )
+
+
+def epoch_length(training: Split | Stream, data: DataConfig) -> int:
+    """Return the number of training samples per epoch."""
+    return len(training) if isinstance(training, Stream) else samples_per_epoch(training, data)
+
+
+def class_counts_of(training: Split | Stream, data: DataConfig) -> np.ndarray | None:
+    """Return the expected number of samples of each class in an epoch of training, [K], or None
+    for a stream.
+    """
+    return None if isinstance(training, Stream) else training_counts(training, data)
 
 
 def open_loader(
