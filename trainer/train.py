@@ -15,8 +15,7 @@ import torch
 
 from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
-from data.shards.manifest import Manifest
-from data.shards.split import Split
+from data.shards.mixture import load_manifest
 from heads.collectives import collective_hook
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
@@ -28,6 +27,7 @@ from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import Resumed, TrainState, resume
 from trainer.run.training_data import (
+    Training,
     class_counts_of,
     class_paths_of,
     epoch_length,
@@ -83,7 +83,7 @@ def _train(
 
     # ---------------------------------------------------------------- data
     data = recipe.data
-    manifest = Manifest.load(data.shards, data.cache)
+    manifest = load_manifest(data)
     training = open_training(data, manifest)
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)
@@ -179,7 +179,7 @@ def _train(
             rank=world.rank,
             cap=recipe.train.max_skipped_steps,
             skipped=state.skipped,
-            key_of=training.key if isinstance(training, Split) else None,
+            key_of=None if isinstance(training, Stream) else training.key,
         ),
         sample_log=sample_log,
         profiler=profiler,
@@ -193,7 +193,7 @@ def _train(
     take_steps(run, num_steps)
 
 
-def _start_state(recipe: Recipe, task: Task, training: Split | Stream) -> TrainState:
+def _start_state(recipe: Recipe, task: Task, training: Training) -> TrainState:
     return TrainState(
         step=0,
         cursor=Cursor(recipe.seed),
@@ -219,7 +219,7 @@ def _objects_frozen() -> Iterator[None]:
 
 
 def _finish_dry_run(
-    recipe: Recipe, training: Split | Stream, world: World, resumed: Resumed, introduction: str
+    recipe: Recipe, training: Training, world: World, resumed: Resumed, introduction: str
 ) -> None:
     """Check the telemetry, read this rank's share of the run's first global batch, and print the
     result (collective)."""
@@ -236,7 +236,7 @@ def _report_start(
     telemetry: Telemetry,
     resumed: Resumed,
     introduction: str,
-    training: Split | Stream,
+    training: Training,
     world: World,
 ) -> None:
     state = resumed.state
@@ -357,7 +357,7 @@ def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> No
 def _introduction(
     recipe: Recipe,
     task: Task,
-    training: Split | Stream,
+    training: Training,
     world: World,
     start_step: int,
     num_steps: int,

@@ -4,8 +4,9 @@
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,9 +18,10 @@ from data.augment.mix import Mix
 from data.config import DataConfig
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
-from data.loading.order import Locate, Order
+from data.loading.order import Locate
 from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
+from data.shards.mixture import Mixture
 from data.shards.split import Split
 
 # An item, its label, and, if the sample is bad, its substitute.
@@ -39,7 +41,7 @@ class Reader(Dataset):
     Errors are returned, not raised, because torch would wrap them in a multi-line message.
     """
 
-    def __init__(self, split: Split, inputs: Inputs) -> None:
+    def __init__(self, split: Split | Mixture, inputs: Inputs) -> None:
         self.split = split
         self.inputs = inputs
 
@@ -102,11 +104,13 @@ class EvaluationReader(Reader):
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
         super().__init__(split, inputs)
         self._side = side
-        self._in_order = split.in_order() if in_order else None
+        self._will_read: Callable[[int], None] | None = None
+        if in_order:
+            self._will_read = partial(split.will_read, split.in_order())
 
     def read(self, request: np.ndarray) -> Batch:
-        if self._in_order is not None and len(request):
-            self.split.will_read(self._in_order, int(request[0]))
+        if self._will_read is not None and len(request):
+            self._will_read(int(request[0]))
         rows = (
             (self.inputs.for_evaluation(decoded), label, None)
             for decoded, label in map(self.decoded, request.tolist(), self.split.read_many(request))
@@ -117,30 +121,30 @@ class EvaluationReader(Reader):
 class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
-    `locate` maps positions to samples: `order` itself, a length-sorted version of it, or a sampled
-    order. `order` determines which shards are prefetched. Augmentation is keyed by (seed, pass,
+    `locate` maps positions to samples, and `will_read` prefetches the shards of a position.
+    Augmentation is keyed by (seed, pass,
     sample), so it differs each time a sample occurs. Mixing is keyed by the pair of positions 2n
     and 2n + 1. A bad sample is replaced.
     """
 
     def __init__(
         self,
-        split: Split,
+        split: Split | Mixture,
         inputs: Inputs,
         config: DataConfig,
         *,
         seed: int,
-        order: Order,
+        will_read: Callable[[int], None],
         locate: Locate,
     ) -> None:
         super().__init__(split, inputs)
         self._config = config
         self._seed = seed
-        self._order = order
+        self._will_read = will_read
         self._locate = locate
 
     def read(self, request: Share) -> Batch:
-        self.split.will_read(self._order, request.positions.start)
+        self._will_read(request.positions.start)
         positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
         side = request.side
         mix = self._config.augment.mix

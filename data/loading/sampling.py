@@ -27,8 +27,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from data.config import DataConfig, SamplingConfig
+from data.config import DataConfig
 from data.loading.order import permuted_in_groups, permuted_index
+from data.shards.mixture import Mixture
 from data.shards.split import Split
 
 # Shares are rounded to 1/_PERIOD of a slot per epoch.
@@ -73,11 +74,13 @@ def class_groups(labels: np.ndarray, num_classes: int, power: float) -> Groups:
     counts = np.bincount(labels, minlength=num_classes + 1)
     unlabeled = counts[-1] / len(labels)
     shares = np.append(class_shares(counts[:-1], power) * (1 - unlabeled), unlabeled)
-    members = np.argsort(labels, kind="stable")
-    if len(members) < 2**31:
-        members = members.astype(np.int32)
+    members = np.argsort(labels, kind="stable").astype(_index_type(len(labels)))
     present = np.flatnonzero(counts)
     return Groups(counts[present], shares[present], members)
+
+
+def _index_type(num_samples: int) -> type[np.integer]:
+    return np.int32 if num_samples < 2**31 else np.int64
 
 
 class SampledOrder:
@@ -157,41 +160,64 @@ def _offset(number: Number) -> Number:
     return number
 
 
-def is_sampled(config: DataConfig) -> bool:
-    """Return whether training uses a `SampledOrder`. Otherwise, every epoch is a permutation."""
-    return config.sampling != SamplingConfig()
-
-
-def samples_per_epoch(split: Split, config: DataConfig) -> int:
+def samples_per_epoch(training: Split | Mixture, config: DataConfig) -> int:
     """Return the number of positions per epoch in training."""
-    return config.sampling.epoch_samples or len(split)
+    return config.sampling.epoch_samples or len(training)
 
 
-def training_counts(split: Split, config: DataConfig) -> np.ndarray:
+def training_counts(training: Split | Mixture, config: DataConfig) -> np.ndarray:
     """Return the expected number of samples of each class in an epoch of training, [K].
 
     Priors and balanced weights correct for the classes that the model sees in training, so they
     depend on these numbers and not on the counts in the shards.
     """
-    counts = split.class_counts()
-    if not is_sampled(config):
-        return counts
-    shares = class_shares(counts, config.sampling.power)
-    return shares * counts.sum() / len(split) * samples_per_epoch(split, config)
+    if not config.is_sampled:
+        assert isinstance(training, Split)
+        return training.class_counts()
+    total = np.zeros(training.num_classes)
+    for number, (split, share) in enumerate(_shares(training)):
+        counts = split.class_counts()
+        shares = class_shares(counts, config.sampling.power) * counts.sum() / len(split)
+        total += share * (
+            training.united(number, shares) if isinstance(training, Mixture) else shares
+        )
+    return total * samples_per_epoch(training, config)
 
 
-def sampled_order(split: Split, config: DataConfig, seed: int) -> SampledOrder:
-    """Return the order of training if `is_sampled`.
+def sampled_order(training: Split | Mixture, config: DataConfig, seed: int) -> SampledOrder:
+    """Return the order of training if `config.is_sampled`.
 
     Raises ValueError if the cache is too small for all shards.
     """
-    _check_cache([split], config)
-    power = config.sampling.power
+    _check_cache([split for split, _ in _shares(training)], config)
+    groups = _groups(_shares(training), config.sampling.power)
+    return SampledOrder(seed, groups, samples_per_epoch(training, config))
+
+
+def _shares(training: Split | Mixture) -> list[tuple[Split, float]]:
+    """Return each split with the fraction of the stream that it gets."""
+    if isinstance(training, Split):
+        return [(training, 1.0)]
+    shares = training.weights / np.cumsum(training.weights)[-1]
+    return list(zip(training.splits, shares.tolist(), strict=True))
+
+
+def _groups(splits: Sequence[tuple[Split, float]], power: float) -> Groups:
+    """Return one group per split or, if `power` is not 1, one per split and class."""
     if power == 1:
-        groups = Groups(np.array([len(split)]), np.ones(1))
-    else:
-        groups = class_groups(split.labels, split.num_classes, power)
-    return SampledOrder(seed, groups, samples_per_epoch(split, config))
+        sizes, shares = zip(*((len(split), share) for split, share in splits), strict=True)
+        return Groups(np.array(sizes), np.array(shares))
+    parts, first = [], 0
+    total = sum(len(split) for split, _ in splits)
+    for split, share in splits:
+        own = class_groups(split.labels, split.num_classes, power)
+        # Change the type before adding: the sum may not fit in the type of a small split.
+        assert own.members is not None
+        members = own.members.astype(_index_type(total), copy=False)
+        members += first
+        parts.append(Groups(own.sizes, own.shares * share, members))
+        first += len(split)
+    return Groups(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _check_cache(splits: Sequence[Split], config: DataConfig) -> None:
@@ -206,6 +232,6 @@ def _check_cache(splits: Sequence[Split], config: DataConfig) -> None:
         raise ValueError(
             f"training samples from all shards of {urls}, which requires {needed / 1e9:.3g} GB of "
             f"cache, but data.cache.gigabytes is {config.cache.gigabytes:g}: raise it to "
-            f"{math.ceil(needed / 1e7) / 100:g} or more, or use the natural order with "
-            "data.shuffle_shards"
+            f"{math.ceil(needed / 1e7) / 100:g} or more, or remove data.sampling and "
+            "data.mixture and set data.shuffle_shards"
         )
