@@ -18,6 +18,15 @@ from data.remote.config import CacheConfig, check_url, is_url
 _MAX_STREAM_SHARDS = 1_000_000
 
 
+def _path_or_url(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return check_url(value) if is_url(value) else Path(value)
+
+
+ShardFolder = Annotated[Path | str, BeforeValidator(_path_or_url)]
+
+
 class TextConfig(FrozenConfig):
     """How texts are tokenized. The bundle contains the tokenizer."""
 
@@ -93,6 +102,37 @@ class StreamConfig(FrozenConfig):
         return tuple(_expanded(self.shards))
 
 
+class SamplingConfig(FrozenConfig):
+    """How often training draws the samples of each class (`data/loading/sampling.py`)."""
+
+    power: float = Field(
+        1,
+        ge=0,
+        le=1,
+        description="a class with n training samples is drawn with a probability proportional to "
+        "n^power; 1: natural, 0.5: square root, 0: class-balanced",
+    )
+    epoch_samples: int | None = Field(
+        None,
+        ge=1,
+        le=2**36,
+        description="number of samples per epoch; null selects the number of training samples",
+    )
+
+
+class MixtureSet(FrozenConfig):
+    """One of several shard sets on which a run trains."""
+
+    shards: ShardFolder = Field(description="folder or URL, as in data.shards")
+    split: str = Field("train", description="split of the folder to train on")
+    weight: float = Field(
+        1,
+        gt=0,
+        le=1e9,
+        description="relative number of samples drawn from this set, whatever its size",
+    )
+
+
 def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
     for pattern in (shards,) if isinstance(shards, str) else shards:
         try:
@@ -103,14 +143,8 @@ def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
             ) from error
 
 
-def _path_or_url(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return check_url(value) if is_url(value) else Path(value)
-
-
 class DataConfig(FrozenConfig):
-    shards: Annotated[Path | str, BeforeValidator(_path_or_url)] = Field(
+    shards: ShardFolder = Field(
         description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
         "s3://, gs://)"
     )
@@ -124,6 +158,12 @@ class DataConfig(FrozenConfig):
     stream: StreamConfig | None = Field(
         None, description="unindexed tars to train on instead of `train_split`"
     )
+    mixture: tuple[MixtureSet, ...] = Field(
+        (),
+        description="shard sets to train on instead of `train_split`; `shards` still provides the "
+        "evaluation split",
+    )
+    sampling: SamplingConfig = SamplingConfig()
     train_split: str = "train"
     eval_split: str = "test"
     image: ImageConfig = ImageConfig()
@@ -156,3 +196,38 @@ class DataConfig(FrozenConfig):
                 "data.stream.buffer instead"
             )
         return self
+
+    @model_validator(mode="after")
+    def _sampling_is_over_indexed_shards(self) -> "DataConfig":
+        key = "data.mixture" if self.mixture else "data.sampling"
+        if not self.is_sampled:
+            return self
+        if self.stream is not None:
+            raise ValueError(
+                f"{key} requires shards with an index: remove it, or run kway shard index and "
+                "remove data.stream"
+            )
+        if self.shuffle_shards is not None:
+            raise ValueError(
+                f"{key} draws from all shards at the same time: remove data.shuffle_shards"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _sets_are_distinct(self) -> "DataConfig":
+        seen: set[tuple[str, str]] = set()
+        for one in self.mixture:
+            if (found := (str(one.shards), one.split)) in seen:
+                raise ValueError(
+                    f"data.mixture lists split {one.split} of {one.shards} twice: list it once, "
+                    "with the sum of the weights"
+                )
+            seen.add(found)
+        return self
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether training samples classes or sets with given shares (`data/loading/sampling.py`).
+        Otherwise, every epoch is a permutation of the training split.
+        """
+        return bool(self.mixture) or self.sampling != SamplingConfig()

@@ -16,8 +16,7 @@ import torch
 from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
-from data.shards.manifest import Manifest
-from data.shards.split import Split
+from data.shards.mixture import load_manifest
 from heads.collectives import collective_hook
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
@@ -28,7 +27,15 @@ from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import Resumed, TrainState, resume
-from trainer.run.training_data import class_paths_of, label_vectors_of, open_loader, open_training
+from trainer.run.training_data import (
+    Training,
+    class_counts_of,
+    class_paths_of,
+    epoch_length,
+    label_vectors_of,
+    open_loader,
+    open_training,
+)
 from trainer.schedules import RunLength
 from trainer.steps.agreement import Agreed, Agreement, agree
 from trainer.steps.deferred import DeferredNumbers, Numbers
@@ -77,12 +84,13 @@ def _train(
 
     # ---------------------------------------------------------------- data
     data = recipe.data
-    manifest = Manifest.load(data.shards, data.cache)
+    manifest = load_manifest(data)
     training = open_training(data, manifest)
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)
     global_batch = recipe.train.global_batch
-    steps = partial(Duration.in_steps, num_samples=len(training), global_batch=global_batch)
+    num_samples = epoch_length(training, data)
+    steps = partial(Duration.in_steps, num_samples=num_samples, global_batch=global_batch)
     num_steps = steps(recipe.train.duration)
 
     # ---------------------------------------------------------------- model
@@ -91,7 +99,7 @@ def _train(
         class_names=manifest.class_names,
         label_vectors=label_vectors,
         world=world,
-        class_counts=training.class_counts(),
+        class_counts=class_counts_of(training, data),
         class_paths=class_paths_of(recipe, manifest),
         phases=phases,
     )
@@ -160,7 +168,7 @@ def _train(
         world=world,
         task=task,
         loader=loader,
-        num_samples=len(training),
+        num_samples=num_samples,
         label_vectors=label_vectors,
         stop=stop,
         watchdog=watchdog,
@@ -172,7 +180,7 @@ def _train(
             rank=world.rank,
             cap=recipe.train.max_skipped_steps,
             skipped=state.skipped,
-            key_of=training.key if isinstance(training, Split) else None,
+            key_of=None if isinstance(training, Stream) else training.key,
         ),
         sample_log=sample_log,
         profiler=profiler,
@@ -186,7 +194,7 @@ def _train(
     take_steps(run, num_steps)
 
 
-def _start_state(recipe: Recipe, task: Task, training: Split | Stream) -> TrainState:
+def _start_state(recipe: Recipe, task: Task, training: Training) -> TrainState:
     return TrainState(
         step=0,
         cursor=Cursor(recipe.seed),
@@ -212,7 +220,7 @@ def _objects_frozen() -> Iterator[None]:
 
 
 def _finish_dry_run(
-    recipe: Recipe, training: Split | Stream, world: World, resumed: Resumed, introduction: str
+    recipe: Recipe, training: Training, world: World, resumed: Resumed, introduction: str
 ) -> None:
     """Check the telemetry, read this rank's share of the run's first global batch, and print the
     result (collective)."""
@@ -230,7 +238,7 @@ def _report_start(
     resumed: Resumed,
     introduction: str,
     recipe: Recipe,
-    training: Split | Stream,
+    training: Training,
     world: World,
 ) -> None:
     state = resumed.state
@@ -353,7 +361,7 @@ def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> No
 def _introduction(
     recipe: Recipe,
     task: Task,
-    training: Split | Stream,
+    training: Training,
     world: World,
     start_step: int,
     num_steps: int,

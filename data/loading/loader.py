@@ -7,7 +7,8 @@ world size and number of workers, because ranks and workers only divide the read
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,27 +18,30 @@ from data.config import DataConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.endless import EndlessLoader, check_rank, prefetch_to_device
 from data.loading.inputs import open_inputs
-from data.loading.order import ByLength, share
+from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader
+from data.loading.sampling import sampled_order, samples_per_epoch
+from data.shards.mixture import Mixture
 from data.shards.split import Split
 
 _CPU = torch.device("cpu")
 
 
 class TrainLoader(EndlessLoader):
-    """The endless training stream of a split, starting at `cursor`.
+    """The endless training stream of a split or mixture, starting at `cursor`.
 
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
-    endless order. This rank reads `share(step)` of them. A bad sample is replaced in every epoch
-    (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and ValueError for an
-    empty split or a recipe whose modality does not match the shards.
+    endless order: every epoch is a permutation of the split, unless `config.is_sampled`
+    (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
+    each time it occurs (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and
+    ValueError for an empty split or a recipe whose modality does not match the shards.
     """
 
     remedy = "run kway shard verify --decode, fix"
 
     def __init__(
         self,
-        split: Split,
+        split: Split | Mixture,
         config: DataConfig,
         *,
         global_batch: int,
@@ -58,18 +62,33 @@ class TrainLoader(EndlessLoader):
         inputs = open_inputs(config, split.manifest)
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
-        order = split.order(seed, config.shuffle_shards, groups_at_once=2 if num_batches > 1 else 1)
+        locate: Locate
+        will_read: Callable[[int], None]
+        if config.is_sampled:
+            sampled = sampled_order(split, config, seed)
+            longest, locate = sampled.num_samples, sampled.locate
+            will_read = split.will_read_all
+        else:
+            assert isinstance(split, Split)
+            at_once = 2 if num_batches > 1 else 1
+            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
+            longest, locate = order.samples_at_least, order.locate
+            will_read = partial(split.will_read, order)
         # Limit a window to the length of one group, so that it reads from at most two groups.
-        num_batches = max(1, min(num_batches, order.samples_at_least // global_batch))
-        locate = order.locate
+        num_batches = max(1, min(num_batches, longest // global_batch))
         if num_batches > 1:
             locate = ByLength(
                 locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
             ).locate
         self._sides = ProgressiveSizes(
-            config.image, config.augment, num_samples=len(split), global_batch=global_batch
+            config.image,
+            config.augment,
+            num_samples=samples_per_epoch(split, config),
+            global_batch=global_batch,
         )
-        self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
+        self._reader = TrainingReader(
+            split, inputs, config, seed=seed, will_read=will_read, locate=locate
+        )
 
     def share(self, step: int) -> range:
         """Return the stream positions that this rank reads `step` batches after the cursor."""

@@ -17,8 +17,9 @@ samples 9 and 0 begin epoch 1. A single rank reads all four samples. With three 
 reads sample 3, the second reads sample 1 and the third reads samples 9 and 0. A run that resumes
 after 8 samples begins with this batch, regardless of its number of ranks.
 
-`ByLength` sorts windows of an order by length to reduce padding. `data/loading/loader.py` assigns
-samples to ranks.
+`ByLength` sorts windows of an order by length to reduce padding. `data/loading/sampling.py` defines
+the order in which some classes or shard sets are sampled more often than others.
+`data/loading/loader.py` assigns samples to ranks.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,11 @@ _MASK = (1 << 64) - 1
 # The constants of `_mix`.
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-# Maps stream positions, int64 [n], to their epochs and sample indices, int64 [n] each.
+# Maps stream positions, int64 [n], to their passes and sample indices, int64 [n] each. A pass
+# counts the earlier occurrences of a sample, so every (pass, sample) occurs once in the stream. In
+# an `Order`, it is the epoch.
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+_GROUPS = 0x67727073  # "grps": keeps permutations within groups independent of `Order`
 _LENGTHS = 0x6C656E67  # "leng": keeps the order of sorted batches independent of `Order`
 
 
@@ -64,8 +68,34 @@ def permuted_index(
     return value.astype(np.int64)
 
 
-def _feistel(value: np.ndarray, half: np.uint64, keys: list[int]) -> np.ndarray:
-    """Permute [0, 4**half), keyed by `keys`.
+def permuted_in_groups(
+    seed: int, group: np.ndarray, epoch: np.ndarray, position: np.ndarray, size: np.ndarray
+) -> np.ndarray:
+    """Return the index within its group at each `position`, int64 [n].
+
+    Like `permuted_index`, with a separate permutation for every element: (seed, group, epoch)
+    selects a bijection of [0, size). All arguments except `seed` are int64 [n], with
+    0 <= position < size. A batch may contain as many groups as samples, so this function computes
+    the permutations of all groups together.
+    """
+    bits = np.frexp((size - 1).astype(np.float64))[1]
+    half = np.maximum(1, (bits + 1) // 2).astype(np.uint64)
+    words = [np.uint64(key) for key in _round_keys(seed, 0, _GROUPS)]
+    keyed = _mix(_mix(group.astype(np.uint64) + words[0]) + epoch.astype(np.uint64))
+    keys = [_mix(keyed + word) for word in words]
+    value = _feistel(position.astype(np.uint64), half, keys)
+    end = size.astype(np.uint64)
+    while len(walking := np.flatnonzero(value >= end)):  # cycle walking, as in `permuted_index`
+        there = [key[walking] for key in keys]
+        value[walking] = _feistel(value[walking], half[walking], there)
+    return value.astype(np.int64)
+
+
+def _feistel(
+    value: np.ndarray, half: np.uint64 | np.ndarray, keys: Sequence[int | np.ndarray]
+) -> np.ndarray:
+    """Permute [0, 4**half), keyed by `keys`. `half` and each key may be arrays with one value per
+    element.
 
     A round maps (left, right) to (right, left ^ f(right)), which can be inverted for any f: `right`
     is in the output, so f(right) is known and the xor can be undone. `_mix` therefore need not be
@@ -267,7 +297,7 @@ class ByLength:
         self._window: tuple[int, np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return (epoch, sample), int64 [n] each, at stream positions [n]."""
+        """Return (pass, sample), int64 [n] each, at stream positions [n]."""
         positions = np.asarray(positions, np.int64)
         windows, inside = np.divmod(positions, self._batch * self._num_batches)
         epochs, samples = np.empty_like(positions), np.empty_like(positions)

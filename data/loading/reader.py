@@ -19,9 +19,10 @@ from data.config import DataConfig
 from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed
 from data.loading.inputs import Inputs
-from data.loading.order import Locate, Order
+from data.loading.order import Locate
 from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
+from data.shards.mixture import Mixture
 from data.shards.split import Split
 
 # An item, its label, and, if the sample is bad, its substitute.
@@ -41,7 +42,7 @@ class Reader(Dataset):
     Errors are returned, not raised, because torch would wrap them in a multi-line message.
     """
 
-    def __init__(self, split: Split, inputs: Inputs) -> None:
+    def __init__(self, split: Split | Mixture, inputs: Inputs) -> None:
         self.split = split
         self.inputs = inputs
 
@@ -107,11 +108,13 @@ class EvaluationReader(Reader):
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
         super().__init__(split, inputs)
         self._side = side
-        self._in_order = split.in_order() if in_order else None
+        self._will_read: Callable[[int], None] | None = None
+        if in_order:
+            self._will_read = partial(split.will_read, split.in_order())
 
     def read(self, request: np.ndarray) -> Batch:
-        if self._in_order is not None and len(request):
-            self.split.will_read(self._in_order, int(request[0]))
+        if self._will_read is not None and len(request):
+            self._will_read(int(request[0]))
         decode = self.inputs.decode
         reads = zip(request.tolist(), self.split.read_many(request), strict=True)
         decoded = (self.decoded(index, decode, read) for index, read in reads)
@@ -122,41 +125,42 @@ class EvaluationReader(Reader):
 class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
-    `locate` maps positions to samples: `order` itself, or a length-sorted version of it.
-    Augmentation is keyed by (seed, epoch, sample), and mixing is keyed by the pair of positions 2n
+    `locate` maps positions to samples, and `will_read` prefetches the shards of a position.
+    Augmentation is keyed by (seed, pass,
+    sample), so it differs each time a sample occurs. Mixing is keyed by the pair of positions 2n
     and 2n + 1. A bad sample is replaced.
     """
 
     def __init__(
         self,
-        split: Split,
+        split: Split | Mixture,
         inputs: Inputs,
         config: DataConfig,
         *,
         seed: int,
-        order: Order,
+        will_read: Callable[[int], None],
         locate: Locate,
     ) -> None:
         super().__init__(split, inputs)
         self._config = config
         self._seed = seed
-        self._order = order
+        self._will_read = will_read
         self._locate = locate
 
     def read(self, request: Share) -> Batch:
-        self.split.will_read(self._order, request.positions.start)
+        self._will_read(request.positions.start)
         positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
         side = request.side
         mix = self._config.augment.mix
         if mix is not None and self.split.manifest.modality == "image":
             return self._mixed(positions, side, mix)
-        epochs, indices = self._locate(positions)
-        return self.batch(self._rows(epochs, indices, side), indices, side=side)
+        passes, indices = self._locate(positions)
+        return self.batch(self._rows(passes, indices, side), indices, side=side)
 
-    def _rows(self, epochs: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yield the augmented samples `indices` of `epochs`, or their substitutes."""
+    def _rows(self, passes: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
+        """Yield the augmented samples `indices` of `passes`, or their substitutes."""
         reads = self.split.read_many(indices)
-        for epoch, index, read in zip(epochs.tolist(), indices.tolist(), reads, strict=True):
+        for epoch, index, read in zip(passes.tolist(), indices.tolist(), reads, strict=True):
             decode = partial(
                 self.inputs.decode_for_training,
                 side=side,
@@ -186,8 +190,8 @@ class TrainingReader(Reader):
         is bad, that rank reports it.
         """
         wanted = np.union1d(positions, positions ^ 1)
-        epochs, indices = self._locate(wanted)
-        rows = [(contiguous(item), *row) for item, *row in self._rows(epochs, indices, side)]
+        passes, indices = self._locate(wanted)
+        rows = [(contiguous(item), *row) for item, *row in self._rows(passes, indices, side)]
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)

@@ -48,6 +48,7 @@ class Split:
         )
         self._ahead = ShardPrefetcher(self.folder, self._shards)
         self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
+        self._all = Order(0, [shard.samples for shard in self._shards])
 
     def __getstate__(self) -> dict[str, Any]:
         # The class list may be long, but reading does not need it.
@@ -230,6 +231,10 @@ class Split:
         It has no effect for a local folder.
         """
         self._ahead.will_read(order, position)
+
+    def will_read_all(self, position: int) -> None:
+        """Like `will_read`, in an order that reads all shards at the same time."""
+        self.will_read(self._all, position)
 
     def _locate(self, i: int) -> tuple[int, int]:
         if not 0 <= i < len(self):

@@ -66,7 +66,7 @@ def evaluate(
     allow_import: AllowImport = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
-    from data.shards.manifest import Manifest
+    from data.shards.mixture import load_manifest
     from trainer.evaluation import load_evaluation
     from trainer.evaluation.class_table import ClassTable, write_csv
     from trainer.evaluation.run_evaluation import EvaluationRequest
@@ -84,7 +84,7 @@ def evaluate(
     Console().print(_measures(result))
     if not (classes or worst or best or confusions):
         return
-    table = ClassTable(result, Manifest.load(recipe.data.shards, recipe.data.cache).class_names)
+    table = ClassTable(result, load_manifest(recipe.data).class_names)
     for title, num, descending in (("worst", worst, False), ("best", best, True)):
         if num:
             ids = table.measured("average_precision", descending=descending)[:num]

@@ -119,7 +119,8 @@ def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
 def _is_fetched(recipe: Recipe) -> bool:
     """Return whether the recipe reads remote data and therefore uses the cache."""
     tars = () if recipe.data.stream is None else recipe.data.stream.addresses
-    return not isinstance(recipe.data.shards, Path) or any(_URL in tar for tar in tars)
+    folders = [recipe.data.shards, *(one.shards for one in recipe.data.mixture)]
+    return not all(isinstance(f, Path) for f in folders) or any(_URL in tar for tar in tars)
 
 
 def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
@@ -130,5 +131,9 @@ def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
     for name, value in tree:
         if isinstance(value, BaseModel):
             yield from _files(value, f"{above}{name}.")
+        elif isinstance(value, tuple):
+            for number, one in enumerate(value):
+                if isinstance(one, BaseModel):
+                    yield from _files(one, f"{above}{name}.{number}.")
         elif isinstance(value, Path):
             yield f"{above}{name}", str(value)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from data.remote.config import is_url
-from data.shards.manifest import Manifest
+from data.shards.manifest import MANIFEST, Manifest
+from data.shards.mixture import united_manifest
 from heads.build import build_tree
 from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree
@@ -56,11 +57,15 @@ class Classes:
 
 
 def shards_of(recipe: Recipe) -> Manifest | None:
-    """Return the manifest of the recipe's shards, or None if they are not on this machine."""
-    folder = recipe.data.shards
-    if is_url(folder) or not (Path(folder) / "manifest.json").is_file():
+    """Return the manifest of the recipe's shards, with the classes of a mixture, or None if they
+    are not on this machine.
+    """
+    data = recipe.data
+    folders = [data.shards, *(one.shards for one in data.mixture)]
+    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
         return None
-    return Manifest.read(folder)
+    own, *others = map(Manifest.read, folders)
+    return united_manifest(data, own, others)
 
 
 def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) -> int | None:
@@ -69,9 +74,15 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return given
     if recipe.data.stream is not None:
         return recipe.data.stream.samples
+    if recipe.data.sampling.epoch_samples is not None:
+        return recipe.data.sampling.epoch_samples
     if manifest is None:
         return None
-    shards = manifest.of_split(recipe.data.train_split, key="data.train_split")
+    if recipe.data.mixture:
+        sets = recipe.data.mixture
+        shards = [s for one in sets for s in Manifest.read(one.shards).of_split(one.split)]
+    else:
+        shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
     return sum(shard.samples for shard in shards)
 
 

@@ -186,6 +186,7 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         ([FETCHED, "data.cache.folder=shards/c"], "no writable volume is mounted there"),
         ([FETCHED, "data.cache.folder=/data/c"], "data.cache.folder is /data/c"),
         (["data.stream={shards: '/a/{0..9}.tar', samples: 9}"], "data.stream.shards is /a"),
+        (["data.mixture=[{shards: /data/x}]"], "data.mixture.0.shards is /data/x"),
         (["run=/var/run/x"], "run is /var/run/x (/var/run/x in the pods of overlay job)"),
         (["run=shards/x"], "no writable claim is mounted there"),
         (["data.shards=/data/x"], "data.shards is /data/x"),

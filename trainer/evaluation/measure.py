@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from data.loading.batch import Batch
 from data.loading.loader import EvalLoader
 from data.shards.manifest import Manifest
+from data.shards.mixture import load_manifest
 from data.shards.split import open_split
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
@@ -111,6 +112,7 @@ def evaluate_split(
     shards if it is already loaded.
     """
     data = recipe.data
+    manifest = manifest or load_manifest(data)
     with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
         loader = EvalLoader(
             split,

@@ -27,13 +27,14 @@ class TrainState:
 
     `cursor` is the position in the data. `evaluated` is the last step with an evaluation. `skipped`
     counts the skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`, `data` and
-    `tokenizer` are digests; a run can resume only if they have not changed.
+    `tokenizer` are digests; a run can resume only if they have not changed. For a mixture, `data`
+    has a digest for each of its sets.
     """
 
     step: int
     cursor: Cursor
     tree: str
-    data: str
+    data: str | dict[str, str]
     tokenizer: str | None
     evaluated: int = 0
     skipped: int = 0
@@ -49,8 +50,9 @@ class TrainState:
         saved = checkpoint.state
         if saved["data"] != self.data:
             raise ValueError(
-                f"checkpoint {checkpoint.folder} was trained on different shards: set data.shards "
-                "to those shards or use a new run folder"
+                f"checkpoint {checkpoint.folder} was trained on different shards"
+                f"{_changed_sets(saved['data'], self.data)}: set data.shards to those shards or "
+                "use a new run folder"
             )
         check_tokenizer(checkpoint, self.tokenizer)
         if saved["tree"] != self.tree:
@@ -61,6 +63,14 @@ class TrainState:
             )
         own = {name: saved[name] for name in vars(self) if name in saved}
         return TrainState(**{**own, "cursor": Cursor.from_json(saved["cursor"])})
+
+
+def _changed_sets(before: str | dict[str, str], after: str | dict[str, str]) -> str:
+    """Return the sets of a mixture that differ, in parentheses, or an empty string."""
+    if isinstance(before, str) or isinstance(after, str):
+        return ""
+    changed = [name for name in before | after if before.get(name) != after.get(name)]
+    return f" ({', '.join(changed)})"
 
 
 @dataclass(frozen=True)

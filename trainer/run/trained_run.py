@@ -6,15 +6,21 @@ from pathlib import Path
 
 import numpy as np
 
+from data.loading.stream import Stream
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
+from data.shards.mixture import load_manifest
 from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
 from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
 from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries
 from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
 from trainer.run.folder import RunFolder
-from trainer.run.training_data import class_paths_of, label_vectors_of
+from trainer.run.training_data import (
+    class_counts_of,
+    class_paths_of,
+    label_vectors_of,
+    open_training,
+)
 from trainer.task import Task, build_task
 from trainer.world import World
 
@@ -48,15 +54,13 @@ def open_trained(
     folder = RunFolder(path)
     recipe = folder.load_recipe(allow_imports=allow_imports)
     data = recipe.data
-    manifest = Manifest.load(data.shards, data.cache)
+    manifest = load_manifest(data)
     label_vectors = label_vectors_of(recipe, manifest)
     checkpoint = _checkpoint(folder, world, step)
-    class_counts = None
-    if data.stream is None:
-        with open_split(
-            data.shards, data.train_split, cache=data.cache, manifest=manifest
-        ) as split:
-            class_counts = split.class_counts()
+    training = open_training(data, manifest)
+    class_counts = class_counts_of(training, data)
+    if not isinstance(training, Stream):
+        training.close()
     task = build_task(
         recipe,
         class_names=manifest.class_names,

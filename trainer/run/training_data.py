@@ -8,18 +8,25 @@ import numpy as np
 from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
+from data.loading.sampling import samples_per_epoch, training_counts
 from data.loading.stream import Stream, StreamLoader, open_stream
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
+from data.shards.mixture import Mixture, open_mixture
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.world import World
 
+Training = Split | Mixture | Stream
 
-def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
+
+def open_training(data: DataConfig, manifest: Manifest) -> Training:
+    """Open the training data of a recipe. manifest: the result of `load_manifest`."""
     if data.stream is not None:
         return open_stream(data.stream, manifest)
+    if data.mixture:
+        return open_mixture(data, manifest)
     manifest.of_split(data.train_split, key="data.train_split")
     return open_split(
         data.shards,
@@ -30,8 +37,20 @@ def open_training(data: DataConfig, manifest: Manifest) -> Split | Stream:
     )
 
 
+def epoch_length(training: Training, data: DataConfig) -> int:
+    """Return the number of training samples per epoch."""
+    return len(training) if isinstance(training, Stream) else samples_per_epoch(training, data)
+
+
+def class_counts_of(training: Training, data: DataConfig) -> np.ndarray | None:
+    """Return the expected number of samples of each class in an epoch of training, [K], or None
+    for a stream.
+    """
+    return None if isinstance(training, Stream) else training_counts(training, data)
+
+
 def open_loader(
-    training: Split | Stream, recipe: Recipe, world: World, cursor: Cursor
+    training: Training, recipe: Recipe, world: World, cursor: Cursor
 ) -> TrainLoader | StreamLoader:
     """Return a loader for this rank's share of each global batch, starting at `cursor`."""
     options: dict[str, Any] = {

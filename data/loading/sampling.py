@@ -1,0 +1,237 @@
+"""The order of samples if some groups (classes or shard sets) are sampled more often than others.
+
+Like `Order`, `SampledOrder` is a pure function of the seed and the position in an endless stream,
+so it does not depend on the number of ranks or workers, and a run resumes at any position. Each
+position of an epoch has a *slot*, and each slot belongs to a group:
+
+1. An epoch consists of N slots. `permuted_index` maps each position of the epoch to a slot.
+2. The slots of an epoch are divided among the groups in proportion to their shares. Let R_g be N
+   times the sum of the shares of the groups before group g. In epoch e, the slots of group g begin
+   at floor(R_g + u_e), with 0 <= u_e < 1 (systematic sampling). An epoch therefore has exactly N
+   slots. A group whose share is less than one slot per epoch has a slot in some of the epochs.
+3. u_e runs through the multiples of 1/M, with M = 65,536, in the order of the van der Corput
+   sequence. After M epochs, the number of slots of every group is its exact share of M N, and after
+   fewer epochs it differs from the exact share by a few slots, at most about log2(e).
+4. A group counts its slots over all epochs: draw d of a group with n samples is element d % n of
+   permutation d // n of these samples. The numbers of times that the samples of a group have been
+   drawn therefore never differ by more than 1.
+
+Example: N = 8, class A has 6 samples and class B has 2. With equal shares, each epoch has 4 slots
+of A and 4 of B. Epoch 0 contains 4 of the samples of A once and both samples of B twice. Epoch 1
+begins with the other 2 samples of A.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from data.config import DataConfig
+from data.loading.order import permuted_in_groups, permuted_index
+from data.shards.mixture import Mixture
+from data.shards.split import Split
+
+# Shares are rounded to 1/_PERIOD of a slot per epoch.
+_PERIOD = 1 << 16
+
+
+Number = TypeVar("Number", int, np.ndarray)
+
+
+class Groups(NamedTuple):
+    """Groups of samples.
+
+    sizes: the number of samples in each group, at least 1, int64 [G]. shares: the fraction of the
+    stream that each group gets, float64 [G]; the sum is 1. members: the samples of all groups, one
+    group after another, int32 or int64 [sum of sizes], or None if they are in ascending order.
+    """
+
+    sizes: np.ndarray
+    shares: np.ndarray
+    members: np.ndarray | None = None
+
+
+def class_shares(counts: np.ndarray, power: float) -> np.ndarray:
+    """Return the fraction of samples to draw from each class, float64 [K], proportional to
+    `counts` (int64 [K]) raised to `power`. Classes without samples get 0.
+    """
+    present = counts > 0
+    # Powers may differ in the last bits between processors, but all ranks must agree.
+    raised = np.where(present, counts.astype(np.float64) ** power, 0).astype(np.float32)
+    weights = raised.astype(np.float64)
+    return weights / max(np.cumsum(weights)[-1], 1)
+
+
+def class_groups(labels: np.ndarray, num_classes: int, power: float) -> Groups:
+    """Return one group per class that has samples, with the shares of `class_shares`.
+
+    labels: integers [N]. Samples with an out-of-range label form the last group, whose share is
+    their fraction of the samples, so that training replaces them as often as in natural order.
+    """
+    has_class = (labels >= 0) & (labels < num_classes)
+    labels = np.where(has_class, labels, num_classes).astype(np.int32)
+    counts = np.bincount(labels, minlength=num_classes + 1)
+    unlabeled = counts[-1] / len(labels)
+    shares = np.append(class_shares(counts[:-1], power) * (1 - unlabeled), unlabeled)
+    members = np.argsort(labels, kind="stable").astype(_index_type(len(labels)))
+    present = np.flatnonzero(counts)
+    return Groups(counts[present], shares[present], members)
+
+
+def _index_type(num_samples: int) -> type[np.integer]:
+    return np.int32 if num_samples < 2**31 else np.int64
+
+
+class SampledOrder:
+    """Maps each position of the endless stream to a sample, with given shares of groups.
+
+    num_samples: the number of positions per epoch. Uses 16 bytes per group, in addition to
+    `groups.members`.
+    """
+
+    def __init__(self, seed: int, groups: Groups, num_samples: int) -> None:
+        self.num_samples = num_samples
+        self._seed = seed
+        self._starts = np.concatenate([[0], np.cumsum(groups.sizes)])
+        self._members = groups.members
+        # R_g of the module docstring, in units of 1/_PERIOD: int64 [G + 1].
+        shares = np.concatenate([[0.0], np.cumsum(groups.shares)])
+        self._bounds = np.rint(shares / shares[-1] * num_samples * _PERIOD).astype(np.int64)
+        # The numbers u of the last epoch before which slots were counted, sorted.
+        self._counted: tuple[int, np.ndarray] | None = None
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (pass, sample index), int64 [...] each, at `positions` (int64 [...], >= 0).
+
+        The pass is the number of times that the sample occurs earlier in the stream.
+        """
+        positions = np.asarray(positions, dtype=np.int64)
+        epochs, inside = np.divmod(positions, self.num_samples)
+        groups, draws = np.empty_like(positions), np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            slots = permuted_index(self._seed, epoch, inside[here], self.num_samples)
+            groups[here], draws[here] = self._draws(epoch, slots)
+        sizes = self._starts[groups + 1] - self._starts[groups]
+        passes, drawn = np.divmod(draws, sizes)
+        rows = permuted_in_groups(
+            self._seed, *(each.reshape(-1) for each in (groups, passes, drawn, sizes))
+        )
+        samples = self._starts[groups] + rows.reshape(groups.shape)
+        return passes, samples if self._members is None else self._members[samples].astype(np.int64)
+
+    def num_slots(self, epochs: int) -> np.ndarray:
+        """Return the total number of slots of each group in the first `epochs` epochs,
+        int64 [G].
+        """
+        return np.diff(self._slots_below(epochs, self._bounds))
+
+    def _draws(self, epoch: int, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (group, draw), int64 [n] each, at `slots` (int64 [n]) of an epoch."""
+        offset = _offset(epoch % _PERIOD)
+        # Group g begins at slot (bounds[g] + offset) // _PERIOD. Find the last g that begins at or
+        # before the slot. It is not empty, because group g + 1 begins after the slot.
+        groups = np.searchsorted(self._bounds, (slots + 1) * _PERIOD - offset, side="left") - 1
+        lower, upper = self._bounds[groups], self._bounds[groups + 1]
+        earlier = self._slots_below(epoch, upper) - self._slots_below(epoch, lower)
+        return groups, earlier + slots - (lower + offset) // _PERIOD
+
+    def _slots_below(self, epochs: int, bounds: np.ndarray) -> np.ndarray:
+        """Return the sum of (bounds + offset of e) // _PERIOD over the first `epochs` epochs e,
+        int64 [n].
+        """
+        periods, rest = divmod(epochs, _PERIOD)
+        if self._counted is None or self._counted[0] != rest:
+            self._counted = rest, np.sort(_offset(np.arange(rest)))
+        whole, fraction = np.divmod(bounds, _PERIOD)
+        # In a period, each offset occurs once, so the sum is `bounds` (Hermite's identity). In the
+        # rest, an offset adds a slot if it is at least _PERIOD - fraction.
+        added = rest - np.searchsorted(self._counted[1], _PERIOD - fraction, side="left")
+        return periods * bounds + rest * whole + added
+
+
+def _offset(number: Number) -> Number:
+    """Return the `number`-th element of the van der Corput sequence times _PERIOD: `number` with
+    its 16 bits reversed.
+    """
+    for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
+        number = (number >> shift & mask) | (number & mask) << shift
+    return number
+
+
+def samples_per_epoch(training: Split | Mixture, config: DataConfig) -> int:
+    """Return the number of positions per epoch in training."""
+    return config.sampling.epoch_samples or len(training)
+
+
+def training_counts(training: Split | Mixture, config: DataConfig) -> np.ndarray:
+    """Return the expected number of samples of each class in an epoch of training, [K].
+
+    Priors and balanced weights correct for the classes that the model sees in training, so they
+    depend on these numbers and not on the counts in the shards.
+    """
+    if not config.is_sampled:
+        assert isinstance(training, Split)
+        return training.class_counts()
+    total = np.zeros(training.num_classes)
+    for number, (split, share) in enumerate(_shares(training)):
+        counts = split.class_counts()
+        shares = class_shares(counts, config.sampling.power) * counts.sum() / len(split)
+        total += share * (
+            training.united(number, shares) if isinstance(training, Mixture) else shares
+        )
+    return total * samples_per_epoch(training, config)
+
+
+def sampled_order(training: Split | Mixture, config: DataConfig, seed: int) -> SampledOrder:
+    """Return the order of training if `config.is_sampled`.
+
+    Raises ValueError if the cache is too small for all shards.
+    """
+    _check_cache([split for split, _ in _shares(training)], config)
+    groups = _groups(_shares(training), config.sampling.power)
+    return SampledOrder(seed, groups, samples_per_epoch(training, config))
+
+
+def _shares(training: Split | Mixture) -> list[tuple[Split, float]]:
+    """Return each split with the fraction of the stream that it gets."""
+    if isinstance(training, Split):
+        return [(training, 1.0)]
+    shares = training.weights / np.cumsum(training.weights)[-1]
+    return list(zip(training.splits, shares.tolist(), strict=True))
+
+
+def _groups(splits: Sequence[tuple[Split, float]], power: float) -> Groups:
+    """Return one group per split or, if `power` is not 1, one per split and class."""
+    if power == 1:
+        sizes, shares = zip(*((len(split), share) for split, share in splits), strict=True)
+        return Groups(np.array(sizes), np.array(shares))
+    parts, first = [], 0
+    total = sum(len(split) for split, _ in splits)
+    for split, share in splits:
+        own = class_groups(split.labels, split.num_classes, power)
+        # Change the type before adding: the sum may not fit in the type of a small split.
+        assert own.members is not None
+        members = own.members.astype(_index_type(total), copy=False)
+        members += first
+        parts.append(Groups(own.sizes, own.shares * share, members))
+        first += len(split)
+    return Groups(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _check_cache(splits: Sequence[Split], config: DataConfig) -> None:
+    """Raise ValueError if the shards at URLs and their indices do not fit in the cache."""
+    needed, capacity = 0, config.cache.max_bytes
+    for split in splits:
+        if (at_once := split.folder.bytes_at_once) is not None:
+            indices = capacity - at_once
+            needed += indices + sum(s.bytes for s in split.manifest.of_split(split.name))
+    if needed > capacity:
+        urls = ", ".join(str(s.folder) for s in splits if s.folder.bytes_at_once is not None)
+        raise ValueError(
+            f"training samples from all shards of {urls}, which requires {needed / 1e9:.3g} GB of "
+            f"cache, but data.cache.gigabytes is {config.cache.gigabytes:g}: raise it to "
+            f"{math.ceil(needed / 1e7) / 100:g} or more, or remove data.sampling and "
+            "data.mixture and set data.shuffle_shards"
+        )

@@ -1,0 +1,231 @@
+"""A mixture of shard sets: weights, united classes, and the guarantees of the order of samples."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.config import DataConfig
+from data.images.config import ImageConfig
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.loading.sampling import sampled_order, training_counts
+from data.remote.config import CacheConfig
+from data.shards.mixture import Mixture, load_manifest, open_mixture
+from data.shards.split import open_split
+from data.shards.writer import write_shards
+from data.sources import ImageFolder
+from tests.data.conftest import write_image
+
+BATCH = 7
+SETS = {"first": {"apple": 9, "birne": 12, "kiwi": 1}, "second": {"date": 5, "apple": 30}}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two sets of shards that share the class "apple", each with a test split."""
+    found = {}
+    for number, (name, classes) in enumerate(SETS.items()):
+        folder = tmp_path_factory.mktemp(name)
+        for label, (class_name, count) in enumerate(classes.items()):
+            for i in range(count):
+                path = folder / "images" / "train" / class_name / f"{i}.png"
+                write_image(path, 1000 * number + 100 * label + i, 100, 100)
+            write_image(folder / "images" / "test" / class_name / "0.png", 77)
+        source = ImageFolder(folder / "images", original=True)
+        write_shards(source, folder / "out", samples_per_shard=8, workers=0)
+        found[name] = folder / "out"
+    return found
+
+
+def config(
+    sets: dict[str, Any], weights: tuple[float, float] = (1, 3), **changes: Any
+) -> DataConfig:
+    names = zip(sets.values(), weights, strict=True)
+    return DataConfig(
+        shards=sets["first"],
+        image=ImageConfig(size=12, resize=14),
+        mixture=[{"shards": folder, "weight": weight} for folder, weight in names],
+        **changes,
+    )
+
+
+def opened(settings: DataConfig) -> Mixture:
+    return open_mixture(settings, load_manifest(settings))
+
+
+def test_the_class_list_starts_with_that_of_data_shards(sets: dict[str, Path]) -> None:
+    manifest = load_manifest(config(sets))
+    assert manifest.class_names == ("apple", "birne", "kiwi", "date")
+    other = config(sets).model_copy(update={"shards": sets["second"]})
+    assert load_manifest(other).class_names == ("apple", "date", "birne", "kiwi")
+
+
+def test_samples_have_the_labels_of_the_united_class_list(sets: dict[str, Path]) -> None:
+    with opened(config(sets)) as mixture:
+        assert len(mixture) == 57
+        names = mixture.manifest.class_names
+        indices = np.random.default_rng(0).permutation(57)
+        many = list(mixture.read_many(indices))
+        sizes = mixture.sizes(indices)
+        first = 0
+        for folder in sets.values():
+            with open_split(folder, "train") as split:
+                for i in range(len(split)):
+                    data, extension, label = split.read(i)
+                    name = split.classes[label].name
+                    assert mixture.read(first + i) == (data, extension, names.index(name))
+                    assert mixture.key(first + i) == split.key(i)
+                    at = int(np.flatnonzero(indices == first + i)[0])
+                    assert many[at] == (data, names.index(name))
+                    assert sizes[at] == len(data)
+                first += len(split)
+        with pytest.raises(IndexError):
+            mixture.read(57)
+        copy = pickle.loads(pickle.dumps(mixture))
+        assert copy.read(40) == mixture.read(40)
+        assert b"kiwi" not in pickle.dumps(mixture)
+
+
+@pytest.mark.parametrize("power", [1.0, 0.5, 0.0])
+def test_an_epoch_contains_the_shares_of_the_sets_and_their_classes(
+    sets: dict[str, Path], power: float
+) -> None:
+    settings = config(sets, sampling={"power": power, "epoch_samples": 4000})
+    with opened(settings) as mixture:
+        order = sampled_order(mixture, settings, seed=1)
+        indices = order.locate(np.arange(4000))[1]
+        assert abs(np.count_nonzero(indices < 22) - 1000) <= 1
+        counts = np.bincount([mixture.read(i)[2] for i in range(57)], minlength=4)
+        drawn = np.bincount([mixture.read(i)[2] for i in indices.tolist()], minlength=4)
+        assert counts.tolist() == [39, 12, 1, 5]
+        assert np.abs(drawn - training_counts(mixture, settings)).max() <= 2
+        first, second = (np.array(list(classes.values())) ** power for classes in SETS.values())
+        expected = 1000 * first / first.sum(), 3000 * second / second.sum()
+        together = [expected[0][0] + expected[1][1], *expected[0][1:], expected[1][0]]
+        assert np.abs(drawn - together).max() <= 2
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    weights=st.tuples(st.sampled_from([0.1, 1, 2.5]), st.sampled_from([1, 30])),
+    power=st.sampled_from([0.0, 0.5, 1.0]),
+    before=st.integers(1, 5),
+    after=st.integers(1, 5),
+    stopped=st.integers(0, 8),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_run_resumed_at_another_world_size_reads_the_same_global_batches(
+    sets: dict[str, Path],
+    weights: tuple[float, float],
+    power: float,
+    before: int,
+    after: int,
+    stopped: int,
+    seed: int,
+) -> None:
+    settings = config(sets, weights, sampling={"power": power})
+
+    def seen(world_size: int, start: int, steps: int) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(steps)]
+        for rank in range(world_size):
+            loader = TrainLoader(
+                mixture,
+                settings,
+                global_batch=BATCH,
+                rank=rank,
+                world_size=world_size,
+                cursor=Cursor(seed, samples=start * BATCH),
+            )
+            for step in range(steps):
+                found[step] += next(loader).indices.tolist()
+        return found
+
+    with opened(settings) as mixture:
+        whole = seen(1, 0, 9)
+        assert seen(before, 0, stopped) + seen(after, stopped, 9 - stopped) == whole
+    times = np.bincount(np.concatenate(whole), minlength=57)
+    # 63 samples are one epoch, with exact shares, and 6 samples of the next one.
+    assert times.sum() == 63
+    assert abs(times[:22].sum() - 63 * weights[0] / sum(weights)) <= 7
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_do_not_depend_on_the_number_of_workers(
+    sets: dict[str, Path], workers: int
+) -> None:
+    found = []
+    for number in (0, workers):
+        settings = config(sets, workers=number)
+        with (
+            opened(settings) as mixture,
+            TrainLoader(mixture, settings, global_batch=BATCH, cursor=Cursor(2)) as loader,
+        ):
+            found.append([next(loader) for _ in range(10)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one.inputs["pixel_values"], other.inputs["pixel_values"])
+        assert torch.equal(one.labels, other.labels)
+        assert torch.equal(one.indices, other.indices)
+
+
+def test_the_digest_names_the_set_that_changed(sets: dict[str, Path]) -> None:
+    with opened(config(sets)) as mixture:
+        before = mixture.digest()
+    with opened(config(sets, (5, 1))) as mixture:
+        assert mixture.digest() == before
+    assert list(before) == [f"{folder} train" for folder in sets.values()]
+    reversed_sets = {"first": sets["second"], "second": sets["first"]}
+    with opened(config(reversed_sets)) as mixture:
+        after = mixture.digest()
+    # The labels of the second set changed, because the first set now comes first.
+    assert before != after
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"shuffle_shards": 2}, "data.mixture draws from all shards.*remove data.shuffle_shards"),
+        ({"stream": {"shards": "a.tar", "samples": 3}}, "data.mixture requires .* an index"),
+        ({"mixture": [{"shards": "a"}, {"shards": "a"}]}, "lists split train of a twice"),
+        ({"mixture": [{"shards": "a", "weight": 0}]}, "greater than 0"),
+    ],
+)
+def test_an_invalid_mixture_is_rejected(others: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataConfig(**{"shards": "a", "mixture": [{"shards": "a"}], **others})
+
+
+def test_sets_of_different_modalities_are_rejected(sets: dict[str, Path], texts: Path) -> None:
+    settings = config({"first": sets["first"], "second": texts / "shards"})
+    with pytest.raises(ValueError, match=r"contains texts, but .* contains images"):
+        load_manifest(settings)
+    missing = (
+        settings.model_copy(update={"mixture": config(sets).mixture[:1]})
+        .mixture[0]
+        .model_copy(update={"split": "other"})
+    )
+    with pytest.raises(ValueError, match=r"data\.mixture\[0\]\.split is 'other'"):
+        opened(settings.model_copy(update={"mixture": (missing,)}))
+
+
+def test_sets_at_urls_must_fit_in_the_cache_together(sets: dict[str, Path], tmp_path: Path) -> None:
+    urls = {name: f"file://{folder}" for name, folder in sets.items()}
+    size = sum(path.stat().st_size for folder in sets.values() for path in folder.glob("train*"))
+    found = []
+    for each in (
+        config(sets),
+        config(urls, cache=CacheConfig(folder=tmp_path, gigabytes=2 * size / 1e9)),
+    ):
+        with opened(each) as mixture:
+            loader = TrainLoader(mixture, each, global_batch=BATCH, cursor=Cursor(2))
+            found.append([next(loader).indices.tolist() for _ in range(9)])
+    assert found[0] == found[1]
+    small = config(urls, cache=CacheConfig(folder=tmp_path / "small", gigabytes=0.8 * size / 1e9))
+    with opened(small) as mixture, pytest.raises(ValueError, match=r"data\.cache\.gigabytes is"):
+        TrainLoader(mixture, small, global_batch=BATCH, cursor=Cursor(2))

@@ -1,0 +1,320 @@
+"""A sampled order gives every group its exact share, draws the samples of a group equally often,
+and keeps the guarantees of the plain order: it depends neither on the number of ranks and workers
+nor on where a run was resumed.
+"""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data.augment.mix import Mix
+from data.augment.training import AugmentConfig
+from data.config import DataConfig, SamplingConfig, TextConfig
+from data.images.config import ImageConfig
+from data.loading.batch import Batch, Cursor
+from data.loading.loader import TrainLoader
+from data.loading.order import permuted_in_groups, share
+from data.loading.sampling import (
+    _PERIOD,
+    Groups,
+    SampledOrder,
+    class_groups,
+    class_shares,
+    training_counts,
+)
+from data.shards.split import open_split
+
+SEEDS = st.integers(0, 2**63 - 1)
+POWERS = st.sampled_from([0.0, 0.3, 0.5, 1.0])
+# Many classes with one or a few samples, and some large classes.
+SIZES = st.lists(st.sampled_from([1, 1, 1, 2, 3, 40]), min_size=1, max_size=40)
+
+
+def labels_of(sizes: list[int], seed: int = 0) -> np.ndarray:
+    """Return shuffled labels of `sizes[c]` samples of each class c, int32 [N]."""
+    labels = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+    return np.random.default_rng(seed).permutation(labels)
+
+
+def order_of(
+    sizes: list[int], power: float, seed: int, epoch: int | None = None
+) -> tuple[np.ndarray, SampledOrder]:
+    labels = labels_of(sizes)
+    groups = class_groups(labels, len(sizes), power)
+    return labels, SampledOrder(seed, groups, epoch or len(labels))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 300])
+def test_every_group_and_pass_has_its_own_permutation(size: int) -> None:
+    found = set()
+    for group, epoch in ((0, 0), (0, 1), (1, 0), (7, 3)):
+        count = np.full(size, 1)
+        indices = permuted_in_groups(5, group * count, epoch * count, np.arange(size), size * count)
+        assert sorted(indices.tolist()) == list(range(size))
+        found.add(tuple(indices.tolist()))
+    assert len(found) == 4 or size < 16
+
+
+def test_every_position_of_a_small_group_gets_every_sample_about_equally_often() -> None:
+    size, trials = 5, 4000
+    position, group = np.tile(np.arange(size), trials), np.repeat(np.arange(trials), size)
+    indices = permuted_in_groups(1, group, group % 3, position, np.full(len(group), size))
+    counts = np.zeros((size, size))
+    np.add.at(counts, (position, indices), 1)
+    chi_square = ((counts - trials / size) ** 2 / (trials / size)).sum()
+    assert chi_square < 16 + 6 * math.sqrt(2 * 16)  # 16 degrees of freedom
+
+
+def test_powers_give_natural_square_root_and_balanced_shares() -> None:
+    counts = np.array([900, 0, 100])
+    for power, expected in (
+        (1.0, [0.9, 0, 0.1]),
+        (0.5, [0.75, 0, 0.25]),
+        (0.0, [0.5, 0, 0.5]),
+    ):
+        assert np.allclose(class_shares(counts, power), expected, atol=1e-7)
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, power=POWERS, seed=SEEDS, epoch=st.none() | st.integers(1, 200))
+def test_groups_get_their_shares_and_their_samples_are_drawn_equally_often(
+    sizes: list[int], power: float, seed: int, epoch: int | None
+) -> None:
+    labels, order = order_of(sizes, power, seed, epoch)
+    n, epochs = order.num_samples, 5
+    passes, indices = order.locate(np.arange(epochs * n))
+    shares = class_shares(np.array(sizes), power)
+    for count in range(1, epochs + 1):
+        drawn = np.bincount(labels[indices[: count * n]], minlength=len(sizes))
+        assert drawn.sum() == count * n
+        assert np.array_equal(drawn, order.num_slots(count))
+        assert np.abs(drawn - count * n * shares).max() < 2 + math.log2(count)
+        times = np.bincount(indices[: count * n], minlength=len(labels))
+        for label in range(len(sizes)):
+            assert np.ptp(times[labels == label]) <= 1
+    # The pass counts the earlier occurrences of a sample.
+    assert len(set(zip(passes.tolist(), indices.tolist(), strict=True))) == epochs * n
+    times = np.bincount(indices, minlength=len(labels))
+    assert np.array_equal(np.sort(passes), np.sort(np.concatenate([np.arange(t) for t in times])))
+
+
+@settings(deadline=None)
+@given(sizes=SIZES, power=POWERS, seed=SEEDS)
+def test_shares_are_exact_over_a_period_of_epochs(
+    sizes: list[int], power: float, seed: int
+) -> None:
+    _, order = order_of(sizes, power, seed)
+    n = order.num_samples
+    shares = class_shares(np.array(sizes), power)
+    for periods in (1, 3):
+        # Shares are rounded to 1 / _PERIOD of a slot per epoch.
+        expected = periods * _PERIOD * n * shares
+        assert np.abs(order.num_slots(periods * _PERIOD) - expected).max() <= periods
+    late = 7 * _PERIOD + 11
+    inside = order.locate(np.arange(late * n, (late + 1) * n))[1]
+    labels = labels_of(sizes)
+    drawn = np.bincount(labels[inside], minlength=len(sizes))
+    assert np.array_equal(drawn, order.num_slots(late + 1) - order.num_slots(late))
+
+
+@settings(deadline=None)
+@given(
+    sizes=SIZES,
+    power=POWERS,
+    batch=st.integers(1, 64),
+    steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
+    seed=SEEDS,
+)
+def test_resuming_at_any_world_size_gives_the_same_global_batches(
+    sizes: list[int], power: float, batch: int, steps: list[tuple[int, int]], seed: int
+) -> None:
+    """Run `count` steps on `world_size` ranks, resume at a different world size, and repeat."""
+    samples, seen = 0, []
+    for world_size, count in [*steps, (1, 3)]:
+        _, order = order_of(sizes, power, seed)  # a new process
+        for _ in range(count):
+            for rank in range(world_size):
+                part = share(batch, rank, world_size)
+                positions = np.arange(samples + part.start, samples + part.stop)
+                seen.append(np.stack(order.locate(positions)))
+            samples += batch
+    whole = np.stack(order_of(sizes, power, seed)[1].locate(np.arange(samples)))
+    assert np.array_equal(np.concatenate(seen, axis=1), whole)
+
+
+@settings(deadline=None)
+@given(
+    sizes=SIZES,
+    power=POWERS,
+    seed=SEEDS,
+    positions=st.lists(st.integers(0, 4000), min_size=1, max_size=60),
+)
+def test_a_position_maps_to_the_same_sample_on_its_own_and_in_a_batch(
+    sizes: list[int], power: float, seed: int, positions: list[int]
+) -> None:
+    _, order = order_of(sizes, power, seed)
+    together = np.stack(order.locate(np.array(positions)))
+    one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in positions]
+    assert np.array_equal(together, np.stack(one_by_one, axis=1))
+    assert np.array_equal(together, np.stack(order.locate(np.array([positions])))[:, 0])
+
+
+def test_neighbors_in_the_stream_are_uncorrelated() -> None:
+    labels, order = order_of([500] * 20, 0.0, seed=2)
+    found = labels[order.locate(np.arange(10_000))[1]].astype(float)
+    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.05
+    assert abs(np.corrcoef(found, np.arange(len(found)))[0, 1]) < 0.05
+
+
+def test_an_order_of_many_groups_is_computed_without_a_list() -> None:
+    """A billion samples in a million groups, at an epoch in the middle of a long run."""
+    sizes = np.full(10**6, 1000)
+    order = SampledOrder(1, Groups(sizes, np.full(10**6, 1e-6)), 10**9)
+    positions = np.arange(300 * 10**9 - 500, 300 * 10**9 + 500)
+    passes, indices = order.locate(positions)
+    assert set(passes.tolist()) == {299, 300}
+    assert len(set(indices.tolist())) == 1000
+
+
+def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None:
+    labels = np.array([0, -1, 1, 0, 7, 0, 0, 0, 0, 0], np.int32)
+    groups = class_groups(labels, 3, 0.0)
+    assert groups.sizes.tolist() == [7, 1, 2]
+    assert np.allclose(groups.shares, [0.4, 0.4, 0.2])
+    assert sorted(groups.members[-2:].tolist()) == [1, 4]
+
+
+# ------------------------------------------------------------------------------ batches
+
+BATCH = 7
+
+
+def config(shards: Path, workers: int = 0, power: float = 0.0, **sampling: int) -> DataConfig:
+    return DataConfig(
+        shards=shards,
+        image=ImageConfig(size=12, resize=14),
+        augment=AugmentConfig(mix=Mix(mixup_alpha=0.4, probability=0.5)),
+        workers=workers,
+        sampling=SamplingConfig(power=power, **sampling),
+    )
+
+
+def global_batches(
+    shards: Path, settings: DataConfig, *, world_size: int, steps: int, cursor: Cursor
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return (pixels, labels, indices, second labels) of each global batch."""
+    parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
+    for rank in range(world_size):
+        with (
+            open_split(shards, "train") as split,
+            TrainLoader(
+                split,
+                settings,
+                global_batch=BATCH,
+                rank=rank,
+                world_size=world_size,
+                cursor=cursor,
+            ) as loader,
+        ):
+            for step in range(steps):
+                parts[step].append(columns(next(loader)))
+    return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
+
+
+def columns(batch: Batch) -> tuple[torch.Tensor, ...]:
+    assert batch.mixed is not None
+    return batch.inputs["pixel_values"], batch.labels, batch.indices, batch.mixed.labels
+
+
+def assert_same(a: list, b: list) -> None:
+    assert len(a) == len(b)
+    for left, right in zip(a, b, strict=True):
+        for x, y in zip(left, right, strict=True):
+            assert torch.equal(x, y)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (5, 0), (1, 1), (1, 3), (2, 2)]
+)
+def test_global_batches_do_not_depend_on_world_size_or_workers(
+    shards: Path, world_size: int, workers: int
+) -> None:
+    start = Cursor(seed=5)
+    one = global_batches(shards, config(shards), world_size=1, steps=8, cursor=start)
+    many = global_batches(
+        shards, config(shards, workers), world_size=world_size, steps=8, cursor=start
+    )
+    assert_same(one, many)
+
+
+@pytest.mark.parametrize("stopped", [1, 4, 9])
+def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(
+    shards: Path, stopped: int
+) -> None:
+    settings = config(shards, power=0.5, epoch_samples=30)
+    whole = global_batches(shards, settings, world_size=1, steps=10, cursor=Cursor(9))
+    head = global_batches(shards, settings, world_size=2, steps=stopped, cursor=Cursor(9))
+    saved = Cursor.from_json(Cursor(9, samples=stopped * BATCH).to_json())
+    tail = global_batches(shards, settings, world_size=3, steps=10 - stopped, cursor=saved)
+    assert_same(whole, head + tail)
+
+
+def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards: Path) -> None:
+    settings = DataConfig(
+        shards=shards,
+        image=ImageConfig(size=12, resize=14),
+        sampling=SamplingConfig(power=0.0, epoch_samples=200),
+    )
+    with open_split(shards, "train") as split:
+        batch = next(TrainLoader(split, settings, global_batch=200, cursor=Cursor(0)))
+        counts = torch.bincount(batch.labels, minlength=4)
+        expected = training_counts(split, settings)
+    assert counts.tolist() == expected.tolist() == [50] * 4
+    first = batch.indices == batch.indices[0]
+    assert first.sum() > 2
+    pixels = batch.inputs["pixel_values"][first].flatten(1)
+    assert len(torch.unique(pixels, dim=0)) > 2
+
+
+def test_short_epochs_of_the_natural_power_visit_all_samples_in_turn(shards: Path) -> None:
+    settings = config(shards, power=1.0, epoch_samples=10)
+    with open_split(shards, "train") as split:
+        loader = TrainLoader(split, settings, global_batch=10, cursor=Cursor(1))
+        times = np.zeros(len(split), int)
+        for _ in range(9):
+            np.add.at(times, next(loader).indices.numpy(), 1)
+            assert np.ptp(times) <= 1
+
+
+def test_batches_sorted_by_length_contain_the_samples_of_the_sampled_order(texts: Path) -> None:
+    found = []
+    for batches_by_length in (1, 3):
+        text = TextConfig(
+            tokenizer=str(texts / "tokenizer"), max_length=24, batches_by_length=batches_by_length
+        )
+        settings = DataConfig(
+            shards=texts / "shards", text=text, sampling=SamplingConfig(power=0.0)
+        )
+        with open_split(texts / "shards", "train") as split:
+            loader = TrainLoader(split, settings, global_batch=BATCH, cursor=Cursor(1))
+            found.append(torch.cat([next(loader).indices for _ in range(3)]).tolist())
+    assert found[0] != found[1]
+    assert sorted(found[0]) == sorted(found[1])
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"shuffle_shards": 2}, "remove data.shuffle_shards"),
+        ({"stream": {"shards": "a.tar", "samples": 3}}, "remove data.stream"),
+    ],
+)
+def test_sampling_is_rejected_where_it_is_not_supported(others: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DataConfig(shards="a", sampling={"power": 0.5}, **others)

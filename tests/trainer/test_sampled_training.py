@@ -1,0 +1,125 @@
+"""Training with class sampling and mixtures: resuming on other ranks, and what may not change."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.config import SamplingConfig
+from data.loading.sampling import training_counts
+from data.shards.split import open_split
+from data.shards.writer import write_shards
+from data.sources import Glyphs
+from launch.commands.evaluate import evaluate
+from launch.plan.classes import classes_of, num_samples, shards_of
+from tests.ranks import rank_world, run_on_ranks
+from tests.shards import glyph_recipe
+from tests.system.runs import losses, samples_by_step
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.export import export_run
+from trainer.config import Recipe
+from trainer.evaluation import load_evaluation
+from trainer.train import train
+
+
+def train_on_a_rank(recipe: Recipe) -> None:
+    train(recipe, rank_world())
+
+
+def sorted_ids(run: Path) -> dict[int, list[int]]:
+    """Return the sorted sample IDs of each step. The files of the ranks are read in any order."""
+    return {step: sorted(ids) for step, ids in samples_by_step(run).items()}
+
+
+def sampled_recipe(shards: Path, run: Path, *, steps: int, **changes: Any) -> Recipe:
+    settings = {
+        "data__sampling": {"power": 0, "epoch_samples": 50},
+        "train__duration": {"steps": steps},
+        "telemetry": {"log_every": 1, "sample_ids": True},
+        "schedule": {"kind": "step", "milestones": []},
+    }
+    return glyph_recipe(shards, run, **{**settings, **changes})
+
+
+def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_batches(
+    glyphs: Path, tmp_path: Path
+) -> None:
+    run_on_ranks(2, train_on_a_rank, sampled_recipe(glyphs, tmp_path / "resumed", steps=3))
+    run_on_ranks(3, train_on_a_rank, sampled_recipe(glyphs, tmp_path / "resumed", steps=6))
+    train(sampled_recipe(glyphs, tmp_path / "whole", steps=6), rank_world())
+    batches = sorted_ids(tmp_path / "whole")
+    assert sorted_ids(tmp_path / "resumed") == batches
+    assert len(batches) == 6
+    assert losses(tmp_path / "resumed") == pytest.approx(losses(tmp_path / "whole"), rel=1e-3)
+    with open_split(glyphs, "train") as split:
+        labels = split.labels[np.concatenate([batches[step] for step in range(1, 5)])]
+    assert len(labels) == 48
+    assert np.ptp(np.bincount(labels, minlength=13)) <= 2
+
+
+def test_a_run_cannot_resume_with_a_different_power(glyphs: Path, tmp_path: Path) -> None:
+    train(sampled_recipe(glyphs, tmp_path / "run", steps=1), rank_world())
+    changed = sampled_recipe(
+        glyphs, tmp_path / "run", steps=2, data__sampling={"power": 0.5, "epoch_samples": 50}
+    )
+    with pytest.raises(ValueError, match=r"different values of data\.sampling\.power: "):
+        train(changed, rank_world())
+
+
+def test_priors_and_class_weights_use_the_counts_of_sampled_epochs(glyphs: Path) -> None:
+    data = glyph_recipe(glyphs, Path("unused")).data
+    with open_split(glyphs, "train") as split:
+        assert np.array_equal(training_counts(split, data), split.class_counts())
+        half = data.model_copy(update={"sampling": SamplingConfig(power=0.5, epoch_samples=1000)})
+        roots = np.sqrt(split.class_counts())
+        assert np.allclose(training_counts(split, half), 1000 * roots / roots.sum(), rtol=1e-6)
+
+
+# ------------------------------------------------------------------------------ mixtures
+
+
+@pytest.fixture
+def more_glyphs(tmp_path: Path) -> Path:
+    """Write shards of 15 characters, two more than `glyphs`."""
+    write_shards(Glyphs(15, samples=1, size=16), tmp_path / "more", workers=0)
+    return tmp_path / "more"
+
+
+def mixed_recipe(glyphs: Path, more: Path, run: Path, *, steps: int, weight: float = 2) -> Recipe:
+    sets = [{"shards": str(glyphs)}, {"shards": str(more), "weight": weight}]
+    return sampled_recipe(
+        glyphs, run, steps=steps, data__sampling={"power": 0.5}, data__mixture=sets
+    )
+
+
+def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_planned(
+    glyphs: Path, more_glyphs: Path, tmp_path: Path
+) -> None:
+    run_on_ranks(2, train_on_a_rank, mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=3))
+    recipe = mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=6)
+    train(recipe, rank_world())
+    train(mixed_recipe(glyphs, more_glyphs, tmp_path / "whole", steps=6), rank_world())
+    assert sorted_ids(tmp_path / "run") == sorted_ids(tmp_path / "whole")
+    measured = load_evaluation(recipe.run / "evaluations", step=6).metrics
+    evaluate(recipe.run)
+    assert load_evaluation(recipe.run / "evaluations", step=6).metrics == measured
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    assert len(Bundle.open(tmp_path / "bundle").classes) == 15
+    manifest = shards_of(recipe)
+    with open_split(glyphs, "train") as one, open_split(more_glyphs, "train") as other:
+        assert num_samples(recipe, manifest, None) == len(one) + len(other)
+    assert classes_of(recipe, manifest, None, class_ranks=1).num_classes == 15
+
+
+def test_a_run_cannot_resume_with_a_different_mixture(
+    glyphs: Path, more_glyphs: Path, tmp_path: Path
+) -> None:
+    train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=1), rank_world())
+    with pytest.raises(ValueError, match=r"different values of data\.mixture: "):
+        train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=2, weight=3), rank_world())
+    shutil.rmtree(more_glyphs)
+    write_shards(Glyphs(15, samples=2, size=16), more_glyphs, workers=0)
+    with pytest.raises(ValueError, match=rf"different shards \({more_glyphs} train\)"):
+        train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=2), rank_world())
