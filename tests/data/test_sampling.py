@@ -171,6 +171,14 @@ def test_neighbors_in_the_stream_are_uncorrelated() -> None:
     assert abs(np.corrcoef(found, np.arange(len(found)))[0, 1]) < 0.05
 
 
+def test_the_samples_of_a_class_are_drawn_in_a_new_random_order_in_each_pass() -> None:
+    _, order = order_of([200], 0.0, seed=2, epoch=20)
+    epochs = order.locate(np.arange(600))[1].reshape(30, 20)
+    # Each pass over the class takes 10 epochs.
+    assert len({tuple(sorted(samples.tolist())) for samples in epochs}) == 30
+    assert min(np.ptp(samples) for samples in epochs) > 60
+
+
 def test_an_order_of_many_groups_is_computed_without_a_list() -> None:
     """A billion samples in a million groups, at an epoch in the middle of a long run."""
     sizes = np.full(10**6, 1000)
