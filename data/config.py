@@ -129,7 +129,7 @@ class MixtureSet(FrozenConfig):
         1,
         gt=0,
         le=1e9,
-        description="relative number of samples drawn from this set, whatever its size",
+        description="relative number of samples drawn from this set, regardless of its size",
     )
 
 
@@ -227,7 +227,7 @@ class DataConfig(FrozenConfig):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether training samples classes or sets with given shares (`data/loading/sampling.py`).
-        Otherwise, every epoch is a permutation of the training split.
+        """Whether training draws given shares of classes or shard sets
+        (`data/loading/sampling.py`). Otherwise, every epoch is a permutation of the training split.
         """
         return bool(self.mixture) or self.sampling != SamplingConfig()

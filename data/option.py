@@ -15,10 +15,10 @@ class Option:
     """An option whose name or value differs from the field's.
 
     name: the name, such as "--timeout" for the field `request_timeout_seconds`, or
-    "--nested/--topmost". metavar: the placeholder for the value in the help. unit: the field value
-    that corresponds to 1 on the command line, such as 2**20 for MiB if the field is in bytes. flag:
-    the value to which the option sets the field; such an option does not take a value. type: the
-    type of the value on the command line, if the command itself converts it.
+    "--thumbnails/--no-thumbnails". metavar: the placeholder for the value in the help. unit: the
+    field value that corresponds to 1 on the command line, such as 2**20 for MiB if the field is in
+    bytes. flag: the value to which the option sets the field; such an option does not take a value.
+    type: the type of the value on the command line, if the command itself converts it.
     """
 
     name: str = ""

@@ -74,7 +74,7 @@ class FusedSGD(Optimizer):
         self._update.group = self.param_groups[0]  # `load_state_dict` replaces the groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients, and forget a backward pass without a `step`."""
+        """Clear all gradients, and discard the state of a backward pass without a `step`."""
         super().zero_grad(set_to_none)
         self._update.clear()
 

@@ -278,7 +278,7 @@ class Recipe(FrozenConfig):
     def calls_head_once(self) -> bool:
         """Whether a step calls the head once for the whole batch, also with micro-batches.
 
-        Gradients of bf16 rows are bf16, so a sum over micro-batches would be rounded many times.
+        Gradients of bf16 rows are bf16, so a sum over micro-batches would be rounded repeatedly.
         """
         fuses = self.optimizer.head.fused_sgd is not None
         return self.head.loss.couples_rows or fuses or self.head.dtype != "fp32"

@@ -77,8 +77,9 @@ class AugmentConfig(Crop, _Sizes):
 class TrainingImages:
     """Converts image files to training samples [C, size, size].
 
-    A sample takes two steps, because only the first one can find that a file is damaged. Both draw
-    from the generator of the sample, so they must follow each other.
+    The conversion has two steps: `decoded` or `cropped`, and then `augmented`. Only the first one
+    can detect a damaged file. Both draw from the generator of the sample, so call them in this
+    order.
     """
 
     config: ImageConfig
@@ -93,11 +94,11 @@ class TrainingImages:
         return self.augment.changes
 
     def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
-        """Return the decoded crop, uint8 [size, size, C]. Raises ValueError if it is damaged."""
+        """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""
         return self.augment.decoded(data, self.config, self._fill, rng)
 
     def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return the crop of an image uint8 [H, W, C], uint8 [size, size, C]."""
+        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C]."""
         return self.augment.cropped(image, self.config, self._fill, rng)
 
     def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -5,11 +5,12 @@
  * the others, and the rows below the rectangle are not read at all.
  *
  * The library is not linked. `connect` looks up its functions in the libjpeg-turbo that Pillow
- * uses, so building this module requires only a C compiler and the headers of Python.
- * jpeg_CreateDecompress compares the size of its structures with those in libjpeg/jpeglib.h.
+ * uses, so building this module requires only a C compiler and Python's headers.
+ * jpeg_CreateDecompress reports an error if the size of its structures differs from the one in
+ * libjpeg/jpeglib.h.
  *
- * Other kinds of JPEG and damaged data return -1. The caller then decodes the whole image with
- * OpenCV, which decides whether the image is valid.
+ * `decode` returns -1 for other kinds of JPEG and for damaged data. The caller then decodes the
+ * whole image with OpenCV, which determines whether the image is valid.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -32,7 +33,7 @@ static struct {
     JDIMENSION (*read)(j_decompress_ptr, JSAMPARRAY, JDIMENSION);
 } jpeg;
 
-/* An error returns to the function that called the library. */
+/* libjpeg calls on_error for a fatal error. It jumps back to the setjmp of our function. */
 typedef struct {
     struct jpeg_error_mgr base;
     jmp_buf failed;
@@ -85,7 +86,7 @@ static PyObject *connect(PyObject *module, PyObject *args) {
     struct jpeg_decompress_struct decoder;
     Errors errors;
     decoder.err = handlers(&errors);
-    if (setjmp(errors.failed)) Py_RETURN_FALSE; /* another version of the structures */
+    if (setjmp(errors.failed)) Py_RETURN_FALSE; /* the structures have another size */
     jpeg.create(&decoder, JPEG_LIB_VERSION, sizeof decoder);
     jpeg.destroy(&decoder);
     Py_RETURN_TRUE;
@@ -97,10 +98,10 @@ typedef struct {
     int denominator, channels;
 } Request;
 
-/* Fancy upsampling interpolates between columns of chroma, so that the pixels at the edge of a
- * rectangle depend on the next pixel outside it. It gives other results for rows of only one or two
- * columns of chroma. jpeg_crop_scanline moves the left edge to the beginning of a block, which has
- * up to 32 columns. */
+/* Fancy upsampling interpolates between neighboring chroma samples, so the pixels at the edge of a
+ * rectangle depend on the next pixel outside it. Rows of only one or two chroma samples are
+ * upsampled differently, hence MIN_WIDTH. jpeg_crop_scanline moves the left edge to the beginning
+ * of a block, which has up to 32 columns. */
 enum { MARGIN = 1, MIN_WIDTH = 16, EXTRA_COLUMNS = 2 * MARGIN + MIN_WIDTH + 31 };
 
 static int is_supported(j_decompress_ptr decoder, const Request *want) {
@@ -111,7 +112,7 @@ static int is_supported(j_decompress_ptr decoder, const Request *want) {
            (decoder->jpeg_color_space == JCS_YCbCr || decoder->jpeg_color_space == JCS_GRAYSCALE);
 }
 
-/* Read the rows of the rectangle to `pixels`, with `stride` bytes per row. Return the number of
+/* Read the rows of the rectangle into `pixels`, with `stride` bytes per row. Return the number of
  * columns before the rectangle, or -1. */
 static int read_rectangle(j_decompress_ptr decoder, const Request *want, unsigned char *pixels,
                           size_t stride) {

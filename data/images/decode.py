@@ -156,7 +156,7 @@ def decode_jpeg(
     """Return the pixels of a JPEG whose size has been checked, scaled down by `denominator` (1, 2,
     4 or 8). Raises ValueError if it is damaged or has more than 100 scans.
     """
-    # Counting the scans takes a tenth of the time that decoding takes.
+    # Counting the scans takes a tenth of the time of decoding, so skip it for a single scan.
     has_one = header is not None and header.one_scan
     if not has_one and has_more_scans(data, MAX_SCANS):
         raise ValueError(f"the image has more than {MAX_SCANS} JPEG scans: save it again")
@@ -274,7 +274,7 @@ def copy_planes(image: np.ndarray, result: np.ndarray) -> None:
     For views of [H, W, C], OpenCV is several times as fast as numpy.
     """
     if image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1:
-        # OpenCV writes to arrays of the right shape and type. Otherwise, it would allocate others.
+        # OpenCV writes to the given arrays only if their shape and type are right.
         cv2.split(image.transpose(1, 2, 0), list(result))
     else:
         result[:] = image

@@ -1,7 +1,7 @@
 """Decodes only the part of a JPEG that a random crop needs.
 
 `_jpeg.c` does this with the libjpeg-turbo that Pillow uses. It is an optional extension: if kway
-was installed without a C compiler, OpenCV decodes the whole image instead. The pixels are the same.
+was installed without it, OpenCV decodes the whole image instead. The pixels are the same.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ try:
     _FAILURE = "Pillow does not use libjpeg-turbo"
 except ImportError:
     _decodes_crops = False
-    _FAILURE = "kway was installed without a C compiler"
+    _FAILURE = "kway was installed without a C compiler or Python's headers"
 
 _END_OF_IMAGE = b"\xff\xd9"
 # The number of bytes that may follow the end of the image, such as padding.
@@ -31,12 +31,12 @@ def decoder() -> str:
 
 
 def whole_images_notice() -> str | None:
-    """Return a line that states why whole JPEGs are decoded, or None if only crops are."""
+    """Return a line that states why whole JPEGs are decoded, or None if only crops are decoded."""
     if _decodes_crops:
         return None
     return (
         f"decoding whole JPEGs instead of random crops, because {_FAILURE}: loading takes more CPU "
-        "time (docs/data.md, Performance)"
+        "time (docs/data.md, JPEG decoding)"
     )
 
 
@@ -48,7 +48,7 @@ def decode_crop(
 
     If both sides of the box are at least 2, 4 or 8 times `size`, the result is scaled down by this
     factor. Raises ValueError if the image is damaged. With libjpeg-turbo, damage below the box is
-    not detected, unless the image does not have an end.
+    not detected unless the end-of-image marker is missing.
     """
     denominator = 1
     if min(box[2], box[3]) >= 2 * size:

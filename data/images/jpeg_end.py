@@ -1,9 +1,9 @@
 """Completes a JPEG whose end-of-image marker is missing although all of its pixels are present.
 
 libjpeg fills missing data with zeros and reports this only on stderr, so a missing marker and
-missing rows must be distinguished here. Bytes that follow a complete scan are ignored. If pixels
-are missing, however, the decoder takes the same bytes for them. The pixels are therefore complete
-if they do not depend on what is appended.
+missing pixels must be distinguished here. The decoder ignores bytes that follow a complete scan,
+but if pixels are missing, it decodes these bytes as pixel data. The pixels are therefore complete
+if they do not depend on the bytes that are appended to the file.
 """
 
 import io
@@ -23,8 +23,8 @@ _COEFFICIENTS = 64
 _PADDING = 16
 _DAMAGE = (SyntaxError, OSError, ValueError, EOFError, IndexError, OverflowError, struct.error)
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-# Arbitrary bytes other than 0xFF, which would begin a marker. A single sequence may coincide with
-# the end of an image; eight do not.
+# Random bytes, without 0xFF, which would begin a marker. One sequence may leave the pixels
+# unchanged by chance, but not all eight.
 _PROBES = [row.tobytes() for row in np.random.default_rng(0).integers(0, 255, (8, 1024), np.uint8)]
 
 
@@ -49,7 +49,7 @@ def completed(data: bytes) -> bytes | None:
 def _is_complete(body: bytes) -> bool:
     if not _has_all_scans(body) or (plain := _pixels(body + _END)) is None:
         return False
-    # A decoder that expects a restart marker ignores the bytes in front of it.
+    # A decoder that expects a restart marker skips all bytes before it.
     restart = bytes([0xFF, _next_restart(body)])
     probed = (_pixels(body + probe + restart + probe + _END) for probe in _PROBES)
     return all(pixels is not None and np.array_equal(pixels, plain) for pixels in probed)

@@ -39,15 +39,17 @@ class Inputs(Protocol):
     def decode_for_training(
         self, data: bytes, *, side: int, seed: int, epoch: int, index: int
     ) -> Any:
-        """Decode what training needs of a sample's bytes, with random numbers keyed by (seed,
-        epoch, index). Raises ValueError if they are damaged.
+        """Decode the part of a sample that training needs, such as a random crop.
+
+        The random numbers are keyed by (seed, epoch, index). Raises ValueError if `data` is
+        damaged.
 
         side: the height and width of the image in pixels.
         """
 
     def for_training(self, decoded: Any) -> Any:
-        """Return the item of the sample that `decode_for_training` decoded last, with the rest of
-        its random augmentation.
+        """Apply the remaining random augmentation to the sample that `decode_for_training`
+        decoded last, and return its item.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:

@@ -112,7 +112,8 @@ def _mix(value: np.ndarray) -> np.ndarray:
     """Apply the finalizer of splitmix64 (Steele, Lea and Flood 2014). uint64 arithmetic wraps
     around.
     """
-    # Batches are small, so most of the time would be spent on creating scalars and arrays.
+    # Batches are small, so creating scalars and arrays would take most of the time. Use constants
+    # and operations in place.
     value = value ^ (value >> _SHIFTS[0])
     value *= _FACTORS[0]
     value ^= value >> _SHIFTS[1]

@@ -126,9 +126,8 @@ class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
     `locate` maps positions to samples, and `will_read` prefetches the shards of a position.
-    Augmentation is keyed by (seed, pass,
-    sample), so it differs each time a sample occurs. Mixing is keyed by the pair of positions 2n
-    and 2n + 1. A bad sample is replaced.
+    Augmentation is keyed by (seed, pass, sample), so it differs each time a sample occurs. Mixing
+    is keyed by the pair of positions 2n and 2n + 1. A bad sample is replaced.
     """
 
     def __init__(

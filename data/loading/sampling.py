@@ -1,8 +1,8 @@
 """The order of samples if some groups (classes or shard sets) are sampled more often than others.
 
 Like `Order`, `SampledOrder` is a pure function of the seed and the position in an endless stream,
-so it does not depend on the number of ranks or workers, and a run resumes at any position. Each
-position of an epoch has a *slot*, and each slot belongs to a group:
+so it does not depend on the number of ranks or workers, and a run can resume at any position. Each
+position of an epoch is mapped to a *slot*, and each slot belongs to a group:
 
 1. An epoch consists of N slots. `permuted_index` maps each position of the epoch to a slot.
 2. The slots of an epoch are divided among the groups in proportion to their shares. Let R_g be N
@@ -98,7 +98,8 @@ class SampledOrder:
         # R_g of the module docstring, in units of 1/_PERIOD: int64 [G + 1].
         shares = np.concatenate([[0.0], np.cumsum(groups.shares)])
         self._bounds = np.rint(shares / shares[-1] * num_samples * _PERIOD).astype(np.int64)
-        # The numbers u of the last epoch before which slots were counted, sorted.
+        # A cache for `_slots_below`: the number of epochs of its last call, modulo _PERIOD, and the
+        # sorted offsets of these epochs.
         self._counted: tuple[int, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +212,7 @@ def _groups(splits: Sequence[tuple[Split, float]], power: float) -> Groups:
     total = sum(len(split) for split, _ in splits)
     for split, share in splits:
         own = class_groups(split.labels, split.num_classes, power)
-        # Change the type before adding: the sum may not fit in the type of a small split.
+        # Convert before adding: the sums may not fit in the index type of a small split.
         assert own.members is not None
         members = own.members.astype(_index_type(total), copy=False)
         members += first

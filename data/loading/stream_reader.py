@@ -83,7 +83,7 @@ class StreamReader(IterableDataset):
         self._rank_share = rank_share
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
-        # The samples that could not be decoded since the last one that could, and how often.
+        # The number of failed attempts to decode each sample since the last successful one.
         self._undecoded = Counter[int]()
 
     def __iter__(self) -> Iterator[Batch | ValueError | OSError]:

@@ -66,11 +66,11 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> "Mixture":
 
 
 class Mixture:
-    """The samples of `splits`, one split after another, with the labels of a united class list.
+    """The samples of `splits`, one split after another, with the labels of a merged class list.
 
     weights: the relative number of samples that training draws from each split. manifest: its
-    class list contains the classes of all splits; see `united_manifest`. Has the methods of `Split`
-    that training uses. Like a split, it is cheap to pickle.
+    class list contains the classes of all splits; see `united_manifest`. A mixture has the methods
+    of `Split` that training uses, and is as cheap to pickle.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Mixture:
         self.num_classes = len(manifest.classes)
         self._starts = np.cumsum([0, *map(len, splits)])
         labels = {info.name: label for label, info in enumerate(manifest.classes)}
-        # For each split, the label in the united class list of each of its classes.
+        # For each split, the labels of its classes in the merged class list.
         self._labels = [
             np.array([labels[info.name] for info in split.classes], np.int64) for split in splits
         ]
@@ -95,8 +95,8 @@ class Mixture:
         return int(self._starts[-1])
 
     def united(self, number: int, per_class: np.ndarray) -> np.ndarray:
-        """Return values of the classes of split `number` for the united class list, [K]. Classes
-        that the split does not have get 0.
+        """Map values of the classes of split `number` to the merged class list, [K]. Classes that
+        the split does not contain get 0.
         """
         found = np.zeros(self.num_classes, per_class.dtype)
         found[self._labels[number]] = per_class

@@ -27,7 +27,7 @@ def split_name(word: str) -> str:
 
 
 def split_in_name(name: str) -> str | None:
-    """Return the split that the first word for a split in a file name or path stands for."""
+    """Return the split of the first word in a file name or path that names one, such as `dev`."""
     words = re.findall("[a-z]+", name.lower())
     return next((SPLIT_OF_WORD[word] for word in words if word in SPLIT_OF_WORD), None)
 

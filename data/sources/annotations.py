@@ -42,8 +42,8 @@ class AnnotatedImages(ListedImages):
     )
     several: Several = Field(
         default="skip",
-        description="class of an image whose annotations have several categories: none, so that "
-        "the image is skipped (skip), or the category of the annotation with the largest area",
+        description="what to do with an image whose annotations have several categories: skip it "
+        "(skip), or use the category of the annotation with the largest area (largest)",
     )
 
     def __post_init__(self) -> None:

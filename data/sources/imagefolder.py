@@ -60,7 +60,7 @@ class ImageFolder(ListedImages):
         pattern=CLASS_FROM,
         description="folder that defines the class of an image: the one that contains the image, "
         "by its name (leaf) or its path (path), or the N-th folder below the root or the split "
-        "(-N: from the end)",
+        "(-N counts from the end)",
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 

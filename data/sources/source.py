@@ -33,7 +33,7 @@ _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhi
 class Sample:
     """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
 
-    repaired: how the data differs from a damaged source file, for `repaired.jsonl`.
+    repaired: how the source file was repaired, for `repaired.jsonl`, or None.
     """
 
     key: str

@@ -65,8 +65,8 @@ class Table(PackedImages, FirstPassSource):
     )
     split_from_name: Annotated[bool, Option("--split-from-name", flag=True)] = Field(
         default=False,
-        description="the first word in the name of a file that names a split is the split of its "
-        "rows, as in train-00000-of-00002.parquet",
+        description="read the split of all rows of a file from the first split name in its file "
+        "name, as in train-00000-of-00002.parquet",
     )
     root: Path | None = Field(
         default=None,
@@ -118,7 +118,7 @@ class Table(PackedImages, FirstPassSource):
                     f"{path}: its name does not contain a split ({words}): rename the file, or "
                     "omit --split-from-name"
                 )
-        _ = self._label_names  # report names that differ between files
+        _ = self._label_names  # raises an error if the names differ between files
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]

@@ -30,7 +30,7 @@ class BlockwiseLogits:
     contain one entry per node; `bias` is None if the head has no bias. `offset` and `log_prior` [K]
     are added to the logits. `margins` is None for a map without a margin. `memory_bytes` limits the
     memory used for logits. `processor` selects the code and the block sizes for a CPU or a GPU.
-    `updates_rows`: backward allocates the gradient of a block's rows and updates them with it.
+    `updates_rows`: whether backward updates the rows of each block, and allocates their gradient.
     `choice` contains the classes that the loss selected (None: all). `most_rows` is the largest G
     of all class groups, so that ranks with the same classes compute them in the same blocks.
     """

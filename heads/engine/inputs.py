@@ -350,7 +350,7 @@ def nan_loss(
 def _are_finite(held: Tensor) -> Tensor:
     if held.dtype != FP8:
         return held.isfinite()
-    # torch has no isfinite for fp8. e4m3 has no infinity, and NaN has all bits set but the sign.
+    # torch has no isfinite for fp8. e4m3 has no infinity. In NaN, all bits except the sign are set.
     return held.view(torch.uint8) & 0x7F != 0x7F
 
 

@@ -43,7 +43,7 @@ from torch.nn.functional import pad, threshold
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
 _GROUP = 10  # the most scores in a group of `_topk`
-_MEDIUM = 3000  # the most scores of a row in which `_topk` uses the heap of torch.topk
+_MEDIUM = 3000  # the maximum row length for which `_topk` uses the heap of torch.topk
 
 
 class SymmetricStatistics(NamedTuple):
@@ -181,9 +181,9 @@ def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest scores of each row, descending, and their columns.
 
     They are in the `num` groups of columns with the largest maxima. On a CPU, finding these groups
-    and then the scores takes less time than torch.topk, except for rows so short that most groups
-    are selected, and for rows of medium length with at least 64 scores for each one to find:
-    torch.topk collects their largest scores in a heap, and partitions other rows.
+    and then the scores takes less time than torch.topk, with two exceptions: rows so short that
+    most groups are selected, and rows of up to 3,000 columns with num <= columns / 64. For these,
+    torch.topk uses a heap, which is faster than the partitioning that it uses for other rows.
     """
     num_columns = scores_BC.shape[1]
     size = min(_GROUP, round(math.sqrt(num_columns / max(1, num))))

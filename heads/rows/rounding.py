@@ -20,8 +20,8 @@ _LARGEST_EXPONENT = 100
 
 
 def scales_of(values: Tensor) -> Tensor:
-    """Return the scales [n] of fp8 rows for the finite numbers of `values` [n, d], powers of two in
-    bf16; 1 for a row of zeros."""
+    """Return the scales [n] of fp8 rows, powers of two in bf16, for the finite numbers in `values`
+    [n, d]. The scale of a row of zeros is 1."""
     largest = values.abs().nan_to_num_(nan=0, posinf=0).amax(1)
     mantissa, exponent = torch.frexp(largest)  # 448 is 0.875 * 2^9
     exponent = exponent - 9 + (mantissa > 0.875).int()
@@ -42,8 +42,8 @@ def rounded(values: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> T
         # Adding a random number to the bits below the mantissa carries with the right probability.
         result = (values.view(torch.int32) + bits).bitwise_and_(-(1 << 16))
     else:
-        # The mantissa loses 20 bits, but `bits` has only 16. The middle of the other four removes
-        # the bias towards zero.
+        # The mantissa loses 20 bits, but `bits` has only 16. The 8 is the midpoint of the other
+        # four: zeros would bias the result towards zero.
         result = (values.view(torch.int32) + (bits << 4) + 8).bitwise_and_(-(1 << 20))
     result = result.view(torch.float32)
     if dtype == _FP8:

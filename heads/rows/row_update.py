@@ -85,7 +85,8 @@ class UpdatedRows:
     def put(self, block: ClassBlock, grad_Cd: Tensor) -> None:
         """Update the nodes of a block's classes, given the gradient of their rows, which this
         method may overwrite (collective over the data group)."""
-        grad_Cd = grad_Cd.to(wide_dtype(self._values.held.dtype))  # that of the features may differ
+        # The gradient may have the type of the features.
+        grad_Cd = grad_Cd.to(wide_dtype(self._values.held.dtype))
         if self._labels is not None:
             labels_G, grads_Gd = self._labels
             columns = self._weights.columns(block, labels_G)

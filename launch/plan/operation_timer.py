@@ -2,13 +2,13 @@
 
 On a CPU, the time of an operation depends on its kind, its shapes and the caches, which a peak rate
 does not describe. The planner therefore runs each distinct operation of the step a few times, with
-its shapes, on numbers from 0 to 1. Values matter: elementary functions take up to 20 times as long
-on infinities, on NaN and outside their domain, for example the logarithm of a negative number.
+its shapes, on numbers from 0 to 1. The numbers affect the time: elementary functions take up to 20
+times as long on infinities, on NaN and outside their domain (the logarithm of a negative number).
 
 If the step needs more than half of `_CACHE_BYTES`, all tensors of an operation are evicted from the
-caches before each run, because other operations of a real step would evict most of them. A real
-step still finds some of them in the caches, but needs time between operations, which is not
-planned (docs/plan.md).
+caches before each run, because other operations of a real step would evict most of them. In a real
+step, some of them are still in the caches, but time also passes between operations. The planner
+includes neither effect (docs/plan.md).
 """
 
 import statistics
@@ -24,9 +24,9 @@ from launch.plan.operations import Call, Operation, TensorShape
 _ROUNDS = 5
 _SECONDS = 0.3  # stop after this time, but run each operation at least twice
 _LIMIT_SECONDS = 60.0  # for all operations; the others get the time at the machine's rates
-# The last-level cache that a group of cores shares on many server CPUs. Python's `os.sysconf` has
-# no name for its size. On some CPUs, glibc reports the sum over all groups, even if a virtual
-# machine has the cores of only one group.
+# The usual size of the last-level cache that a group of cores shares on server CPUs. Python's
+# `os.sysconf` has no name for this size. On some CPUs, glibc reports the sum over all groups, even
+# if a virtual machine has the cores of only one group.
 _CACHE_BYTES = 32 << 20
 
 
@@ -70,8 +70,8 @@ class OperationTimer:
             return None
         times: list[float] = []
         while len(times) < _ROUNDS and (len(times) < 2 or sum(times) < _SECONDS):
-            # An operation that changes its operands would otherwise read its own results. Those of
-            # `exp_` become infinite after a few runs.
+            # An operation that changes its operands would otherwise read its own results. With
+            # `exp_`, they become infinite after a few runs.
             for tensor in written:
                 tensor.fill_(1)
             other.add_(1)

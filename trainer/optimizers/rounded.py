@@ -65,7 +65,7 @@ class RoundedOptimizer(Optimizer):
             state = self._state()
             seed = (self._head.seed << 32) + self._head.draw * _SEEDS_PER_STEP
             at_once = rows_at_once(self._head.dim, weight.device)
-            # Every piece starts from the state before the step, which the first piece extends.
+            # Every piece starts from the state before the step. The first piece may add entries.
             before = {name: None if value.ndim else value.clone() for name, value in state.items()}
             for start in range(0, len(weight), at_once):
                 self._step_rows(slice(start, start + at_once), before, seed % 2**63)
@@ -74,8 +74,8 @@ class RoundedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise NotImplementedError: the optimizers that share the state would keep the old one.
-        Checkpoints restore its tensors in place."""
+        """Raise NotImplementedError, because the inner optimizers share the state and would keep
+        the old one. Checkpoints restore its tensors in place."""
         raise NotImplementedError(
             "the state of an optimizer of bf16 class rows cannot be replaced: copy its tensors"
         )
@@ -84,7 +84,7 @@ class RoundedOptimizer(Optimizer):
         """Return the state of the rows, with zeros before the first step."""
         state, group = self.state[self._head.weight], self.param_groups[0]
         if not state and group.get("momentum"):
-            # torch's SGD leaves it uninitialized if a step is skipped.
+            # torch's SGD does not initialize the buffer if a step is skipped.
             state["momentum_buffer"] = torch.zeros_like(self._head.weight)
         return state
 

@@ -54,7 +54,8 @@ def compute_gradients(task: Task, batch: Batch, *, step: int) -> Gradients:
     raises ValueError.
     """
     head = task.head
-    # A resumed run repeats the same draws. The head counts its calls itself.
+    # A function of the step, so that a resumed run repeats the same draws. Each call of the head
+    # adds 1.
     head.draw = step if task.recipe.calls_head_once else step * task.micro_batches
     if task.is_flagged and task.has_checked_inputs:
         _check_labels(task, batch, step)

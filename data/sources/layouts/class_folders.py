@@ -147,7 +147,8 @@ def _of_splits(
     """
     directories = []
     trained: set[str] = set()
-    # Training classes must be known first, and an error should name a label file if there is one.
+    # The training split comes first, because the others are compared with its classes. Splits with
+    # a label file come next, so that an error can name the file.
     order = sorted(splits, key=lambda name: (splits[name] != TRAIN, not _label_file(folder / name)))
     for name in order:
         split = splits[name]

@@ -132,7 +132,7 @@ def _entries(path: Path, content: dict[str, Any], key: str) -> Iterator[tuple[st
 def _id(where: str, entry: dict[str, Any], key: str) -> Id:
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{where}: {key!r} is {shown(str(value))}: it must be a number or a text")
+        raise ValueError(f"{where}: {key!r} is {shown(str(value))}: use a number or a string")
     return value
 
 
@@ -153,7 +153,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def _area(where: str, entry: dict[str, Any], *, required: bool) -> float:
-    """Return the area of an annotation, or that of its box."""
+    """Return the area of an annotation or, if it has none, the area of its box."""
     area, box = entry.get("area"), entry.get("bbox")
     if area is None and isinstance(box, list) and len(box) == 4 and all(map(_is_number, box)):
         area = box[2] * box[3]
@@ -175,7 +175,7 @@ def _category(where: str, entry: dict[str, Any]) -> Category:
     above = [one.strip() for one in above if one.strip().lower() not in _NO_NAME]
     words = entry.get("common_name")
     is_word = isinstance(words, str) and words.strip() and _is_utf8(words)
-    # A node cannot be its own ancestor.
+    # Remove repeated names, because a node cannot be its own ancestor.
     return Category(name, tuple(dict.fromkeys(above)), f"{words}, {name}" if is_word else None)
 
 

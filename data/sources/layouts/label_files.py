@@ -167,7 +167,7 @@ def _lines(labels: Path) -> Iterator[_Line]:
             has_split = len(cells) == 3
             continue
         expected = 3 if has_split else 2
-        # The lines of tiny-imagenet also contain a box.
+        # The lines of tiny-imagenet also contain a bounding box.
         if separator == "\t" and not has_split:
             cells = cells[:2]
         if len(cells) != expected or not all(cells):

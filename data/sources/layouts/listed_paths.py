@@ -22,8 +22,8 @@ def shown(text: str) -> str:
 def path_inside(folder: Path, name: str, base: str = ".") -> str:
     """Return the path of the listed file `name` relative to `folder`.
 
-    base: the subfolder to which `name` is relative. A leading slash stands for this subfolder,
-    unless the path is inside `folder` anyway. Links are not resolved, because an image may be a
+    base: the subfolder to which `name` is relative. An absolute path outside `folder` is also
+    interpreted as relative to this subfolder. Links are not resolved, because an image may be a
     link to a file outside the folder. Raises ValueError if the path leaves `folder`.
     """
     root = os.path.abspath(folder)

@@ -1,7 +1,7 @@
 """Reads Parquet tables of texts or images, including those of the Hugging Face datasets library.
 
 The rows are copied to JSONL, because a row of Parquet cannot be read on its own. Images in the
-table are copied to a second file. The JSON line contains their location in it.
+table are copied to a second file, and the JSON line of a row contains the location of its image.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def parquet_columns(path: Path) -> tuple[str, ...]:
 def class_label_names(path: Path, column: str) -> list[str] | None:
     """Return the class names that the datasets library stores for a column of numbers.
 
-    Returns None if there are no names. Raises ValueError for names that are not unique texts.
+    Returns None if there are no names. Raises ValueError for names that are not unique strings.
     """
     content = (_open(path).schema_arrow.metadata or {}).get(b"huggingface", b"{}")
     try:
@@ -54,7 +54,7 @@ def class_label_names(path: Path, column: str) -> list[str] | None:
     valid = isinstance(names, list) and all(isinstance(one, str) and one.strip() for one in names)
     if not valid or len({one.strip() for one in names}) < len(names):
         raise ValueError(
-            f"{path}: the class names of column {column!r} are not unique texts: save the table "
+            f"{path}: the class names of column {column!r} are not unique strings: save the table "
             "again"
         )
     return [one.strip() for one in names]
