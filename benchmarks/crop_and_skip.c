@@ -1,5 +1,5 @@
 /* Decodes a rectangle of a JPEG, as a user would write it with libjpeg-turbo: jpeg_crop_scanline and
- * jpeg_skip_scanlines, without checks of the data. `benchmarks/data_crop_and_skip.py` compiles it.
+ * jpeg_skip_scanlines, without checks of the data. `benchmarks/data_image_peers.py` compiles it.
  */
 #include <setjmp.h>
 #include <stdio.h>

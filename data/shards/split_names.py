@@ -26,6 +26,16 @@ def split_name(word: str) -> str:
     return SPLIT_OF_WORD.get(word.lower(), word)
 
 
+def checked_split(word: str) -> str:
+    """Return `split_name(word)`. Raises ValueError for a name that cannot begin a file name."""
+    if not re.fullmatch(r"\w[\w.-]*", word):
+        raise ValueError(
+            f"{word!r} cannot be the name of a split: use letters, digits, underscores, dots and "
+            "hyphens"
+        )
+    return split_name(word)
+
+
 def split_in_name(name: str) -> str | None:
     """Return the split of the first word in a file name or path that names one, such as `dev`."""
     words = re.findall("[a-z]+", name.lower())

@@ -178,6 +178,8 @@ def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
     This requires about 100 bytes of memory per shard and none per sample.
     """
     for split, tasks in source.splits().items():
+        if split.startswith(".") or "/" in split or "\\" in split:
+            raise ValueError(f"split {split!r} would write outside the folder: rename it")
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
             stop = min(start + samples_per_shard, len(tasks))
             yield _Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)

@@ -9,12 +9,12 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import TRAIN, shard_splits, split_name
+from data.shards.split_names import TRAIN, checked_split, shard_splits, split_name
 from data.skipped import Skipped
 from data.sources.layouts.class_folders import File, Listing
 from data.sources.layouts.coco import Annotations, Category, Id, Several, read_annotations
 from data.sources.layouts.listed_paths import base_of, path_inside
-from data.sources.listed_images import ListedImages, path_attribute
+from data.sources.listed_images import ListedImages, classes_digest, path_attribute
 from data.sources.source import STRICT
 
 _NAMES_FOR_BASE = 20
@@ -49,7 +49,7 @@ class AnnotatedImages(ListedImages):
     def __post_init__(self) -> None:
         if not self.folder.is_dir():
             raise FileNotFoundError(f"{self.folder} is not a folder: pass the folder of the images")
-        splits = [split_name(name) for name in self.annotations]
+        splits = [checked_split(name) for name in self.annotations]
         if TRAIN not in splits:
             raise ValueError("annotations: pass --annotations train=FILE.json")
         if twice := next((name for name in splits if splits.count(name) > 1), None):
@@ -57,7 +57,11 @@ class AnnotatedImages(ListedImages):
 
     def describe(self) -> SourceInfo:
         names = sorted(f"{name}={path.name}" for name, path in self.annotations.items())
-        parameters = {"annotations": ",".join(names), "several": self.several}
+        parameters = {
+            "annotations": ",".join(names),
+            "several": self.several,
+            "classes": classes_digest(self.classes()),  # the JSON determines their order
+        }
         return SourceInfo(kind=self.kind, parameters=self._listing_parameters() | parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:

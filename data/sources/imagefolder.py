@@ -1,6 +1,5 @@
 """A folder with one subfolder of images per class, or a folder of images with label files."""
 
-import hashlib
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +10,11 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import split_name
+from data.shards.split_names import checked_split, split_name
 from data.sources.layouts.class_folders import CLASS_FROM, Listing, list_class_folders
 from data.sources.layouts.label_files import ClassNames, LabelFiles
 from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
-from data.sources.listed_images import ListedImages, path_attribute
+from data.sources.listed_images import ListedImages, classes_digest, path_attribute
 from data.sources.source import STRICT
 
 
@@ -84,7 +83,7 @@ class ImageFolder(ListedImages):
             raise ValueError(
                 f"imagefolder: --class-from {self.class_from} defines the hierarchy: omit --wordnet"
             )
-        splits = [split_name(name) for name in self.split_labels]
+        splits = [checked_split(name) for name in self.split_labels]
         if twice := next((name for name in splits if splits.count(name) > 1), None):
             raise ValueError(f"imagefolder: --split-labels: split {twice} is given twice")
 
@@ -94,11 +93,12 @@ class ImageFolder(ListedImages):
         if self.split_labels:
             names = sorted(f"{name}={path.name}" for name, path in self.split_labels.items())
             parameters["split_labels"] = ",".join(names)
+        if self.class_names is not None:  # it determines the order of the classes
+            parameters["class_names"] = classes_digest(self.classes())
         if self.class_from is not None:
             parameters["class_from"] = self.class_from
         if self.taxonomy is not None:
-            content = repr([info.model_dump() for info in self.classes()]).encode()
-            parameters["taxonomy"] = hashlib.sha256(content).hexdigest()[:16]
+            parameters["taxonomy"] = classes_digest(self.classes())
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:

@@ -16,6 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo
 from data.skipped import Skipped, by_reason
 from data.sources.layouts.class_folders import ENDINGS, File, Listing
 from data.sources.packing import PackedImages, webdataset_keys
@@ -149,3 +150,9 @@ def _split_by_hash(files: Sequence[File], test_fraction: float) -> list[str]:
         or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else "train")
         for file, value in zip(files, hashes, strict=True)
     ]
+
+
+def classes_digest(classes: Sequence[ClassInfo]) -> str:
+    """Return 16 hexadecimal digits for the names of the classes, their order and attributes."""
+    content = repr([info.model_dump() for info in classes]).encode()
+    return hashlib.sha256(content).hexdigest()[:16]

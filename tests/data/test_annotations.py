@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.shards.manifest import Manifest
+from data.shards.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import AnnotatedImages
 from data.sources.layouts import coco
@@ -239,3 +240,35 @@ def test_inconsistent_splits_raise(folder: Path, names: tuple[str, ...], message
 def test_a_missing_annotation_file_raises(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.json is not a file: pass a JSON file"):
         source(folder, "train", "gone").classes()
+
+
+def test_a_split_cannot_be_written_outside_the_folder(folder: Path) -> None:
+    files = {"train": folder / "annotations/train.json", "../x": folder / "annotations/val.json"}
+    with pytest.raises(ValueError, match=r"'\.\./x' cannot be the name of a split"):
+        AnnotatedImages(folder, files)
+
+
+def test_shards_are_not_resumed_with_classes_in_another_order(folder: Path, tmp_path: Path) -> None:
+    write_shards(source(folder), tmp_path / "out")
+    for name in ("train", "val"):
+        path = folder / "annotations" / f"{name}.json"
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({**content, "categories": content["categories"][::-1]}))
+    with pytest.raises(ValueError, match="classes"):
+        write_shards(source(folder), tmp_path / "out")
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400)])
+def test_an_area_that_is_no_float_is_an_error_in_one_line(folder: Path, number: int) -> None:
+    path = folder / "annotations" / "train.json"
+    coco_json(path, [image(i) for i in range(4)], [box(0, 18, number), box(1, 1)])
+    assert source(folder, "train").splits()["train"]
+    with pytest.raises(ValueError, match="neither an area nor a box"):
+        source(folder, "train", several="largest").splits()
+
+
+def test_a_name_that_is_too_long_is_an_error_that_names_the_image(folder: Path) -> None:
+    path = folder / "annotations" / "train.json"
+    coco_json(path, [image(0), image(1), image(2, 300 * "x")], [box(0, 18), box(1, 1), box(2, 1)])
+    with pytest.raises(ValueError, match=r"train\.json, image 2: .* longer than a file name"):
+        source(folder, "train").splits()

@@ -165,7 +165,9 @@ def _area(where: str, entry: dict[str, Any], *, required: bool) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    # JSON may contain NaN, infinity, and integers that are too large for a float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -1e18 < value < 1e18
 
 
 def _category(where: str, entry: dict[str, Any]) -> Category:

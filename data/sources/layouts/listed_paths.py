@@ -11,6 +11,7 @@ from data.files import is_hidden
 from data.shards.split_names import split_name
 
 _SHOWN = 60
+_MOST_BYTES = 255  # of a file name, in common file systems
 _LEVELS = 2  # levels of subfolders that are searched for listed images
 
 
@@ -24,7 +25,8 @@ def path_inside(folder: Path, name: str, base: str = ".") -> str:
 
     base: the subfolder to which `name` is relative. An absolute path outside `folder` is also
     interpreted as relative to this subfolder. Links are not resolved, because an image may be a
-    link to a file outside the folder. Raises ValueError if the path leaves `folder`.
+    link to a file outside the folder. Raises ValueError if the path leaves `folder` or contains a
+    name that is too long.
     """
     root = os.path.abspath(folder)
     name = name.strip()
@@ -33,6 +35,8 @@ def path_inside(folder: Path, name: str, base: str = ".") -> str:
         found = os.path.relpath(os.path.join(root, base, name.lstrip("/")), root)
     if _leaves(found):
         raise ValueError(f"{shown(name)} is outside {folder}: use files inside it")
+    if max(len(os.fsencode(part)) for part in found.split(os.sep)) > _MOST_BYTES:
+        raise ValueError(f"{shown(name)} is longer than a file name can be")
     return found
 
 
