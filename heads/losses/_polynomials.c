@@ -18,7 +18,7 @@
 enum { LANES = 2 };
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
 
-/* The product of 2k factors 1 + t has coefficients up to (2k)! / k!^2, which is finite up to here. */
+/* A product of 2k factors 1 + t has coefficients up to (2k)! / k!^2, which is finite up to here. */
 enum { MAX_K = 500 };
 
 /* The arguments of both functions. The arrays are C-contiguous and contain float64. */
