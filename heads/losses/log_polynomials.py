@@ -1,10 +1,8 @@
-"""The logarithms of sigma_(k-1) and sigma_k, computed from the statistics of `symmetric.py`.
+"""The logarithms of sigma_(k-1) and sigma_k, computed from the statistics of `symmetric.py`, whose
+docstring describes the method.
 
 `_polynomials.c` computes them for tensors on a CPU. It is an optional extension: if kway was
 installed without it, and on other devices, torch computes them. The results are equal to rounding.
-
-Newton's identities convert the power sums to the coefficients of the product of all factors except
-those of the leaders. This product is multiplied by the factors of the leaders.
 """
 
 from typing import Any

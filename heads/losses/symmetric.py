@@ -1,5 +1,5 @@
-"""Elementary symmetric polynomials sigma_(k-1) and sigma_k of e_j = exp(scale z_j) over each row's
-scores z_j.
+"""Statistics of each row's scores z_j that determine the elementary symmetric polynomials
+sigma_(k-1) and sigma_k of e_j = exp(scale z_j).
 
 For example, sigma_2 of e_1, e_2, e_3 is e_1 e_2 + e_1 e_3 + e_2 e_3, the sum over all pairs.
 
@@ -10,10 +10,10 @@ multiply the factors of all scores. It reduces a row to two statistics:
 - the power sums p_r of all other terms, in units of the smallest leader e_m: the sum of
   (e_j / e_m)^r over the other scores j.
 
-Statistics of disjoint sets of scores can be merged. `log_polynomials` computes the polynomials from
-the merged statistics, which are a few numbers per row. Newton's identities convert the power sums
-to the coefficients of the product of the other factors. This product is multiplied by the factors
-of the leaders.
+Statistics of disjoint sets of scores can be merged. `log_polynomials.py` computes the polynomials
+from the merged statistics, which are a few numbers per row. Newton's identities convert the power
+sums to the coefficients of the product of the other factors. This product is multiplied by the
+factors of the leaders.
 
 For example, let k = 1, and let the terms be 4, 2, 1, 1. The leaders are 4 and 2. In units of 2, the
 other terms are 0.5 and 0.5, and p_1 = 1. With t in units of 1/2, the product of the other factors
@@ -117,9 +117,6 @@ def _degrees(num: int, like: Tensor) -> Tensor:
 def finite(scores: Tensor) -> Tensor:
     """Replace -inf with 0, because -inf minus -inf is NaN."""
     return scores.where(scores != -torch.inf, 0)
-
-
-# ------------------------------------------------------------------ from scores to statistics
 
 
 class _Statistics(torch.autograd.Function):
