@@ -13,15 +13,13 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from data.augment.training import AugmentConfig
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.remote.config import CacheConfig, check_url, is_url
+from data.remote.config import CacheConfig, check_url, folder_or_url, is_url
 
 _MAX_STREAM_SHARDS = 1_000_000
 
 
 def _path_or_url(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return check_url(value) if is_url(value) else Path(value)
+    return folder_or_url(value) if isinstance(value, str) else value
 
 
 ShardFolder = Annotated[Path | str, BeforeValidator(_path_or_url)]

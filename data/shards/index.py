@@ -27,6 +27,8 @@ from data.tars.headers import BLOCK, member_name
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
+# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
+_MAX_BYTES = (1 << 16, 30)
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
@@ -145,6 +147,12 @@ def _crc32(extensions: Sequence[str], tensors: Mapping[str, np.ndarray]) -> int:
 def index_path(shard: Path) -> Path:
     """Map `train-000000.tar` to `train-000000.index.safetensors`, in the same folder."""
     return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
+
+
+def max_index_bytes(shard: ShardInfo) -> int:
+    """Return an upper limit of the size of the index of a shard."""
+    header, each = _MAX_BYTES
+    return header + each * shard.samples
 
 
 def open_index(shard: Path) -> ShardIndex:

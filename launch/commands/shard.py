@@ -25,7 +25,7 @@ Workers = Annotated[
     int | None, typer.Option(min=0, help="number of processes; default: one per core")
 ]
 Shards = Annotated[
-    Path, typer.Argument(metavar="SHARDS", help="folder of shards with manifest.json")
+    str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
 ]
 
 
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="folder of text shards")],
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="folder or URL of text shards")],
     split: Annotated[str, typer.Option(help="split to check")] = "train",
     texts: Annotated[
         int,
@@ -73,8 +73,10 @@ def check(
 ) -> None:
     """Find characters that leak the label of a text, such as parts of emoji."""
     from data.inspection.leaks import check_leaks
+    from data.remote.config import folder_or_url
     from launch.commands.shard_tables import leak_table
 
+    folder = folder_or_url(shards)
     report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
     print(
         f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
@@ -94,7 +96,7 @@ def check(
 
 @app.command()
 def verify(
-    folder: Shards,
+    shards: Shards,
     decode: Annotated[
         bool, typer.Option("--decode", help="also decode every image, which is slower")
     ] = False,
@@ -106,8 +108,10 @@ def verify(
 ) -> None:
     """Read every byte and list all damage. Exits with code 2 if anything is damaged."""
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
+    from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
+    folder = folder_or_url(shards)
     started = time.monotonic()
     kinds: Counter[str] = Counter()
     with progress("verifying") as report:
@@ -120,7 +124,8 @@ def verify(
         shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         print(f"found: {shown}", file=sys.stderr)
         damaged = pluralize(kinds.total(), "damaged item")
-        remedy = "copy it again, or delete it and run kway shard again"
+        again = "upload" if isinstance(folder, str) else "copy"
+        remedy = f"{again} it again, or delete it and run kway shard again"
         print(printable(f"error: {folder} has {damaged}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
@@ -136,7 +141,7 @@ def verify(
 
 @app.command()
 def show(
-    folder: Shards,
+    shards: Shards,
     split: Annotated[
         str | None, typer.Option(help="split to show examples from; default: the first split")
     ] = None,
@@ -153,10 +158,12 @@ def show(
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
     from data.inspection.contents import contents, open_all
+    from data.remote.config import folder_or_url
     from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
     from launch.commands.shard_tables import class_table, split_table, text_table
 
+    folder = folder_or_url(shards)
     manifest = Manifest.load(folder)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"

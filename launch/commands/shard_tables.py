@@ -24,7 +24,7 @@ _BAR = 28
 _TEXT = 200
 
 
-def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
+def split_table(folder: Path | str, manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     """Return a table with one row per split.
 
     The title contains the modality, the number of classes and the source.
