@@ -48,9 +48,15 @@ def damages(
         yield from found_here
         done += shard.samples
         report(done, total)
-    if manifest.label_vectors is not None:
+    yield from _of_label_vectors(folder, manifest)
+
+
+def _of_label_vectors(folder: Path | str, manifest: Manifest) -> Iterator[Damage]:
+    """Yield the damage in the label vectors of all generations, each of which may have its own."""
+    of_file = {one.label_vectors: one for one in manifest.generations if one.label_vectors}
+    for generation in of_file.values():
         try:
-            check_label_vectors(folder, manifest)
+            check_label_vectors(folder, generation)
         except RetriesExhaustedError:
             raise
         except (ValueError, OSError) as error:

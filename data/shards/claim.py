@@ -43,7 +43,7 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
     # Create and lock the file before writing to it, so that only one of two concurrent runs claims
     # the folder.
     with note.open("ab+", buffering=0) as held:
-        _lock(held, folder)
+        lock(held, note, folder)
         _check_note(held, folder, about, new=new)
         finished_before = (folder / MANIFEST).is_file()
         try:
@@ -57,12 +57,16 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
         note.unlink()
 
 
-def _lock(held: IO[bytes], folder: Path) -> None:
+def lock(held: IO[bytes], path: Path, folder: Path) -> None:
+    """Lock the open file `held` at `path` for a writer of `folder`.
+
+    Raises ValueError if another process holds the lock or has removed the file.
+    """
     busy = f"{folder} is being written by another kway shard process: wait until it finishes"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed this file since it was opened.
-        if not os.path.samestat(os.fstat(held.fileno()), (folder / UNFINISHED).stat()):
+        if not os.path.samestat(os.fstat(held.fileno()), path.stat()):
             raise ValueError(busy)
     except (BlockingIOError, FileNotFoundError) as error:
         raise ValueError(busy) from error

@@ -23,8 +23,20 @@ def load_manifest(data: DataConfig) -> Manifest:
 
     Raises the errors of `Manifest.load` and `united_manifest`.
     """
-    others = [Manifest.load(one.shards, data.cache) for one in data.mixture]
-    return united_manifest(data, Manifest.load(data.shards, data.cache), others)
+    manifest, *others = load_manifests(data)
+    return united_manifest(data, manifest, others)
+
+
+def load_manifests(data: DataConfig) -> list[Manifest]:
+    """Return the manifests of `data.shards` and of the sets of `data.mixture`.
+
+    Raises the errors of `Manifest.load`.
+    """
+    folders = [data.shards, *(one.shards for one in data.mixture)]
+    return [
+        Manifest.load(folder, data.cache, generation=generation)
+        for folder, generation in zip(folders, data.generations, strict=True)
+    ]
 
 
 @paused_gc()
@@ -56,7 +68,7 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> "Mixture":
     """
     splits = []
     for number, one in enumerate(data.mixture):
-        own = Manifest.load(one.shards, data.cache)
+        own = Manifest.load(one.shards, data.cache, generation=one.generation)
         own.of_split(one.split, key=f"data.mixture[{number}].split")
         most = data.max_bad_samples
         splits.append(

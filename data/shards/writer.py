@@ -8,8 +8,8 @@ workers.
 
 import hashlib
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,18 @@ class Written:
     repaired: Path | None = None
 
 
+@dataclass(frozen=True)
+class Existing:
+    """What the writer must know about a set to which its shards will be added.
+
+    numbers: the number of the first new shard of each split. held_out: the shards of the evaluation
+    splits, with which training samples are compared.
+    """
+
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    held_out: Sequence[Path] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """A shard: positions [start, stop) in the shuffled order of a split."""
@@ -88,6 +100,7 @@ def write_shards(
     drop_duplicates: bool = False,
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
+    existing: Existing | None = None,
 ) -> Written:
     """Write `source` to `folder`, or resume an earlier run.
 
@@ -95,7 +108,7 @@ def write_shards(
     samples. workers: the number of processes; None selects one per core if there is enough work.
     drop_duplicates: whether to remove training samples that are byte-identical to a sample in
     another split; the other splits are then written first. report: a callback that is called as
-    `report(done, total)` with sample counts.
+    `report(done, total)` with sample counts. existing: the set to which the shards will be added.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
     changes nothing, if the folder contains files other than these shards. A bad sample also raises
@@ -104,20 +117,17 @@ def write_shards(
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard is {samples_per_shard}: it must be at least 1")
-    about = source.describe()
-    parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
-    if drop_duplicates:
-        parameters["drop_duplicates"] = True
-    about = SourceInfo(kind=about.kind, parameters=parameters)
+    existing = existing or Existing()
+    about = description(source, samples_per_shard, drop_duplicates=drop_duplicates)
     if (complete := _complete_manifest(folder, about)) is not None:
         (folder / UNFINISHED).unlink(missing_ok=True)
         return Written(complete, complete_before=True, **_lists(folder))
     with claimed(folder, about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         (folder / MANIFEST).unlink(missing_ok=True)
-        plans = list(_plans(source, samples_per_shard))
+        plans = list(_plans(source, samples_per_shard, existing.numbers))
         shards, resumed, duplicates = _write_plans(
-            source, folder, plans, workers, report, drop_duplicates, ignored
+            source, folder, plans, workers, report, drop_duplicates, existing.held_out, ignored
         )
         vectors_sha256 = _write_vectors(folder / LABEL_VECTORS, source.label_vectors())
         manifest = Manifest(
@@ -139,6 +149,17 @@ def write_shards(
     )
 
 
+def description(
+    source: Source, samples_per_shard: int, *, drop_duplicates: bool = False
+) -> SourceInfo:
+    """Return the description of the shards that `write_shards` writes."""
+    about = source.describe()
+    parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
+    if drop_duplicates:
+        parameters["drop_duplicates"] = True
+    return SourceInfo(kind=about.kind, parameters=parameters)
+
+
 def _lists(folder: Path) -> dict[str, Any]:
     """Return the files that list skipped and repaired samples, if they exist."""
     names = {"skipped": SKIPPED, "repaired": REPAIRED}
@@ -157,11 +178,17 @@ def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
 
 
 def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
-    """Return the manifest if every file that it lists exists with its full size, otherwise None."""
+    """Return the manifest if every file that it lists exists with its full size, otherwise None.
+
+    Raises ValueError if a file is missing and samples have been appended since.
+    """
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
-    check_same(folder, manifest.source, about)
+    check_same(folder, manifest.of_generation(1).source, about)
+    if manifest.earlier:
+        # Writing the first generation again would remove the manifest of the later ones.
+        return Manifest.load(folder)
     if any(_finished(folder / shard.file) != shard for shard in manifest.shards):
         return None
     if manifest.label_vectors is not None:
@@ -172,15 +199,19 @@ def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
     return manifest
 
 
-def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Yield the shards to write, each with its range of samples.
+def _plans(
+    source: Source, samples_per_shard: int, first_numbers: Mapping[str, int]
+) -> Iterator[_Plan]:
+    """Yield the shards to write, each with its range of samples. Their numbers start at
+    `first_numbers`, or at 0.
 
     This requires about 100 bytes of memory per shard and none per sample.
     """
     for split, tasks in source.splits().items():
         if split.startswith(".") or "/" in split or "\\" in split:
             raise ValueError(f"split {split!r} would write outside the folder: rename it")
-        for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
+        starts = range(0, len(tasks), samples_per_shard)
+        for number, start in enumerate(starts, first_numbers.get(split, 0)):
             stop = min(start + samples_per_shard, len(tasks))
             yield _Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)
 
@@ -192,6 +223,7 @@ def _write_plans(
     workers: int | None,
     report: Report,
     drop_duplicates: bool,
+    existing_held_out: Sequence[Path],
     ignored: Sequence[Skipped],
 ) -> tuple[list[ShardInfo], int, int]:
     """Return the shards in the order of `plans`, the number of shards that already existed, and all
@@ -220,7 +252,7 @@ def _write_plans(
 
             if drop_duplicates and plan.split == TRAIN and held_out is None:
                 others = [info.file for info in finished.values() if info.split != TRAIN]
-                held_out = HeldOut(folder / file for file in others)
+                held_out = HeldOut([*existing_held_out, *(folder / file for file in others)])
             info = _write_shard(
                 folder / plan.file, plan, samples, count, held_out, skipped, repaired
             )

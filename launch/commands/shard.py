@@ -155,6 +155,10 @@ def show(
             "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
         ),
     ] = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(min=1, help="generation of the shards to show; default: the newest"),
+    ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
     from data.inspection.contents import contents, open_all
@@ -164,7 +168,7 @@ def show(
     from launch.commands.shard_tables import class_table, split_table, text_table
 
     folder = folder_or_url(shards)
-    manifest = Manifest.load(folder)
+    manifest = Manifest.load(folder, generation=generation)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"
         why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
@@ -176,6 +180,10 @@ def show(
         console.print(class_table(manifest, splits))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
+        if manifest.earlier:
+            for one in manifest.generations:
+                origin = f"generation {one.generation}, from {one.source.kind}"
+                print(printable(f"{origin}: {summary(one)}"))
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
         if sheet is not None:

@@ -17,6 +17,7 @@ import typer
 from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
+from data.shards.append import append_shards, appendable
 from data.shards.duplicates import find_duplicates
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
@@ -47,6 +48,14 @@ DropDuplicates = Annotated[
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="output folder; required without --preview")
+]
+Append = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="add the samples to the existing shards in --out, as a new generation; --out must "
+        "contain finished shards",
+    ),
 ]
 Preview = Annotated[
     bool,
@@ -90,6 +99,7 @@ def _shard(
     source_class: type[CommandSource],
     given: Given,
     out: Out = None,
+    append: Append = False,
     preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
@@ -102,6 +112,8 @@ def _shard(
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
+    if append:
+        appendable(out)  # report an unsuitable folder before reading the source
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with progress(*task) as report:
         source = _source(source_class, given, out, workers, report)
@@ -117,6 +129,7 @@ def _shard(
                 samples_per_shard=samples_per_shard,
                 workers=workers,
                 drop_duplicates=drop_duplicates,
+                append=append,
                 vectors=with_vectors,
                 notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
@@ -225,11 +238,12 @@ def write(
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
     drop_duplicates: bool = False,
+    append: bool = False,
     vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write the shards of `source` and print a summary.
+    """Write the shards of `source`, or append them to those in `out`, and print a summary.
 
     vectors: `source` with label vectors from a file instead of its own. notes: a function that is
     called after writing and returns lines to print. ignored: files that the source does not read.
@@ -238,7 +252,7 @@ def write(
 
     started = time.monotonic()
     with progress("writing") as report, explain_write_errors(out, "--out"):
-        written = write_shards(
+        written = (append_shards if append else write_shards)(
             vectors or source,
             out,
             samples_per_shard=samples_per_shard,
@@ -252,8 +266,9 @@ def write(
         print_skipped(written.skipped)
     if written.repaired is not None:
         _print_repaired(written.repaired)
+    generation = f", generation {manifest.generation}" if manifest.earlier else ""
     if written.complete_before:
-        print(printable(f"{out} is already complete: {summary(manifest)}"))
+        print(printable(f"{out} is already complete{generation}: {summary(manifest)}"))
         return
     for note in chain(notes(), vectors.notes() if vectors else ()):
         print(printable(f"note: {note}"), file=sys.stderr)
@@ -265,4 +280,4 @@ def write(
     if written.duplicates:
         duplicates = pluralize(written.duplicates, "duplicate")
         print(f"removed from training: {duplicates} of samples in other splits")
-    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))
+    print(printable(f"{out}{generation}: {summary(manifest)}, {seconds_since(started)}"))

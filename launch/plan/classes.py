@@ -64,7 +64,10 @@ def shards_of(recipe: Recipe) -> Manifest | None:
     folders = [data.shards, *(one.shards for one in data.mixture)]
     if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
         return None
-    own, *others = map(Manifest.read, folders)
+    own, *others = (
+        Manifest.read(folder, generation=generation)
+        for folder, generation in zip(folders, data.generations, strict=True)
+    )
     return united_manifest(data, own, others)
 
 
@@ -80,7 +83,12 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return None
     if recipe.data.mixture:
         sets = recipe.data.mixture
-        shards = [s for one in sets for s in Manifest.read(one.shards).of_split(one.split)]
+        manifests = (Manifest.read(one.shards, generation=one.generation) for one in sets)
+        shards = [
+            shard
+            for one, own in zip(sets, manifests, strict=True)
+            for shard in own.of_split(one.split)
+        ]
     else:
         shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
     return sum(shard.samples for shard in shards)

@@ -22,6 +22,10 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
 
+# The generation of the shards if a stored recipe does not contain it, because it was stored by a
+# version of kway that could not append samples.
+_FIRST = 1
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -101,7 +105,20 @@ class RunFolder:
                 f"{self.path} is not a run: {self.recipe.name} is missing. Pass the folder in the "
                 "`run` key of the recipe"
             )
-        return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
+        stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
+        return _at_stored_generations(stored)
+
+    def generations(self) -> list[tuple[str, int]]:
+        """Return the address and the generation of `data.shards` and of each set of `data.mixture`,
+        if the run in this folder has checkpoints. Otherwise, the list is empty.
+        """
+        if not (committed_folders(self.checkpoints) and self.recipe.is_file()):
+            return []
+        data = read_recipe(self.recipe)["data"]
+        return [
+            (one["shards"], one.get("generation") or _FIRST)
+            for one in (data, *data.get("mixture", ()))
+        ]
 
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.
@@ -131,13 +148,23 @@ class RunFolder:
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
-        known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
+        before = settings_of(_at_stored_generations(stored))
+        known = {k: value for k, value in before.items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
         """Store the resolved recipe in the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         commit(self.recipe, dump_recipe(recipe).encode())
+
+
+def with_generations(recipe: Recipe, numbers: Sequence[int]) -> Recipe:
+    """Return `recipe` with the generations of its shards; see `DataConfig.generations`."""
+    return recipe.model_copy(update={"data": recipe.data.with_generations(numbers)})
+
+
+def _at_stored_generations(stored: Recipe) -> Recipe:
+    return with_generations(stored, [number or _FIRST for number in stored.data.generations])
 
 
 def _nearest_existing(path: Path) -> Path:

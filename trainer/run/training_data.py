@@ -1,6 +1,7 @@
 """The training data of a run: its split or stream of tars, the batches, and the class hierarchy and
 label vectors of the shards."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,46 @@ from data.loading.stream import Stream, StreamLoader, open_stream
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from data.shards.mixture import Mixture, open_mixture
+from data.shards.mixture import Mixture, load_manifests, open_mixture, united_manifest
 from data.shards.split import Split, open_split
+from trainer.checkpoints.exchange import exchange
 from trainer.config import Recipe
+from trainer.run.folder import RunFolder, with_generations
 from trainer.world import World
 
 Training = Split | Mixture | Stream
+
+
+def load_run_manifest(recipe: Recipe, folder: RunFolder, world: World) -> tuple[Recipe, Manifest]:
+    """Return the recipe with the generations of its shards, and their manifest, which includes the
+    classes of the mixture (collective).
+
+    A run that has checkpoints keeps its generations. Otherwise, the run starts with the newest
+    generations that all ranks find, because samples may be appended while the ranks start.
+    """
+    data = recipe.data
+    folders = [data.shards, *(one.shards for one in data.mixture)]
+    manifests = load_manifests(data)
+    newest = [manifest.generation for manifest in manifests]
+    found = exchange([folder.generations(), newest], world.group)
+    kept: list[tuple[str, int]] = found[0][0]
+    common = [min(numbers) for numbers in zip(*(own for _, own in found), strict=True)]
+    chosen = []
+    for number, (where, set_generation) in enumerate(zip(folders, data.generations, strict=True)):
+        is_kept = number < len(kept) and kept[number][0] == str(where)
+        chosen.append(set_generation or (kept[number][1] if is_kept else common[number]))
+    own, *others = (
+        _of_generation(where, manifest, number)
+        for where, manifest, number in zip(folders, manifests, chosen, strict=True)
+    )
+    return with_generations(recipe, chosen), united_manifest(data, own, others)
+
+
+def _of_generation(folder: Path | str, manifest: Manifest, number: int) -> Manifest:
+    try:
+        return manifest.of_generation(number)
+    except ValueError as error:
+        raise ValueError(f"{folder}: {error}") from error
 
 
 def open_training(data: DataConfig, manifest: Manifest) -> Training:

@@ -1,0 +1,269 @@
+"""Appends the samples of a source to existing shards, as a new generation of the set.
+
+The new shards are first written to a folder inside the set, `append-2` for generation 2, in the
+same way as any other shards (`data/shards/writer.py`), so an interrupted append can be resumed.
+They are then renamed into the set, next to the existing shards, and the new manifest replaces the
+old one. Existing shards, indices and label vectors are not changed, so the earlier generations,
+which the manifest lists, remain readable. A file without a manifest entry is ignored.
+"""
+
+import fcntl
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data.files import commit, sync
+from data.messages import Report, silent
+from data.shards.claim import lock
+from data.shards.index import index_path
+from data.shards.label_vectors import load_label_vectors
+from data.shards.manifest import MANIFEST, ClassInfo, Generation, Manifest, SourceInfo
+from data.shards.split_names import TRAIN
+from data.shards.writer import Existing, Written, description, write_shards
+from data.skipped import REPAIRED, SKIPPED, Skipped
+from data.sources.label_vectors import WithLabelVectors
+from data.sources.source import Modality, Sample, Source
+from data.tars.indexing import INDEXED
+
+_LOCK = "append.lock"
+_BASE = "appended_to"
+
+
+def append_shards(
+    source: Source,
+    folder: Path,
+    *,
+    samples_per_shard: int = 10_000,
+    workers: int | None = None,
+    drop_duplicates: bool = False,
+    ignored: Sequence[Skipped] = (),
+    report: Report = silent,
+) -> Written:
+    """Append `source` to the shards in `folder`, or resume an earlier call.
+
+    Classes are identified by their names: existing classes keep their labels, and new ones are
+    added at the end of the class list. The arguments are those of `write_shards`, except that
+    `drop_duplicates` also compares with the existing evaluation splits. If the set already contains
+    this source, nothing is written.
+
+    Raises ValueError, and changes nothing, if `folder` is being written, was created by `kway shard
+    index` or has another modality, or if it has label vectors and the source has none for its new
+    classes. Also raises the errors of `Manifest.load` and `write_shards`.
+    """
+    with _locked(folder):
+        base = appendable(folder)
+        for number in range(2, base.generation + 1):
+            shutil.rmtree(_stage(folder, number), ignore_errors=True)  # of a killed process
+        about = description(source, samples_per_shard, drop_duplicates=drop_duplicates)
+        if any(one.source == about for one in base.generations):
+            return Written(base, complete_before=True)
+        addition = _Addition(source, folder, base)
+        addition.check()
+        stage = _stage(folder, base.generation + 1)
+        written = write_shards(
+            addition,
+            stage,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            drop_duplicates=drop_duplicates,
+            ignored=ignored,
+            report=report,
+            existing=_existing(folder, base),
+        )
+        manifest = _publish(folder, base, stage, written.manifest, about)
+    return replace(
+        written,
+        manifest=manifest,
+        complete_before=False,
+        skipped=written.skipped and folder / SKIPPED,
+        repaired=written.repaired and folder / REPAIRED,
+    )
+
+
+def appendable(folder: Path) -> Manifest:
+    """Return the manifest of a set to which samples can be appended.
+
+    Raises the errors of `Manifest.load`, and ValueError for tars that kway did not write.
+    """
+    manifest = Manifest.load(folder)
+    if manifest.of_generation(1).source.kind == INDEXED:
+        raise ValueError(
+            f"{folder} was created by kway shard index, so samples cannot be appended to it: write "
+            "them to another folder, and list both in data.mixture"
+        )
+    return manifest
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` for one append. Raises the errors of `lock` and `Manifest.read`."""
+    if not (folder / MANIFEST).is_file():
+        Manifest.read(folder)  # raises an error that states the fix
+    path = folder / _LOCK
+    with path.open("ab", buffering=0) as held:
+        lock(held, path, folder)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            # A forked child also has this file open, so closing it would not release the lock.
+            fcntl.flock(held, fcntl.LOCK_UN)
+
+
+def _stage(folder: Path, generation: int) -> Path:
+    return folder / f"append-{generation}"
+
+
+def _existing(folder: Path, base: Manifest) -> Existing:
+    """Continue the numbers of the existing shards of each split."""
+    numbers: dict[str, int] = {}
+    for shard in base.shards:
+        if found := re.fullmatch(rf"{re.escape(shard.split)}-(\d+)\.tar", shard.file):
+            numbers[shard.split] = max(numbers.get(shard.split, 0), int(found[1]) + 1)
+    held_out = [folder / shard.file for shard in base.shards if shard.split != TRAIN]
+    return Existing(numbers, held_out)
+
+
+def _publish(
+    folder: Path, base: Manifest, stage: Path, added: Manifest, about: SourceInfo
+) -> Manifest:
+    """Move the shards in `stage` to `folder`, and commit the manifest of the new generation.
+
+    After an interruption, the next call writes the shards that were already moved to `stage` again,
+    with the same bytes.
+    """
+    vectors = {
+        "label_vectors": base.label_vectors,
+        "label_vectors_sha256": base.label_vectors_sha256,
+    }
+    then = Generation(
+        source=base.source, shards=len(base.shards), classes=len(base.classes), **vectors
+    )
+    if added.label_vectors is not None:
+        vectors["label_vectors"] = f"label_vectors-{base.generation + 1}.safetensors"
+        vectors["label_vectors_sha256"] = added.label_vectors_sha256
+    manifest = Manifest(
+        modality=base.modality,
+        source=about,
+        classes=added.classes,
+        shards=(*base.shards, *added.shards),
+        incomplete=base.incomplete,
+        earlier=(*base.earlier, then),
+        **vectors,
+    )
+    for shard in added.shards:
+        for path in (stage / shard.file, index_path(stage / shard.file)):
+            path.replace(folder / path.name)
+    if added.label_vectors is not None:
+        (stage / added.label_vectors).replace(folder / str(manifest.label_vectors))
+    for name in (SKIPPED, REPAIRED):
+        _extend_list(folder / name, stage / name)
+    sync(folder)
+    commit(folder / MANIFEST, manifest.to_bytes())
+    shutil.rmtree(stage)
+    return manifest
+
+
+def _extend_list(path: Path, added: Path) -> None:
+    """Add the lines of `added` to the file at `path`, except those that an interrupted call has
+    already added.
+    """
+    before, new = (
+        file.read_bytes().splitlines(keepends=True) if file.is_file() else []
+        for file in (path, added)
+    )
+    known = set(before)
+    if missing := [line for line in new if line not in known]:
+        commit(path, b"".join([*before, *missing]))
+
+
+@dataclass(frozen=True)
+class _Addition:
+    """`source` with the labels of the class list of the next generation of the set `base`."""
+
+    source: Source
+    folder: Path
+    base: Manifest
+
+    @property
+    def modality(self) -> Modality:
+        return self.source.modality
+
+    def describe(self) -> SourceInfo:
+        # The labels and the file names depend on the existing set.
+        about = self.source.describe()
+        parameters = {**about.parameters, _BASE: self._fingerprint}
+        return SourceInfo(kind=about.kind, parameters=parameters)
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return (*self.base.classes, *self._new_classes)
+
+    def label_vectors(self) -> np.ndarray | None:
+        return self._vectors
+
+    def splits(self) -> dict[str, Sequence[Any]]:
+        return self.source.splits()
+
+    def render(self, task: Any) -> Sample | Skipped:
+        sample = self.source.render(task)
+        if isinstance(sample, Skipped):
+            return sample
+        return replace(sample, label=int(self._labels[sample.label]))
+
+    def check(self) -> None:
+        """Raise ValueError if the source does not match the set."""
+        if self.modality != self.base.modality:
+            raise ValueError(
+                f"{self.folder} contains {self.base.modality}s, but the source contains "
+                f"{self.modality}s: choose another folder"
+            )
+        if self.base.label_vectors is None and isinstance(self.source, WithLabelVectors):
+            raise ValueError(f"{self.folder} has no label vectors: omit --vectors")
+        self.label_vectors()
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self.base.fingerprint()[:16]
+
+    @cached_property
+    def _new_classes(self) -> tuple[ClassInfo, ...]:
+        known = set(self.base.class_names)
+        return tuple(info for info in self.source.classes() if info.name not in known)
+
+    @cached_property
+    def _labels(self) -> np.ndarray:
+        """The label in the set of each class of the source, int64 [K]."""
+        labels = {info.name: label for label, info in enumerate(self.classes())}
+        return np.array([labels[info.name] for info in self.source.classes()], np.int64)
+
+    @cached_property
+    def _vectors(self) -> np.ndarray | None:
+        """The vectors of all classes, or None if the set has none or its vectors do not change."""
+        new = self._new_classes
+        if self.base.label_vectors is None or not new:
+            return None
+        vectors = self.source.label_vectors()
+        old = load_label_vectors(self.folder, self.base)
+        if vectors is None:
+            raise ValueError(
+                f"{self.folder} has label vectors, but the source has none for the new class "
+                f"{new[0].name!r}: pass --vectors FILE"
+            )
+        if vectors.shape[1] != old.shape[1]:
+            raise ValueError(
+                f"{self.folder} has label vectors of {old.shape[1]} numbers, but that of the new "
+                f"class {new[0].name!r} has {vectors.shape[1]}: pass --vectors with a file of "
+                f"vectors of {old.shape[1]} numbers"
+            )
+        return np.concatenate([old, vectors[self._labels >= len(self.base.classes)]])
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers only render samples.
+        return {"source": self.source, "_labels": self._labels}
