@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data.files import commit, sync
+from data.files import TEMPORARY, commit, sync
 from data.messages import Report, silent
 from data.shards.claim import lock
 from data.shards.index import index_path
@@ -67,6 +67,7 @@ def append_shards(
         addition = _Addition(source, folder, base)
         addition.check()
         stage = _stage(folder, base.generation + 1)
+        _restore(folder, base, stage)
         written = write_shards(
             addition,
             stage,
@@ -131,14 +132,22 @@ def _existing(folder: Path, base: Manifest) -> Existing:
     return Existing(numbers, held_out)
 
 
+def _restore(folder: Path, base: Manifest, stage: Path) -> None:
+    """Move the shards that an interrupted `_publish` has moved to `folder` back to `stage`."""
+    if not (stage / MANIFEST).is_file():
+        return
+    existing = {shard.file for shard in base.shards}
+    for shard in Manifest.read(stage).shards:
+        for path in (stage / shard.file, index_path(stage / shard.file)):
+            moved = folder / path.name
+            if shard.file not in existing and moved.exists() and not path.exists():
+                moved.replace(path)
+
+
 def _publish(
     folder: Path, base: Manifest, stage: Path, added: Manifest, about: SourceInfo
 ) -> Manifest:
-    """Move the shards in `stage` to `folder`, and commit the manifest of the new generation.
-
-    After an interruption, the next call writes the shards that were already moved to `stage` again,
-    with the same bytes.
-    """
+    """Move the shards in `stage` to `folder`, and commit the manifest of the new generation."""
     vectors = {
         "label_vectors": base.label_vectors,
         "label_vectors_sha256": base.label_vectors_sha256,
@@ -168,6 +177,8 @@ def _publish(
     sync(folder)
     commit(folder / MANIFEST, manifest.to_bytes())
     shutil.rmtree(stage)
+    for path in folder.glob(f"*{TEMPORARY}"):  # of a killed process
+        path.unlink()
     return manifest
 
 
