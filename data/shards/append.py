@@ -23,7 +23,6 @@ from data.files import TEMPORARY, commit, sync
 from data.messages import Report, silent
 from data.shards.claim import lock
 from data.shards.index import index_path
-from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import MANIFEST, ClassInfo, Generation, Manifest, SourceInfo
 from data.shards.split_names import TRAIN
 from data.shards.writer import Existing, Written, description, write_shards
@@ -53,9 +52,12 @@ def append_shards(
     `drop_duplicates` also compares with the existing evaluation splits. If the set already contains
     this source, nothing is written.
 
+    If the source is `WithLabelVectors`, the new generation has vectors of all classes from its
+    file. Otherwise, it keeps the existing vectors.
+
     Raises ValueError, and changes nothing, if `folder` is being written, was created by `kway shard
-    index` or has another modality, or if it has label vectors and the source has none for its new
-    classes. Also raises the errors of `Manifest.load` and `write_shards`.
+    index` or has another modality, or if it has label vectors and the source adds classes without
+    vectors. Also raises the errors of `Manifest.load` and `write_shards`.
     """
     with _locked(folder):
         base = appendable(folder)
@@ -85,6 +87,7 @@ def append_shards(
         complete_before=False,
         skipped=written.skipped and folder / SKIPPED,
         repaired=written.repaired and folder / REPAIRED,
+        notes=addition.notes(),
     )
 
 
@@ -217,7 +220,7 @@ class _Addition:
         return (*self.base.classes, *self._new_classes)
 
     def label_vectors(self) -> np.ndarray | None:
-        return self._vectors
+        return None if self._with_vectors is None else self._with_vectors.label_vectors()
 
     def splits(self) -> dict[str, Sequence[Any]]:
         return self.source.splits()
@@ -235,9 +238,15 @@ class _Addition:
                 f"{self.folder} contains {self.base.modality}s, but the source contains "
                 f"{self.modality}s: choose another folder"
             )
-        if self.base.label_vectors is None and isinstance(self.source, WithLabelVectors):
-            raise ValueError(f"{self.folder} has no label vectors: omit --vectors")
-        self.label_vectors()
+        if self._with_vectors is None and self.base.label_vectors is not None and self._new_classes:
+            raise ValueError(
+                f"{self.folder} has label vectors, but the new class {self._new_classes[0].name!r} "
+                "has none: pass --vectors with a file that contains vectors of all classes"
+            )
+        self.label_vectors()  # raises an error before anything is written
+
+    def notes(self) -> tuple[str, ...]:
+        return () if self._with_vectors is None else tuple(self._with_vectors.notes())
 
     @cached_property
     def _fingerprint(self) -> str:
@@ -255,25 +264,15 @@ class _Addition:
         return np.array([labels[info.name] for info in self.source.classes()], np.int64)
 
     @cached_property
-    def _vectors(self) -> np.ndarray | None:
-        """The vectors of all classes, or None if the set has none or its vectors do not change."""
-        new = self._new_classes
-        if self.base.label_vectors is None or not new:
+    def _with_vectors(self) -> WithLabelVectors | None:
+        """This source with the vectors of all classes, old and new, from one file.
+
+        Vectors from different files cannot be compared with each other, and neither can those that
+        a source computes from its own class list.
+        """
+        if not isinstance(self.source, WithLabelVectors):
             return None
-        vectors = self.source.label_vectors()
-        old = load_label_vectors(self.folder, self.base)
-        if vectors is None:
-            raise ValueError(
-                f"{self.folder} has label vectors, but the source has none for the new class "
-                f"{new[0].name!r}: pass --vectors FILE"
-            )
-        if vectors.shape[1] != old.shape[1]:
-            raise ValueError(
-                f"{self.folder} has label vectors of {old.shape[1]} numbers, but that of the new "
-                f"class {new[0].name!r} has {vectors.shape[1]}: pass --vectors with a file of "
-                f"vectors of {old.shape[1]} numbers"
-            )
-        return np.concatenate([old, vectors[self._labels >= len(self.base.classes)]])
+        return WithLabelVectors(self, self.source.file, self.source.find)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers only render samples.

@@ -40,7 +40,8 @@ class Written:
     resumed: the number of shards that already existed. num_skipped: the total number of samples
     that the source skipped. duplicates: the total number of samples dropped from training. skipped:
     the file that lists the skipped samples and the files that the source ignored, or None if there
-    are none. repaired: the file that lists the repaired samples, or None.
+    are none. repaired: the file that lists the repaired samples, or None. notes: lines about the
+    label vectors of an appended set.
     """
 
     manifest: Manifest
@@ -50,6 +51,7 @@ class Written:
     duplicates: int = 0
     skipped: Path | None = None
     repaired: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -270,7 +270,8 @@ def write(
     if written.complete_before:
         print(printable(f"{out} is already complete{generation}: {summary(manifest)}"))
         return
-    for note in chain(notes(), vectors.notes() if vectors else ()):
+    of_vectors = vectors.notes() if vectors is not None and not append else written.notes
+    for note in chain(notes(), of_vectors):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"resumed after {pluralize(written.resumed, 'complete shard')}")

@@ -230,31 +230,47 @@ def test_training_samples_that_equal_existing_evaluation_samples_can_be_dropped(
 # ---------------------------------------------------------------- label vectors
 
 
+def vectors_of(file: Path, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """Return the vectors of all names except those that the file contains."""
+    missing = [name for name in names if name in file.read_text()]
+    return np.stack([np.full(3, ord(name[0]), np.float32) for name in names]), missing
+
+
 def test_new_classes_get_vectors_and_earlier_generations_keep_theirs(tmp_path: Path) -> None:
-    first = write(Texts(["b", "a"], width=3), tmp_path)
-    second = append(Texts(["a", "c"], first=50, width=3), tmp_path)
-    third = append(Texts(["c"], first=90), tmp_path)  # no new class requires a vector
-    assert load_label_vectors(tmp_path, first)[:, 0].tolist() == [ord("b"), ord("a")]
+    (tmp_path / "file").write_text("x")
+    folder, find = tmp_path / "set", (tmp_path / "file", vectors_of)
+    first = write(Texts(["b", "a"], width=2), folder)
+    second = append(WithLabelVectors(Texts(["a", "c"], first=50), *find), folder)
+    third = append(Texts(["c"], first=90), folder)  # no new class requires a vector
+    assert load_label_vectors(folder, first).tolist() == [[98, 98], [97, 97]]
     for manifest in (second, third):
-        vectors = load_label_vectors(tmp_path, manifest)
-        assert vectors[:, 2].tolist() == [ord("b"), ord("a"), ord("c")]
+        assert load_label_vectors(folder, manifest)[:, 2].tolist() == [98, 97, 99]
     assert second.label_vectors == third.label_vectors == "label_vectors-2.safetensors"
-    assert list(damages(tmp_path, lambda done, total: None)) == []
-    (tmp_path / "label_vectors.safetensors").write_bytes(b"x")
-    (damage,) = damages(tmp_path, lambda done, total: None)
+    assert list(damages(folder, lambda done, total: None)) == []
+    (folder / "label_vectors.safetensors").write_bytes(b"x")
+    (damage,) = damages(folder, lambda done, total: None)
     assert damage.kind == "label vectors"
 
 
-@pytest.mark.parametrize(
-    ("width", "message"),
-    [(0, "has none for the new class 'c': pass --vectors"), (2, "of 3 numbers, but .* has 2: ")],
-)
-def test_new_classes_without_suitable_vectors_raise(
-    width: int, message: str, tmp_path: Path
+def test_vectors_can_be_added_and_classes_without_one_are_reported(
+    base: Path, tmp_path: Path
 ) -> None:
-    write(Texts(["b", "a"], width=3), tmp_path)
+    (tmp_path / "file").write_text("a")
+    source = WithLabelVectors(Texts(["c"], first=50), tmp_path / "file", vectors_of)
+    written = append_shards(source, base, workers=0)
+    assert written.notes == ("1 classes without a vector use the mean: a",)
+    assert load_label_vectors(base, written.manifest)[:, 0].tolist() == [98, 98.5, 99]
+    assert Manifest.read(base, generation=1).label_vectors is None
+
+
+@pytest.mark.parametrize("width", [0, 2])
+def test_new_classes_of_a_set_with_vectors_require_a_file_of_vectors(
+    width: int, tmp_path: Path
+) -> None:
+    """Vectors that a source computes from its class list differ from those of another list."""
+    write(Texts(["b", "a"], width=2), tmp_path)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"the new class 'c' has none: pass --vectors"):
         append(Texts(["a", "c"], first=50, width=width), tmp_path)
     assert contents(tmp_path) == before
 
@@ -280,13 +296,6 @@ def test_indexed_tars_cannot_be_extended(tmp_path: Path) -> None:
     index_shards(tmp_path)
     with pytest.raises(ValueError, match=r"was created by kway shard index.*data\.mixture"):
         append(Texts(["a"]), tmp_path)
-
-
-def test_vectors_for_a_set_without_vectors_raise(base: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    source = WithLabelVectors(Texts(["a"], first=50), tmp_path / "file", lambda file, names: None)
-    with pytest.raises(ValueError, match="has no label vectors: omit --vectors"):
-        append(source, base)
 
 
 def test_an_unfinished_append_must_be_finished_or_deleted_before_another_one(base: Path) -> None:
@@ -359,8 +368,9 @@ def append_and_stop_in(folder: Path, source: Texts, shard: str) -> None:
     append(source, folder, report=report)
 
 
-def append_and_stop_after(folder: Path, source: Texts, renames: int) -> None:
+def append_and_stop_after(folder: Path, texts: Texts, file: Path, renames: int) -> None:
     """Append, and end the process after `renames` files were renamed into the folder."""
+    source = WithLabelVectors(texts, file, vectors_of)
     replace = Path.replace
 
     def counted(path: Path, target: Path) -> Path:
@@ -407,7 +417,9 @@ def test_a_process_killed_while_writing_leaves_the_set_intact_and_can_be_resumed
 def test_a_process_killed_between_renames_leaves_the_set_intact_and_can_be_resumed(
     tmp_path: Path,
 ) -> None:
-    source = Texts(["c", "a"], first=50, train=5, splits={}, width=3)
+    (tmp_path / "file").write_text("x")
+    texts = Texts(["c", "a"], first=50, train=5, splits={})
+    source = WithLabelVectors(texts, tmp_path / "file", vectors_of)
     write(Texts(["b", "a"], width=3), tmp_path / "before")
     whole = shutil.copytree(tmp_path / "before", tmp_path / "whole")
     append(source, whole)
@@ -415,7 +427,7 @@ def test_a_process_killed_between_renames_leaves_the_set_intact_and_can_be_resum
     # Two shards, each with an index, the label vectors and the manifest.
     for renames in range(7):
         folder = shutil.copytree(tmp_path / "before", tmp_path / str(renames))
-        process = forked(append_and_stop_after, folder, source, renames)
+        process = forked(append_and_stop_after, folder, texts, source.file, renames)
         process.start()
         process.join()
         if renames == 6:

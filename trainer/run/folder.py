@@ -22,8 +22,8 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
 
-# The generation of the shards if a stored recipe does not contain it, because it was stored by a
-# version of kway that could not append samples.
+# The generation of the shards if a recipe does not contain it because it was stored by a version of
+# kway that could not append samples.
 _FIRST = 1
 
 
@@ -106,7 +106,7 @@ class RunFolder:
                 "`run` key of the recipe"
             )
         stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
-        return _at_stored_generations(stored)
+        return _at_known_generations(stored)
 
     def generations(self) -> list[tuple[str, int]]:
         """Return the address and the generation of `data.shards` and of each set of `data.mixture`,
@@ -132,7 +132,8 @@ class RunFolder:
                     f"run {self.path} contains checkpoints, but resume=never is set: choose "
                     "another run folder, or set resume=auto to continue the run"
                 )
-            changed = _differences(self._stored_settings(recipe), settings_of(recipe))
+            settings = settings_of(_at_known_generations(recipe))
+            changed = _differences(self._stored_settings(recipe), settings)
             if changed:
                 raise ValueError(
                     f"run {self.path} was started with different values of {', '.join(changed)}: "
@@ -148,7 +149,7 @@ class RunFolder:
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
-        before = settings_of(_at_stored_generations(stored))
+        before = settings_of(_at_known_generations(stored))
         known = {k: value for k, value in before.items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
@@ -163,8 +164,8 @@ def with_generations(recipe: Recipe, numbers: Sequence[int]) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.with_generations(numbers)})
 
 
-def _at_stored_generations(stored: Recipe) -> Recipe:
-    return with_generations(stored, [number or _FIRST for number in stored.data.generations])
+def _at_known_generations(recipe: Recipe) -> Recipe:
+    return with_generations(recipe, [number or _FIRST for number in recipe.data.generations])
 
 
 def _nearest_existing(path: Path) -> Path:
