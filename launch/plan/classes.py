@@ -77,21 +77,23 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return given
     if recipe.data.stream is not None:
         return recipe.data.stream.samples
-    if recipe.data.sampling.epoch_samples is not None:
-        return recipe.data.sampling.epoch_samples
+    return recipe.data.sampling.epoch_samples or stored_samples(recipe, manifest)
+
+
+def stored_samples(recipe: Recipe, manifest: Manifest | None) -> int | None:
+    """Return the number of samples in the training splits of the shards, or None if unknown."""
     if manifest is None:
         return None
-    if recipe.data.mixture:
-        sets = recipe.data.mixture
-        manifests = (Manifest.read(one.shards, generation=one.generation) for one in sets)
-        shards = [
-            shard
-            for one, own in zip(sets, manifests, strict=True)
-            for shard in own.of_split(one.split)
-        ]
-    else:
+    if not recipe.data.mixture:
         shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
-    return sum(shard.samples for shard in shards)
+        return sum(shard.samples for shard in shards)
+    sets = recipe.data.mixture
+    manifests = (Manifest.read(one.shards, generation=one.generation) for one in sets)
+    return sum(
+        shard.samples
+        for one, own in zip(sets, manifests, strict=True)
+        for shard in own.of_split(one.split)
+    )
 
 
 def classes_of(

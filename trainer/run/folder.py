@@ -181,7 +181,20 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     }
     # If a kind differs, all of its settings differ too: report only the kind.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
-    return sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
+    named = (key for key in changed if key.endswith(".kind") or not _under(key, kinds))
+    return sorted(
+        f"{key} ({_changed_sets(before.get(key, []), after.get(key, []))})"
+        if key == "data.mixture"
+        else key
+        for key in named
+    )
+
+
+def _changed_sets(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """Return the sets of a mixture that differ."""
+    changed = [one for one in (*before, *after) if one not in before or one not in after]
+    names = dict.fromkeys(f"{one['shards']} {one['split']}" for one in changed)
+    return ", ".join(names) or "the order of the sets"
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

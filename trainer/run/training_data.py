@@ -46,7 +46,12 @@ def load_run_manifest(recipe: Recipe, folder: RunFolder, world: World) -> tuple[
         _of_generation(where, manifest, number)
         for where, manifest, number in zip(folders, manifests, chosen, strict=True)
     )
-    return with_generations(recipe, chosen), united_manifest(data, own, others)
+    united = united_manifest(data, own, others)
+    if world.is_main and own.label_vectors is not None and united.label_vectors is None:
+        num_added = len(united.classes) - len(own.classes)
+        line = f"data.mixture adds {num_added:,} classes without label vectors to {data.shards}"
+        print(f"{line}: label vectors are not used", flush=True)
+    return with_generations(recipe, chosen), united
 
 
 def _of_generation(folder: Path | str, manifest: Manifest, number: int) -> Manifest:
