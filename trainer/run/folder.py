@@ -181,13 +181,11 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     }
     # If a kind differs, all of its settings differ too: report only the kind.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
-    named = (key for key in changed if key.endswith(".kind") or not _under(key, kinds))
-    return sorted(
-        f"{key} ({_changed_sets(before.get(key, []), after.get(key, []))})"
-        if key == "data.mixture"
-        else key
-        for key in named
-    )
+    named = sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
+    if "data.mixture" in named:
+        sets = _changed_sets(before.get("data.mixture", []), after.get("data.mixture", []))
+        named[named.index("data.mixture")] = f"data.mixture ({sets})"
+    return named
 
 
 def _changed_sets(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
