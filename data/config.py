@@ -236,8 +236,13 @@ class DataConfig(FrozenConfig):
         return self
 
     @property
+    def addresses(self) -> list[str]:
+        """The path or URL of `shards`, followed by those of the sets of `mixture`."""
+        return [str(self.shards), *(str(one.shards) for one in self.mixture)]
+
+    @property
     def generations(self) -> list[int | None]:
-        """The generation of `shards`, followed by those of the sets of `mixture`."""
+        """The generation of each of `addresses`."""
         return [self.generation, *(one.generation for one in self.mixture)]
 
     def with_generations(self, numbers: Sequence[int]) -> "DataConfig":

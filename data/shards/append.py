@@ -97,7 +97,7 @@ def appendable(folder: Path) -> Manifest:
     Raises the errors of `Manifest.load`, and ValueError for tars that kway did not write.
     """
     manifest = Manifest.load(folder)
-    if manifest.of_generation(1).source.kind == INDEXED:
+    if manifest.source.kind == INDEXED:
         raise ValueError(
             f"{folder} was created by kway shard index, so samples cannot be appended to it: write "
             "them to another folder, and list both in data.mixture"
@@ -162,6 +162,7 @@ def _publish(
         vectors["label_vectors"] = f"label_vectors-{base.generation + 1}.safetensors"
         vectors["label_vectors_sha256"] = added.label_vectors_sha256
     manifest = Manifest(
+        format_version=2,
         modality=base.modality,
         source=about,
         classes=added.classes,

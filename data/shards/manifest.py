@@ -22,7 +22,9 @@ from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
-FORMAT_VERSION = 1
+# Version 2 is used only for sets to which samples were appended, so that earlier versions of kway
+# report that they cannot read them.
+FORMAT_VERSION = 2
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its label
@@ -111,7 +113,7 @@ class Manifest(_Record):
     is the source of the samples that the newest generation added.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 1
     modality: Literal["image", "text"] = Field(
         "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
@@ -156,23 +158,25 @@ class Manifest(_Record):
         """The number of this generation, counted from 1."""
         return len(self.earlier) + 1
 
-    def of_generation(self, number: int) -> "Manifest":
+    def of_generation(self, number: int, *, origin: Path | str) -> "Manifest":
         """Return the manifest as it was in generation `number`, with the same fingerprint.
 
-        Raises ValueError if this generation does not exist.
+        Raises ValueError, which names the `origin` of the manifest, if this generation does not
+        exist.
         """
         if number == self.generation:
             return self
         if not 0 < number < self.generation:
             raise ValueError(
-                f"generation {number} does not exist: choose from 1 to {self.generation}, or copy "
-                "the newest manifest.json"
+                f"{origin}: generation {number} does not exist: choose from 1 to "
+                f"{self.generation}, or copy the newest manifest.json"
             )
         then = self.earlier[number - 1]
         shards = self.shards[: then.shards]
         files = {shard.file for shard in shards}
         return self.model_copy(
             update={
+                "format_version": 2 if number > 1 else 1,
                 "source": then.source,
                 "classes": self.classes[: then.classes],
                 "shards": shards,
@@ -186,7 +190,8 @@ class Manifest(_Record):
     @property
     def generations(self) -> Iterator["Manifest"]:
         """The manifests of all generations, oldest first."""
-        return (self.of_generation(number) for number in range(1, self.generation + 1))
+        numbers = range(1, self.generation + 1)
+        return (self.of_generation(number, origin="the manifest") for number in numbers)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -262,10 +267,7 @@ class Manifest(_Record):
     ) -> "Manifest":
         """Read the manifest without checking the shards."""
         newest = cls._read(folder, cache)
-        try:
-            return newest if generation is None else newest.of_generation(generation)
-        except ValueError as error:
-            raise ValueError(f"{folder}: {error}") from error
+        return newest if generation is None else newest.of_generation(generation, origin=folder)
 
     @classmethod
     def _read(cls, folder: Path | str, cache: CacheConfig) -> "Manifest":

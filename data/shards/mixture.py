@@ -32,11 +32,8 @@ def load_manifests(data: DataConfig) -> list[Manifest]:
 
     Raises the errors of `Manifest.load`.
     """
-    folders = [data.shards, *(one.shards for one in data.mixture)]
-    return [
-        Manifest.load(folder, data.cache, generation=generation)
-        for folder, generation in zip(folders, data.generations, strict=True)
-    ]
+    sets = zip(data.addresses, data.generations, strict=True)
+    return [Manifest.load(address, data.cache, generation=number) for address, number in sets]
 
 
 @paused_gc()

@@ -61,13 +61,10 @@ def shards_of(recipe: Recipe) -> Manifest | None:
     are not on this machine.
     """
     data = recipe.data
-    folders = [data.shards, *(one.shards for one in data.mixture)]
-    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
+    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in data.addresses):
         return None
-    own, *others = (
-        Manifest.read(folder, generation=generation)
-        for folder, generation in zip(folders, data.generations, strict=True)
-    )
+    sets = zip(data.addresses, data.generations, strict=True)
+    own, *others = (Manifest.read(address, generation=number) for address, number in sets)
     return united_manifest(data, own, others)
 
 

@@ -68,14 +68,16 @@ def recipe_for(shards: Path, run: Path, steps: int, **changes: Any) -> Recipe:
     ],
 )
 def test_a_run_resumed_after_several_appends_is_bit_identical(
-    changes: dict[str, Any], shards: Path, tmp_path: Path
+    changes: dict[str, Any], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(recipe_for(shards, tmp_path / "whole", 6, **changes), rank_world())
     train(recipe_for(shards, tmp_path / "run", 2, **changes), rank_world())
     extend(shards, 15)
     train(recipe_for(shards, tmp_path / "run", 4, **changes), rank_world())
     extend(shards, 16)
+    capsys.readouterr()
     train(recipe_for(shards, tmp_path / "run", 6, **changes), rank_world())
+    assert f"{shards}: this run uses generation 1 of 3; " in capsys.readouterr().out
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     whole, run = final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "run")
     assert whole.keys() == run.keys()

@@ -108,17 +108,19 @@ class RunFolder:
         stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
         return _at_known_generations(stored)
 
-    def generations(self) -> list[tuple[str, int]]:
-        """Return the address and the generation of `data.shards` and of each set of `data.mixture`,
-        if the run in this folder has checkpoints. Otherwise, the list is empty.
+    def generations(self, addresses: Sequence[str]) -> list[int | None]:
+        """Return the generation of the shards at each of `addresses` (`DataConfig.addresses`) on
+        which the run in this folder was started, or None if it has no checkpoints or was started on
+        other shards.
         """
         if not (committed_folders(self.checkpoints) and self.recipe.is_file()):
-            return []
+            return [None] * len(addresses)
         data = read_recipe(self.recipe)["data"]
-        return [
-            (one["shards"], one.get("generation") or _FIRST)
-            for one in (data, *data.get("mixture", ()))
-        ]
+        stored = {
+            (number, one["shards"]): one.get("generation") or _FIRST
+            for number, one in enumerate((data, *data.get("mixture", ())))
+        }
+        return [stored.get(key) for key in enumerate(addresses)]
 
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.

@@ -1,7 +1,6 @@
 """The training data of a run: its split or stream of tars, the batches, and the class hierarchy and
 label vectors of the shards."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,33 +31,42 @@ def load_run_manifest(recipe: Recipe, folder: RunFolder, world: World) -> tuple[
     generations that all ranks find, because samples may be appended while the ranks start.
     """
     data = recipe.data
-    folders = [data.shards, *(one.shards for one in data.mixture)]
-    manifests = load_manifests(data)
-    newest = [manifest.generation for manifest in manifests]
-    found = exchange([folder.generations(), newest], world.group)
-    kept: list[tuple[str, int]] = found[0][0]
-    common = [min(numbers) for numbers in zip(*(own for _, own in found), strict=True)]
-    chosen = []
-    for number, (where, set_generation) in enumerate(zip(folders, data.generations, strict=True)):
-        is_kept = number < len(kept) and kept[number][0] == str(where)
-        chosen.append(set_generation or (kept[number][1] if is_kept else common[number]))
-    own, *others = (
-        _of_generation(where, manifest, number)
-        for where, manifest, number in zip(folders, manifests, chosen, strict=True)
-    )
-    united = united_manifest(data, own, others)
-    if world.is_main and own.label_vectors is not None and united.label_vectors is None:
-        num_added = len(united.classes) - len(own.classes)
-        line = f"data.mixture adds {num_added:,} classes without label vectors to {data.shards}"
-        print(f"{line}: label vectors are not used", flush=True)
+    newest = load_manifests(data)
+    numbers = [manifest.generation for manifest in newest]
+    found = exchange([folder.generations(data.addresses), numbers], world.group)
+    of_ranks = zip(*(of_rank for _, of_rank in found), strict=True)
+    chosen = [
+        given or kept or min(common)
+        for given, kept, common in zip(data.generations, found[0][0], of_ranks, strict=True)
+    ]
+    manifests = [
+        manifest.of_generation(number, origin=address)
+        for manifest, number, address in zip(newest, chosen, data.addresses, strict=True)
+    ]
+    united = united_manifest(data, manifests[0], manifests[1:])
+    if world.is_main:
+        _print_notices(data, newest, manifests, united)
     return with_generations(recipe, chosen), united
 
 
-def _of_generation(folder: Path | str, manifest: Manifest, number: int) -> Manifest:
-    try:
-        return manifest.of_generation(number)
-    except ValueError as error:
-        raise ValueError(f"{folder}: {error}") from error
+def _print_notices(
+    data: DataConfig, newest: list[Manifest], manifests: list[Manifest], united: Manifest
+) -> None:
+    """Print which samples and label vectors of the shards the run does not use."""
+    for address, last, used in zip(data.addresses, newest, manifests, strict=True):
+        if used is not last:
+            print(
+                f"{address}: this run uses generation {used.generation} of {last.generation}; a "
+                "new run uses the newest one",
+                flush=True,
+            )
+    if manifests[0].label_vectors is not None and united.label_vectors is None:
+        num_added = len(united.classes) - len(manifests[0].classes)
+        print(
+            f"data.mixture adds {num_added:,} classes without label vectors to {data.shards}: "
+            "label vectors are not used",
+            flush=True,
+        )
 
 
 def open_training(data: DataConfig, manifest: Manifest) -> Training:
