@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ _PACKAGES = Path(__file__).parents[1]
 # all of its jobs, but a job that exhausts the memory of each node must not run forever.
 _MAX_RETRIES = 10
 _CONNECT_SECONDS = 10
+_CANCEL_SECONDS = 10
 
 
 class RayPool(Executor):
@@ -39,12 +40,27 @@ class RayPool(Executor):
             num_cpus=1, num_gpus=int(gpu), max_retries=_MAX_RETRIES
         )
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
+        self._running: set[ray.ObjectRef[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # `fn` often contains a source or options. They are sent to each node once.
         if fn not in self._stored:
             self._stored[fn] = ray.put(fn)
-        return self._task.remote(self._stored[fn], args, kwargs).future()
+        job = self._task.remote(self._stored[fn], args, kwargs, os.getcwd())
+        self._running.add(job)
+        future: Future[Any] = job.future()
+        future.add_done_callback(lambda done: self._running.discard(job))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
+        they do not write files later.
+        """
+        jobs = list(self._running)
+        for job in jobs:
+            ray.cancel(job)
+        if wait and jobs:
+            ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
 
 
 @contextmanager
@@ -57,7 +73,8 @@ def ray_pool(address: str, *, gpu: bool = False) -> Iterator[RayPool]:
     """
     _connect(address)
     try:
-        yield RayPool(gpu=gpu)
+        with RayPool(gpu=gpu) as pool:
+            yield pool
     except RayTaskError as error:
         if isinstance(error.cause, ImportError):
             raise ValueError(
@@ -97,5 +114,9 @@ def _check_head(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], folder: str
+) -> Any:
+    with suppress(OSError):
+        os.chdir(folder)  # relative paths are relative to the driver's working directory
     return fn(*args, **kwargs)
