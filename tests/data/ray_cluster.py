@@ -76,12 +76,11 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
     command = [sys.executable, "-P", "-m", "tests.data.ray_cluster"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
-        stderr=(folder / "cluster.log").open("w"),
-        **pipes,
-    ) as process:
+    variables = {**os.environ, "PYTHONPATH": str(root), **environment}
+    with (
+        (folder / "cluster.log").open("w") as log,
+        subprocess.Popen(command, env=variables, stderr=log, **pipes) as process,
+    ):
         cluster = RayCluster(environment, process)
         try:
             cluster.address = cluster._ask("address")
@@ -102,8 +101,9 @@ def _main() -> None:
 
     # Unix domain sockets have short paths.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+        os.environ["RAY_TMPDIR"] = folder  # does not replace the cluster that `auto` refers to
         head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        cluster = Cluster(initialize_head=True, head_node_args={**head, "temp_dir": folder})
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
             for line in sys.stdin:
                 answer: object = cluster.address

@@ -117,7 +117,7 @@ def test_a_killed_writer_is_resumed(
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert MANIFEST not in objects(url)
-    with pytest.raises(ValueError, match="samples_per_shard=5.*, not .*samples_per_shard=6"):
+    with pytest.raises(ValueError, match=r"samples_per_shard=5.*, not .*samples_per_shard=6"):
         write(source, url, samples_per_shard=6)
     first = fsspec.filesystem("s3").modified(f"{url}/train-000000.tar")
     assert write(source, url).resumed == 2
