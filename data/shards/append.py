@@ -21,9 +21,11 @@ import numpy as np
 
 from data.files import TEMPORARY, commit, sync
 from data.messages import Report, silent
+from data.remote.config import is_url
 from data.shards.claim import lock
 from data.shards.index import index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Generation, Manifest, SourceInfo
+from data.shards.output import output_folder
 from data.shards.split_names import TRAIN
 from data.shards.writer import Existing, Written, description, write_shards
 from data.skipped import REPAIRED, SKIPPED, Skipped
@@ -37,10 +39,11 @@ _BASE = "appended_to"
 
 def append_shards(
     source: Source,
-    folder: Path,
+    folder: Path | str,
     *,
     samples_per_shard: int = 10_000,
     workers: int | None = None,
+    ray: str | None = None,
     drop_duplicates: bool = False,
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
@@ -59,6 +62,7 @@ def append_shards(
     index` or has another modality, or if it has label vectors and the source adds classes without
     vectors. Also raises the errors of `Manifest.load` and `write_shards`.
     """
+    folder = _local(folder)
     with _locked(folder):
         base = appendable(folder)
         for number in range(2, base.generation + 1):
@@ -75,6 +79,7 @@ def append_shards(
             stage,
             samples_per_shard=samples_per_shard,
             workers=workers,
+            ray=ray,
             drop_duplicates=drop_duplicates,
             ignored=ignored,
             report=report,
@@ -91,11 +96,13 @@ def append_shards(
     )
 
 
-def appendable(folder: Path) -> Manifest:
+def appendable(folder: Path | str) -> Manifest:
     """Return the manifest of a set to which samples can be appended.
 
-    Raises the errors of `Manifest.load`, and ValueError for tars that kway did not write.
+    Raises the errors of `Manifest.load`, and ValueError for a URL or for tars that kway did not
+    write.
     """
+    folder = _local(folder)
     manifest = Manifest.load(folder)
     if manifest.source.kind == INDEXED:
         raise ValueError(
@@ -103,6 +110,15 @@ def appendable(folder: Path) -> Manifest:
             "them to another folder, and list both in data.mixture"
         )
     return manifest
+
+
+def _local(folder: Path | str) -> Path:
+    if is_url(folder):
+        raise ValueError(
+            f"{folder} is a URL, but samples can be appended only to a local folder: append them "
+            "to a local copy, and upload the new files and then manifest.json"
+        )
+    return Path(folder)
 
 
 @contextmanager
@@ -131,8 +147,8 @@ def _existing(folder: Path, base: Manifest) -> Existing:
     for shard in base.shards:
         if found := re.fullmatch(rf"{re.escape(shard.split)}-(\d+)\.tar", shard.file):
             numbers[shard.split] = max(numbers.get(shard.split, 0), int(found[1]) + 1)
-    held_out = [folder / shard.file for shard in base.shards if shard.split != TRAIN]
-    return Existing(numbers, held_out)
+    held_out = [shard.file for shard in base.shards if shard.split != TRAIN]
+    return Existing(output_folder(folder), numbers, held_out)
 
 
 def _restore(folder: Path, base: Manifest, stage: Path) -> None:
