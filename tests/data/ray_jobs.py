@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data.shards.append import append_shards
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.writer import write_shards
 from data.sources import Sample, Source
@@ -73,6 +74,10 @@ def _run(
         text = f"{type(error).__name__}: {error}"
         traceback.print_exc()
     Path(errors).write_text(text)
+
+
+def append(source: Source, out: Path, options: dict[str, Any]) -> None:
+    append_shards(source, out, **options)
 
 
 def write(source: Source, out: Path | str, options: dict[str, Any]) -> None:

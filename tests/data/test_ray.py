@@ -10,6 +10,7 @@ import pytest
 
 from data.inspection.verify import damages
 from data.messages import silent
+from data.shards.append import append_shards
 from data.shards.manifest import MANIFEST
 from data.shards.writer import write_shards
 from data.sources import ImageFolder, Tweets
@@ -69,6 +70,20 @@ def test_any_number_of_ray_workers_writes_the_same_bytes(
         out = tmp_path / str(number)
         assert on_ray(cluster, tmp_path, source, out, **options).finish() == ""
         assert contents(out) == contents(tmp_path / "local")
+
+
+def test_samples_appended_by_ray_tasks_equal_samples_appended_by_this_machine(
+    cluster: RayCluster, mixed: Path, images: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    for name in ("local", "ray"):
+        write_shards(ImageFolder(images, test_fraction=0.2), tmp_path / name, workers=0)
+    source = ImageFolder(mixed, skip_bad=True)
+    options = {"samples_per_shard": 10, "drop_duplicates": True, "ignored": source.skipped()}
+    append_shards(source, tmp_path / "local", workers=0, **options)
+    arguments = source, tmp_path / "ray", {**options, "ray": cluster.address}
+    assert Driver(cluster, tmp_path, ray_jobs.append, *arguments).finish() == ""
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_texts_with_a_first_pass_on_ray_equal_local_texts(
