@@ -11,7 +11,10 @@ import fsspec
 import pytest
 from typer.testing import CliRunner
 
+from data.inspection.verify import damages
+from data.messages import silent
 from data.shards import remote_claim
+from data.shards.append import append_shards
 from data.shards.claim import UNFINISHED
 from data.shards.duplicates import find_duplicates
 from data.shards.manifest import MANIFEST, Manifest, SourceInfo
@@ -85,6 +88,26 @@ def test_the_written_shards_can_be_read_from_the_url(tmp_path: Path, url: str) -
         assert [split.read(i) for i in range(len(split))] == [
             local.read(i) for i in range(len(local))
         ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_written_shards_are_verified_at_the_url(mixed: Path, url: str, workers: int) -> None:
+    write(ImageFolder(mixed, skip_bad=True), url)
+    assert list(damages(url, silent, workers=workers)) == []
+    files = fsspec.filesystem("s3")
+    files.rm(f"{url}/train-000000.tar")
+    content = bytearray(files.cat_file(f"{url}/test-000000.tar"))
+    content[2000] ^= 1
+    files.pipe_file(f"{url}/test-000000.tar", bytes(content))
+    kinds = [damage.kind for damage in damages(url, silent, workers=workers)]
+    assert sorted(kinds)[-1] == "missing shard"
+    assert "changed shard" in kinds
+
+
+def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
+    write(ImageFolder(mixed, skip_bad=True), url)
+    with pytest.raises(ValueError, match="can be appended only to a local folder"):
+        append_shards(ImageFolder(mixed, skip_bad=True), url)
 
 
 def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
