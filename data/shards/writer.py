@@ -187,7 +187,7 @@ def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
     if not (folder / MANIFEST).is_file():
         return None
     manifest = Manifest.read(folder)
-    check_same(folder, manifest.of_generation(1, origin=folder).source, about)
+    check_same(folder, manifest.sources[0], about)
     if manifest.earlier:
         # Writing the first generation again would remove the manifest of the later ones.
         return Manifest.load(folder)
