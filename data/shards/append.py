@@ -68,7 +68,7 @@ def append_shards(
         for number in range(2, base.generation + 1):
             shutil.rmtree(_stage(folder, number), ignore_errors=True)  # of a killed process
         about = description(source, samples_per_shard, drop_duplicates=drop_duplicates)
-        if any(one.source == about for one in base.generations):
+        if about in base.sources:
             return Written(base, complete_before=True)
         addition = _Addition(source, folder, base)
         addition.check()

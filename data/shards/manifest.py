@@ -194,6 +194,11 @@ class Manifest(_Record):
         return (self.of_generation(number, origin="the manifest") for number in numbers)
 
     @property
+    def sources(self) -> tuple[SourceInfo, ...]:
+        """The sources of the samples that each generation added, oldest first."""
+        return (*(one.source for one in self.earlier), self.source)
+
+    @property
     def splits(self) -> tuple[str, ...]:
         """The names of the splits, in the order in which they first occur in the shards."""
         return tuple(dict.fromkeys(shard.split for shard in self.shards))

@@ -171,7 +171,7 @@ def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | No
     """
     if (manifest := output.manifest()) is None:
         return None
-    check_same(output.folder, manifest.of_generation(1, origin=output.folder).source, about)
+    check_same(output.folder, manifest.sources[0], about)
     if manifest.earlier:
         # Writing the first generation again would remove the manifest of the later ones.
         return Manifest.load(output.folder)

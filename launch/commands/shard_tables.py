@@ -30,7 +30,8 @@ def split_table(folder: Path | str, manifest: Manifest, splits: Sequence[SplitCo
     The title contains the modality, the number of classes and the source.
     """
     kind = "texts" if manifest.modality == "text" else "images"
-    title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
+    sources = dict.fromkeys(source.kind for source in manifest.sources)
+    title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {', '.join(sources)}"
     table = plain_table(title)
     for name in ("split", "samples", "classes", "shards", "MB", "bytes/sample"):
         table.add_column(name, justify="left" if name == "split" else "right")

@@ -166,7 +166,7 @@ def test_existing_files_labels_and_digests_do_not_change(base: Path) -> None:
     assert third.of_generation(2, origin=base).to_bytes() == second.to_bytes()
     assert Manifest.load(base) == third
     assert Manifest.load(base, generation=2) == second
-    assert [one.source.parameters.get("first") for one in third.generations] == [0, 50, 90]
+    assert [source.parameters["first"] for source in third.sources] == [0, 50, 90]
     assert third.splits == ("train", "test", "dev")
     assert samples(base, "train", 1) == samples(base, "train")[:10]
 

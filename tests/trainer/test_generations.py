@@ -17,6 +17,7 @@ from tests.shards import glyph_recipe
 from tests.system.runs import final_tensors, losses
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
+from trainer.bundle.spec import CARD
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.run.folder import RunFolder
@@ -60,12 +61,7 @@ def recipe_for(shards: Path, run: Path, steps: int, **changes: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}},
-        {"data__sampling": {"power": 0.5}},
-    ],
+    "changes", [{}, {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}]
 )
 def test_a_run_resumed_after_several_appends_is_bit_identical(
     changes: dict[str, Any], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -112,6 +108,15 @@ def test_a_new_run_uses_the_newest_generation_or_that_of_the_recipe(
         assert head.num_classes == len(manifest.classes)
         training = sum(shard.samples for shard in manifest.of_split("train"))
         assert num_samples(recipe, shards_of(recipe), None) == training
+
+
+def test_a_bundle_names_the_sources_of_all_generations(shards: Path, tmp_path: Path) -> None:
+    first, second = Manifest.load(shards), extend(shards, 15)
+    recipe = recipe_for(shards, tmp_path / "run", 1)
+    train(recipe, rank_world())
+    export_run(recipe.run, tmp_path / "bundle", rank_world())
+    data = f"| data | {first.source}, {second.source} |"
+    assert data in (tmp_path / "bundle" / CARD).read_text()
 
 
 def test_a_generation_that_does_not_exist_is_rejected(shards: Path, tmp_path: Path) -> None:
