@@ -247,9 +247,13 @@ class Manifest(_Record):
         read.
         """
         manifest = cls.read(folder, cache, generation=generation)
-        if not is_url(folder):
-            retried(str(folder), lambda: manifest._check_shards(Path(folder)))
+        manifest.check_shards(folder)
         return manifest
+
+    def check_shards(self, folder: Path | str) -> None:
+        """Check that every shard exists and has its full size. Raises the errors of `load`."""
+        if not is_url(folder):
+            retried(str(folder), lambda: self._check_shards(Path(folder)))
 
     def _check_shards(self, folder: Path) -> None:
         for shard in self.shards:

@@ -23,17 +23,18 @@ def load_manifest(data: DataConfig) -> Manifest:
 
     Raises the errors of `Manifest.load` and `united_manifest`.
     """
-    manifest, *others = load_manifests(data)
-    return united_manifest(data, manifest, others)
+    manifests = read_manifests(data)
+    for address, manifest in zip(data.addresses, manifests, strict=True):
+        manifest.check_shards(address)
+    return united_manifest(data, manifests[0], manifests[1:])
 
 
-def load_manifests(data: DataConfig) -> list[Manifest]:
-    """Return the manifests of `data.shards` and of the sets of `data.mixture`.
-
-    Raises the errors of `Manifest.load`.
+def read_manifests(data: DataConfig) -> list[Manifest]:
+    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
+    shards.
     """
     sets = zip(data.addresses, data.generations, strict=True)
-    return [Manifest.load(address, data.cache, generation=number) for address, number in sets]
+    return [Manifest.read(address, data.cache, generation=number) for address, number in sets]
 
 
 @paused_gc()

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.remote.config import is_url
 from data.shards.manifest import MANIFEST, Manifest
-from data.shards.mixture import united_manifest
+from data.shards.mixture import read_manifests, united_manifest
 from heads.build import build_tree
 from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree
@@ -63,8 +63,7 @@ def shards_of(recipe: Recipe) -> Manifest | None:
     data = recipe.data
     if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in data.addresses):
         return None
-    sets = zip(data.addresses, data.generations, strict=True)
-    own, *others = (Manifest.read(address, generation=number) for address, number in sets)
+    own, *others = read_manifests(data)
     return united_manifest(data, own, others)
 
 
@@ -85,7 +84,7 @@ def stored_samples(recipe: Recipe, manifest: Manifest | None) -> int | None:
         shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
         return sum(shard.samples for shard in shards)
     sets = recipe.data.mixture
-    manifests = (Manifest.read(one.shards, generation=one.generation) for one in sets)
+    manifests = read_manifests(recipe.data)[1:]
     return sum(
         shard.samples
         for one, own in zip(sets, manifests, strict=True)

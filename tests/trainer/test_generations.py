@@ -110,6 +110,17 @@ def test_a_new_run_uses_the_newest_generation_or_that_of_the_recipe(
         assert num_samples(recipe, shards_of(recipe), None) == training
 
 
+def test_a_run_resumes_while_shards_of_a_later_generation_are_missing(
+    shards: Path, tmp_path: Path
+) -> None:
+    """A copy of an appended set may contain the manifest before it contains all shards."""
+    train(recipe_for(shards, tmp_path / "run", 1), rank_world())
+    (shards / extend(shards, 15).shards[-1].file).unlink()
+    train(recipe_for(shards, tmp_path / "run", 2), rank_world())
+    with pytest.raises(FileNotFoundError, match="is missing: copy it"):
+        train(recipe_for(shards, tmp_path / "new", 1), rank_world())
+
+
 def test_a_bundle_names_the_sources_of_all_generations(shards: Path, tmp_path: Path) -> None:
     first, second = Manifest.load(shards), extend(shards, 15)
     recipe = recipe_for(shards, tmp_path / "run", 1)

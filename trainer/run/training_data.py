@@ -13,7 +13,7 @@ from data.loading.stream import Stream, StreamLoader, open_stream
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from data.shards.mixture import Mixture, load_manifests, open_mixture, united_manifest
+from data.shards.mixture import Mixture, open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
 from trainer.checkpoints.exchange import exchange
 from trainer.config import Recipe
@@ -31,7 +31,7 @@ def load_run_manifest(recipe: Recipe, folder: RunFolder, world: World) -> tuple[
     generations that all ranks find, because samples may be appended while the ranks start.
     """
     data = recipe.data
-    newest = load_manifests(data)
+    newest = read_manifests(data)
     numbers = [manifest.generation for manifest in newest]
     found = exchange([folder.generations(data.addresses), numbers], world.group)
     of_ranks = zip(*(of_rank for _, of_rank in found), strict=True)
@@ -43,6 +43,8 @@ def load_run_manifest(recipe: Recipe, folder: RunFolder, world: World) -> tuple[
         manifest.of_generation(number, origin=address)
         for manifest, number, address in zip(newest, chosen, data.addresses, strict=True)
     ]
+    for manifest, address in zip(manifests, data.addresses, strict=True):
+        manifest.check_shards(address)
     united = united_manifest(data, manifests[0], manifests[1:])
     if world.is_main:
         _print_notices(data, newest, manifests, united)
