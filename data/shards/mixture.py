@@ -23,8 +23,18 @@ def load_manifest(data: DataConfig) -> Manifest:
 
     Raises the errors of `Manifest.load` and `united_manifest`.
     """
-    others = [Manifest.load(one.shards, data.cache) for one in data.mixture]
-    return united_manifest(data, Manifest.load(data.shards, data.cache), others)
+    manifests = read_manifests(data)
+    for address, manifest in zip(data.addresses, manifests, strict=True):
+        manifest.check_shards(address)
+    return united_manifest(data, manifests[0], manifests[1:])
+
+
+def read_manifests(data: DataConfig) -> list[Manifest]:
+    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
+    shards.
+    """
+    sets = zip(data.addresses, data.generations, strict=True)
+    return [Manifest.read(address, data.cache, generation=number) for address, number in sets]
 
 
 @paused_gc()
@@ -56,7 +66,7 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> "Mixture":
     """
     splits = []
     for number, one in enumerate(data.mixture):
-        own = Manifest.load(one.shards, data.cache)
+        own = Manifest.load(one.shards, data.cache, generation=one.generation)
         own.of_split(one.split, key=f"data.mixture[{number}].split")
         most = data.max_bad_samples
         splits.append(

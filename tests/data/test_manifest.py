@@ -67,8 +67,8 @@ def test_a_damaged_manifest_raises(copy: Path) -> None:
 
 
 def test_a_manifest_in_a_newer_format_raises(copy: Path) -> None:
-    edit(copy, format_version=2, news="unknown to us")
-    assert "has format version 2, but this version of kway reads versions up to 1" in message(copy)
+    edit(copy, format_version=3, news="unknown to us")
+    assert "has format version 3, but this version of kway reads versions up to 2" in message(copy)
 
 
 def test_a_manifest_with_a_path_outside_its_folder_raises(copy: Path) -> None:

@@ -215,7 +215,7 @@ step {trained.step} of run `{recipe.run}`.
 | backbone | {recipe.backbone.label} |
 | head | {_head_of(recipe.head)}, {head.dim} features |
 | loss | {alignment} |
-| data | {trained.manifest.source} |
+| data | {", ".join(map(str, trained.manifest.sources))} |
 | input | {_reads(recipe.data)} |
 
 ## Measured on split `{recipe.data.eval_split}` ({evaluation.num_samples} samples)
