@@ -42,9 +42,12 @@ def s3_server() -> Iterator[dict[str, str]]:
             }
             for name, value in variables.items():
                 patches.setenv(name, value)
+            # fsspec keeps the connections to the server of an earlier test.
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
             fsspec.filesystem("s3").mkdir("bucket")
             yield variables
         finally:
+            fsspec.get_filesystem_class("s3").clear_instance_cache()
             process.stdin.close()
 
 
