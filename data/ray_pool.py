@@ -24,19 +24,27 @@ _CONNECT_SECONDS = 10
 
 
 class RayPool(Executor):
-    """Runs each job as a Ray task with one CPU, or with one GPU if `gpu` is true.
+    """Runs each job as a Ray task with `cpus` CPUs, or with one GPU and its share of the node's
+    CPUs if `gpu` is true.
 
-    num_workers: the number of jobs that the cluster can run at the same time when the pool is
-    created.
+    - `cpus`: number of CPUs per job. No more than the largest node has.
+    - `num_workers`: number of jobs that the cluster can run at the same time when the pool is
+      created.
     """
 
-    def __init__(self, *, gpu: bool = False) -> None:
+    def __init__(self, *, gpu: bool = False, cpus: int = 1) -> None:
         needed = "GPU" if gpu else "CPU"
-        self.num_workers = int(ray.cluster_resources().get(needed, 0))
-        if self.num_workers < 1:
+        nodes = [node for node in alive_nodes() if node.get(needed, 0) >= 1]
+        if not nodes:
             raise ValueError(f"the Ray cluster has no {needed}: add a node with a {needed}")
+        if gpu:
+            cpus = max(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in nodes))
+        self.cpus = min(cpus, max(int(node.get("CPU", 0)) for node in nodes))
+        self.num_workers = sum(num_jobs(node, cpus=self.cpus, gpus=int(gpu)) for node in nodes)
+        # Unlike ray.remote(num_gpus=1), this keeps the worker processes, so that jobs can cache a
+        # model.
         self._task = ray.remote(_call).options(
-            num_cpus=1, num_gpus=int(gpu), max_retries=_MAX_RETRIES
+            num_cpus=self.cpus, num_gpus=int(gpu), max_retries=_MAX_RETRIES
         )
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
 
@@ -47,17 +55,36 @@ class RayPool(Executor):
         return self._task.remote(self._stored[fn], args, kwargs).future()
 
 
+def alive_nodes() -> list[dict[str, float]]:
+    """Return the resources of each node of the cluster."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def num_jobs(node: dict[str, float], *, cpus: int, gpus: int) -> int:
+    """Return how many jobs a node with these resources can run at the same time."""
+    limits = [node.get("CPU", 0) // cpus]
+    if gpus:
+        limits.append(node.get("GPU", 0) // gpus)
+    return int(min(limits))
+
+
 @contextmanager
-def ray_pool(address: str, *, gpu: bool = False) -> Iterator[RayPool]:
+def ray_pool(address: str, *, gpu: bool = False, cpus: int = 1) -> Iterator[RayPool]:
+    """Like `ray_cluster`, but yields a pool. Unfinished jobs are canceled when the block ends."""
+    with ray_cluster(address):
+        yield RayPool(gpu=gpu, cpus=cpus)
+
+
+@contextmanager
+def ray_cluster(address: str) -> Iterator[None]:
     """Connect to the cluster at `address` (HOST:PORT, or `auto` for the cluster of this machine).
 
     Errors of a job are raised unchanged. Raises ValueError if there is no such cluster, and
-    TransientError if the cluster fails or a job was killed too often. Unfinished jobs are canceled
-    when the block ends.
+    TransientError if the cluster fails or a job was killed too often.
     """
     _connect(address)
     try:
-        yield RayPool(gpu=gpu)
+        yield
     except RayTaskError as error:
         if isinstance(error.cause, ImportError):
             raise ValueError(

@@ -26,6 +26,7 @@ from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
 from serving.galleries.collection import open_collection
+from serving.galleries.features import LocalEncoder
 from serving.galleries.gallery import Galleries, Gallery, Ranking, best, class_scores
 from serving.model import Model
 from tests.serving import in_process
@@ -170,6 +171,7 @@ from pathlib import Path
 from serving.galleries import building
 from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
+from serving.galleries.features import LocalEncoder
 from serving.model import Model
 
 building._SECONDS_BETWEEN_COMMITS = 0
@@ -181,8 +183,8 @@ def wait(done, total):
         time.sleep(60)
 
 index_collection(
-    Model.open(bundle), open_collection(folder, "images"), out, IndexOptions(batch_size=4),
-    computing=wait,
+    LocalEncoder(Model.open(bundle)), open_collection(folder, "images"), out,
+    IndexOptions(batch_size=4), computing=wait,
 )
 """
 
@@ -230,7 +232,9 @@ def test_an_interrupted_run_keeps_all_results_and_publishes_nothing(
     def run(report: Callable[[int, int], None]) -> IndexResult:
         opened = open_collection(folder, "images")
         options = IndexOptions(batch_size=4)
-        return index_collection(Model.open(bundle), opened, path, options, computing=report)
+        return index_collection(
+            LocalEncoder(Model.open(bundle)), opened, path, options, computing=report
+        )
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupt)
@@ -291,7 +295,9 @@ class _Overflowing(Model):
 def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) -> None:
     images = open_collection(fill(tmp_path / "in", 6), "images")
     options = IndexOptions(batch_size=4)
-    result = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", options)
+    result = index_collection(
+        LocalEncoder(_Overflowing.open(bundle)), images, tmp_path / "out", options
+    )
     assert (result.computed, result.info.num_items, result.info.unreadable) == (8, 8, 3)
     (reason,) = set(unreadable(tmp_path / "out").values())
     assert "not finite" in reason
