@@ -99,9 +99,9 @@ class RayEncoder:
         self, collection: Collection, items: Iterable[Item], options: FeatureOptions
     ) -> Generator[Batch, None, None]:
         task = _Task(
-            bundle=self.bundle.path.resolve(),
+            bundle=self.bundle.path.absolute(),
             identity=features_identity(self.bundle),
-            collection=collection.path.resolve(),
+            collection=collection.path.absolute(),
             device=self._device,
             engine=best_engine(self.bundle, self._device),
             allow_imports=self._allow_imports,
