@@ -26,6 +26,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from data.messages import pluralize
 from data.ray_pool import alive_nodes, num_jobs, ray_cluster
 from data.retry import TransientError
 from launch.ranks.agent import kill_reason, own_exit_codes, run_exit_code
@@ -50,7 +51,8 @@ class Ranks:
     """`num_ranks` processes that run `python -m module arguments…` in the folder `cwd`.
 
     result_option: rank 0 gets this option with the path of a temporary file, to which it may write
-    a result. gpu: True gives each rank a GPU, and None does so if there are enough of them.
+    a result. gpu: True gives each rank a GPU, and None does so if the cluster has any. threads:
+    OMP_NUM_THREADS of each rank.
     """
 
     module: str
@@ -69,18 +71,21 @@ def run_ranks_on_ray(ranks: Ranks, address: str) -> tuple[int, str]:
     consecutive. The output of all ranks is printed to stderr. Raises ValueError if the cluster is
     too small, and TransientError if nodes were lost too often.
     """
-    with StopRequest(), ray_cluster(address):
-        try:
-            cpus, gpus = _resources(ranks)
-            for restart in range(_MAX_RESTARTS + 1):
-                with _actors(ranks.num_ranks, cpus, gpus) as actors:
-                    outcome = _attempt(ranks, actors, gpus)
-                if not outcome.lost:
-                    return run_exit_code(own_exit_codes(outcome.codes).values()), outcome.result
-                if restart < _MAX_RESTARTS:
-                    _print(f"{outcome.lost}; restart {restart + 1} of {_MAX_RESTARTS}")
-        except SignalException as stopped:
-            return (INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED), ""
+    # A signal handler that raises inside a call of Ray causes a SystemError.
+    with StopRequest(raises=False) as stop, ray_cluster(address):
+        cpus, gpus = _resources(ranks)
+        for restart in range(1, _MAX_RESTARTS + 2):
+            try:
+                with _actors(ranks.num_ranks, cpus, gpus, stop) as actors:
+                    outcome = _watch(_start(ranks, actors, stop), stop)
+            except RayActorError:
+                outcome = _Outcome(lost="a node was lost while the ranks were starting")
+            except SignalException as stopped:
+                return (INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED), ""
+            if not outcome.lost:
+                return run_exit_code(own_exit_codes(outcome.codes).values()), outcome.result
+            if restart <= _MAX_RESTARTS:
+                _print(f"{outcome.lost}; restart {restart} of {_MAX_RESTARTS}")
     _print(f"error: {outcome.lost}: run the same command again")
     return FAILED, ""
 
@@ -89,44 +94,45 @@ def _resources(ranks: Ranks) -> tuple[int, int]:
     """Return the number of CPUs and GPUs per rank."""
     nodes = alive_nodes()
     cpus = max(1, min(ranks.threads, max(int(node.get("CPU", 0)) for node in nodes)))
-    num = {gpus: sum(num_jobs(node, cpus=cpus, gpus=gpus) for node in nodes) for gpus in (0, 1)}
-    gpus = int(num[1] >= ranks.num_ranks) if ranks.gpu is None else int(ranks.gpu)
-    if num[gpus] < ranks.num_ranks:
-        each = f"{cpus} CPUs{' and a GPU' if gpus else ''}"
+    gpus = int(any(node.get("GPU") for node in nodes) if ranks.gpu is None else ranks.gpu)
+    room = sum(num_jobs(node, cpus=cpus, gpus=gpus) for node in nodes)
+    if room < ranks.num_ranks:
+        each = pluralize(cpus, "CPU") + (" and a GPU" if gpus else "")
         raise ValueError(
-            f"--nproc is {ranks.num_ranks}, but the Ray cluster has room for {num[gpus]} ranks "
-            f"with {each} each: add nodes, or lower --nproc"
-            + (" or OMP_NUM_THREADS" if cpus > 1 else "")
+            f"--nproc is {ranks.num_ranks}, but the Ray cluster has room for {room} ranks with "
+            f"{each} each: add nodes, or lower --nproc or OMP_NUM_THREADS"
         )
     return cpus, gpus
 
 
 @contextmanager
-def _actors(num_ranks: int, cpus: int, gpus: int) -> Iterator[list[Any]]:
+def _actors(num_ranks: int, cpus: int, gpus: int, stop: StopRequest) -> Iterator[list[Any]]:
     """Start an actor for each rank, on as few nodes as possible."""
     group = placement_group([{"CPU": cpus, "GPU": gpus}] * num_ranks, strategy="PACK")
-    actors = []
+    actors: list[Any] = []
     try:
-        _wait(group, num_ranks)
+        _wait(group, num_ranks, stop)
         strategy = PlacementGroupSchedulingStrategy(group)
         options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
-        actors = [ray.remote(_Rank).options(**options).remote() for _ in range(num_ranks)]
+        actors += [ray.remote(_Rank).options(**options).remote() for _ in range(num_ranks)]
         yield actors
     finally:
         for actor in actors:
-            ray.kill(actor)
+            ray.kill(actor)  # a rank ends with its actor, because it calls `die_with_parent`
         remove_placement_group(group)
 
 
-def _wait(group: Any, num_ranks: int) -> None:
-    if group.wait(_REPORT_AFTER_SECONDS):
-        return
-    _print(f"waiting for the Ray cluster to have room for {num_ranks} ranks")
-    if not group.wait(_PLACEMENT_SECONDS):
-        raise TransientError(
-            f"the Ray cluster had no room for {num_ranks} ranks for {_PLACEMENT_SECONDS} s: add "
-            "nodes, and run the same command again"
-        )
+def _wait(group: Any, num_ranks: int, stop: StopRequest) -> None:
+    for seconds in range(_PLACEMENT_SECONDS):
+        if group.wait(1):
+            return
+        stop.check()
+        if seconds == _REPORT_AFTER_SECONDS:
+            _print(f"waiting until the Ray cluster has room for {num_ranks} ranks")
+    raise TransientError(
+        f"the Ray cluster had no room for {num_ranks} ranks for {_PLACEMENT_SECONDS} s: add nodes, "
+        "and run the same command again"
+    )
 
 
 class _Place(NamedTuple):
@@ -217,18 +223,10 @@ class _Outcome:
     result: str = ""
 
 
-def _attempt(ranks: Ranks, actors: Sequence[Any], gpus: int) -> _Outcome:
-    try:
-        actors = _start(ranks, actors, gpus)
-    except RayActorError:
-        return _Outcome(lost="a node was lost")
-    return _watch(actors)
-
-
-def _start(ranks: Ranks, actors: Sequence[Any], gpus: int) -> list[Any]:
+def _start(ranks: Ranks, actors: Sequence[Any], stop: StopRequest) -> list[Any]:
     """Start the ranks, and return the actors by rank."""
-    found = zip(ray.get([actor.place.remote() for actor in actors]), actors, strict=True)
-    placed = sorted(found, key=lambda one: one[0].node)
+    places: list[_Place] = _results([actor.place.remote() for actor in actors], stop)
+    placed = sorted(zip(places, actors, strict=True), key=lambda one: one[0].node)
     on_node = Counter(place.node for place, _ in placed)
     first, started = placed[0][0], []
     for rank, (place, actor) in enumerate(placed):
@@ -246,15 +244,22 @@ def _start(ranks: Ranks, actors: Sequence[Any], gpus: int) -> list[Any]:
             "CUDA_VISIBLE_DEVICES": ",".join(visible),
         }
         started.append(actor.start.remote(ranks, {k: str(v) for k, v in environment.items()}))
-    ray.get(started)
+    _results(started, stop)
     return [actor for _, actor in placed]
 
 
-def _watch(actors: Sequence[Any]) -> _Outcome:
+def _results(calls: list[Any], stop: StopRequest) -> list[Any]:
+    while len(ray.wait(calls, num_returns=len(calls), timeout=_POLL_SECONDS)[0]) < len(calls):
+        stop.check()
+    return ray.get(calls)
+
+
+def _watch(actors: Sequence[Any], stop: StopRequest) -> _Outcome:
     """Print the output of the ranks until all have exited, or some have failed."""
     outcome, deadline = _Outcome(), float("inf")
     polls = {actor.poll.remote(): rank for rank, actor in enumerate(actors)}
     while polls and time.monotonic() < deadline:
+        stop.check()
         ready, _ = ray.wait(list(polls), timeout=_POLL_SECONDS)
         for poll in ready:
             rank = polls.pop(poll)

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.progress import Report
 from serving.galleries.assembling import assemble, matched_items
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
 from serving.galleries.features import Batch, Encoder, FeatureOptions, Row
@@ -29,8 +30,6 @@ from serving.galleries.format import (
 from serving.galleries.rows import RowReader, RowWriter
 from serving.galleries.work_folder import GallerySettings, WorkFolder, work_folder
 from trainer.bundle.bundle import Bundle
-
-Report = Callable[[int, int], None]
 
 _SECONDS_BETWEEN_COMMITS = 10.0
 
