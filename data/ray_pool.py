@@ -4,11 +4,13 @@ kway must be installed on every node, and the nodes must share the files that th
 """
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
@@ -21,6 +23,7 @@ _PACKAGES = Path(__file__).parents[1]
 # all of its jobs, but a job that exhausts the memory of each node must not run forever.
 _MAX_RETRIES = 10
 _CONNECT_SECONDS = 10
+_CANCEL_SECONDS = 10
 
 
 class RayPool(Executor):
@@ -33,13 +36,13 @@ class RayPool(Executor):
     """
 
     def __init__(self, *, gpu: bool = False, cpus: int = 1) -> None:
-        needed = "GPU" if gpu else "CPU"
-        nodes = [node for node in alive_nodes() if node.get(needed, 0) >= 1]
+        nodes = [node for node in alive_nodes() if num_jobs(node, cpus=1, gpus=int(gpu))]
         if not nodes:
+            needed = "GPU" if gpu else "CPU"
             raise ValueError(f"the Ray cluster has no {needed}: add a node with a {needed}")
         if gpu:
-            cpus = max(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in nodes))
-        self.cpus = min(cpus, max(int(node.get("CPU", 0)) for node in nodes))
+            cpus = max(1, min(int(node["CPU"] // node["GPU"]) for node in nodes))
+        self.cpus = min(cpus, max(int(node["CPU"]) for node in nodes))
         self.num_workers = sum(num_jobs(node, cpus=self.cpus, gpus=int(gpu)) for node in nodes)
         # Unlike ray.remote(num_gpus=1), this keeps the worker processes, so that jobs can cache a
         # model.
@@ -47,12 +50,27 @@ class RayPool(Executor):
             num_cpus=self.cpus, num_gpus=int(gpu), max_retries=_MAX_RETRIES
         )
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
+        self._running: set[ray.ObjectRef[Any]] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # `fn` often contains a source or options. They are sent to each node once.
         if fn not in self._stored:
             self._stored[fn] = ray.put(fn)
-        return self._task.remote(self._stored[fn], args, kwargs).future()
+        job = self._task.remote(self._stored[fn], args, kwargs, os.getcwd())
+        self._running.add(job)
+        future: Future[Any] = job.future()
+        future.add_done_callback(lambda done: self._running.discard(job))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
+        they do not write files later.
+        """
+        jobs = list(self._running)
+        for job in jobs:
+            ray.cancel(job)
+        if wait and jobs:
+            ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
 
 
 def alive_nodes() -> list[dict[str, float]]:
@@ -71,8 +89,8 @@ def num_jobs(node: dict[str, float], *, cpus: int, gpus: int) -> int:
 @contextmanager
 def ray_pool(address: str, *, gpu: bool = False, cpus: int = 1) -> Iterator[RayPool]:
     """Like `ray_cluster`, but yields a pool. Unfinished jobs are canceled when the block ends."""
-    with ray_cluster(address):
-        yield RayPool(gpu=gpu, cpus=cpus)
+    with ray_cluster(address), RayPool(gpu=gpu, cpus=cpus) as pool:
+        yield pool
 
 
 @contextmanager
@@ -107,13 +125,22 @@ def _connect(address: str) -> None:
         _check_head(address)
         # Workers search the driver's working directory for modules. A folder data/ there would
         # shadow kway's package of the same name.
-        with chdir(_PACKAGES):
+        with chdir(_PACKAGES), _same_sigterm_handler():
             ray.init(address, log_to_driver=False, configure_logging=False)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"--ray {address}: there is no such Ray cluster: pass HOST:PORT of its head node, or "
             "run `ray start --head` and pass auto"
         ) from error
+
+
+@contextmanager
+def _same_sigterm_handler() -> Iterator[None]:
+    """Restore the handler that `ray.init` replaces in the main thread. Ray's exits with code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_head(address: str) -> None:
@@ -124,5 +151,9 @@ def _check_head(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
-def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], folder: str
+) -> Any:
+    with suppress(OSError):
+        os.chdir(folder)  # relative paths are relative to the driver's working directory
     return fn(*args, **kwargs)
