@@ -72,7 +72,7 @@ def run_ranks_on_ray(ranks: Ranks, address: str) -> tuple[int, str]:
     too small, and TransientError if nodes were lost too often.
     """
     # A signal handler that raises inside a call of Ray causes a SystemError.
-    with StopRequest(raises=False) as stop, ray_cluster(address):
+    with ray_cluster(address), StopRequest(raises=False) as stop:
         cpus, gpus = _resources(ranks)
         for restart in range(1, _MAX_RESTARTS + 2):
             try:

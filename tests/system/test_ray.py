@@ -1,11 +1,14 @@
 """Commands with `--ray` give the same files on a Ray cluster as on this machine, for any number of
 workers, and if a node or the driver is killed."""
 
+import hashlib
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -14,29 +17,57 @@ import numpy as np
 import psutil
 import pytest
 
-from data.processes import in_order
-from data.ray_pool import ray_pool
 from heads.tree.encoder import encode_names
 from heads.tree.named_tree import NamedTree
-from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.collection import open_collection
-from serving.galleries.features import RayEncoder
+from tests.data.killed import contents
+from tests.data.ray_cluster import RayCluster, ray_cluster
 from tests.ranks import rank_world
-from tests.ray_cluster import RayCluster, running_cluster
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment
 from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer, write, write_of_texts
-from trainer.bundle.bundle import Bundle
+from trainer.process.exit_codes import PREEMPTED
 from trainer.train import train
 
-BATCH = 4
+BATCH = ("--batch-size", 4)
 NUM_IMAGES = 330  # more than the tasks in flight contain
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayCluster]:
-    with running_cluster() as cluster:
-        yield cluster
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with ray_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+class Driver:
+    """A running process that is connected to the cluster."""
+
+    def __init__(self, cluster: RayCluster, *command: object) -> None:
+        self.process = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+            env={**environment(), **cluster.environment},
+            text=True,
+        )
+
+    def finish(self, code: int = 0) -> tuple[str, str]:
+        """Wait until the process exits with `code` and return its stdout and stderr."""
+        with self.process:
+            output, error = self.process.communicate(timeout=180)
+        assert self.process.returncode == code, error
+        return output, error
+
+
+def kway_on(cluster: RayCluster, *arguments: object) -> Driver:
+    return Driver(cluster, *KWAY, *arguments, "--ray", cluster.address)
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")
@@ -57,75 +88,45 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def gallery(bundle: Path, images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def gallery(kway: Callable[..., int], bundle: Path, images: Path, tmp_path: Path) -> Path:
     """The gallery that a local run writes."""
-    out = tmp_path_factory.mktemp("local") / "gallery"
-    index = [*KWAY, "index", str(bundle), str(images), "-o", str(out), f"--batch-size={BATCH}"]
-    subprocess.run(index, check=True, cwd=ROOT, env=environment())
-    return out
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    assert kway("index", bundle, images, "-o", tmp_path / "gallery", *BATCH) == 0
+    return tmp_path / "gallery"
 
 
 def test_a_gallery_is_identical_for_any_number_of_workers(
-    cluster, kway, bundle, images, gallery, tmp_path
+    cluster, bundle, images, gallery, tmp_path
 ):
     for workers in (1, 2, 3):
-        cluster.add_workers_until(workers)
+        cluster.resize(workers)
         out = tmp_path / f"{workers}"
-        arguments = (bundle, images, "-o", out, "--batch-size", BATCH, "--ray", cluster.address)
-        assert kway("index", *arguments) == 0
+        kway_on(cluster, "index", bundle, images, "-o", out, *BATCH).finish()
         assert contents(out) == contents(gallery)
 
 
-def test_unreadable_and_long_texts_give_the_same_gallery(cluster, kway, tmp_path):
-    cluster.add_workers_until(2)
-    text_bundle = write_of_texts(tmp_path / "bundle")
-    lines = [b"a cat " * (i % 40) + (b"\xff" if i % 5 == 0 else b"dog") for i in range(100)]
-    (tmp_path / "lines").write_bytes(b"\n".join(lines))
-    options = (text_bundle, tmp_path / "lines", "--batch-size", BATCH)
-    assert kway("index", *options, "-o", tmp_path / "local") == 0
-    assert kway("index", *options, "-o", tmp_path / "ray", "--ray", cluster.address) == 0
+def test_texts_of_different_lengths_and_unreadable_ones_give_the_same_gallery(
+    cluster, kway, tmp_path
+):
+    cluster.resize(2)
+    bundle, lines = write_of_texts(tmp_path / "bundle"), tmp_path / "lines"
+    texts = [b"a cat " * (i % 40) + (b"\xff" if i % 5 == 0 else b"dog") for i in range(100)]
+    lines.write_bytes(b"\n".join(texts))
+    assert kway("index", bundle, lines, "-o", tmp_path / "local", *BATCH) == 0
+    kway_on(cluster, "index", bundle, lines, "-o", tmp_path / "ray", *BATCH).finish()
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_the_work_of_a_killed_node_is_done_again(cluster, bundle, images, gallery, tmp_path):
-    cluster.add_workers_until(3)
-    killed: list[int] = []
-
-    def kill(done: int, total: int) -> None:
-        if not killed:
-            busiest = max(cluster.raylets(), key=_cpu_seconds)
-            cluster.kill_raylet(busiest)
-            killed.append(busiest)
-
-    with ray_pool(cluster.address) as pool:
-        index_collection(
-            RayEncoder(Bundle.open(bundle), pool, device="cpu"),
-            open_collection(images, "images"),
-            tmp_path / "out",
-            IndexOptions(batch_size=BATCH),
-            computing=kill,
-        )
-    assert killed
-    found, expected = contents(tmp_path / "out"), contents(gallery)
-    assert found == expected
+    cluster.resize(2)
+    driver = kway_on(cluster, "index", bundle, images, "-o", tmp_path / "out", *BATCH)
+    wait_until(lambda: len(cluster.workers()) == 2)
+    cluster.kill_raylet()
+    driver.finish()
+    assert contents(tmp_path / "out") == contents(gallery)
 
 
-def _cpu_seconds(raylet: int) -> float:
-    """Return the CPU time of the processes of a node."""
-    processes = psutil.Process(raylet).children(recursive=True)
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
-
-
-_DRIVER = """
+_INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from data.ray_pool import ray_pool
@@ -140,7 +141,7 @@ bundle, folder, out = map(Path, sys.argv[1:4])
 
 def wait(done, total):
     if done >= 40:
-        print(done, flush=True)
+        print(f"\\n{done}", flush=True)
         time.sleep(60)
 
 with ray_pool(sys.argv[4]) as pool:
@@ -151,56 +152,55 @@ with ray_pool(sys.argv[4]) as pool:
 """
 
 
-def test_a_run_whose_driver_was_killed_is_resumed(
-    cluster, kway, bundle, images, gallery, tmp_path, capsys
-):
-    cluster.add_workers_until(2)
+def test_a_run_whose_driver_was_killed_is_resumed(cluster, bundle, images, gallery, tmp_path):
+    cluster.resize(2)
     out = tmp_path / "out"
-    driver = subprocess.Popen(
-        [sys.executable, "-c", _DRIVER, str(bundle), str(images), str(out), cluster.address],
-        stdout=subprocess.PIPE,
-        cwd=ROOT,
-    )
-    with driver:
-        assert driver.stdout is not None
-        while driver.stdout.readline() != b"40\n":  # Ray also prints to stdout
-            assert driver.poll() is None
-        driver.kill()
+    command = (sys.executable, "-P", "-c", _INTERRUPTED)
+    driver = Driver(cluster, *command, bundle, images, out, cluster.address)
+    with driver.process as process:
+        wait_until(lambda: process.stdout.readline() == "40\n")
+        process.kill()
     assert not out.exists()
-    arguments = (bundle, images, "-o", out, "--batch-size", BATCH, "--ray", cluster.address)
-    assert kway("index", *arguments) == 0
-    assert f"{NUM_IMAGES - 40} computed, 40 unchanged" in capsys.readouterr().out
+    output, _ = kway_on(cluster, "index", bundle, images, "-o", out, *BATCH).finish()
+    assert f"{NUM_IMAGES - 40} computed, 40 unchanged" in output
     assert contents(out) == contents(gallery)
 
 
-def test_a_cluster_that_does_not_exist_is_a_one_line_error(kway, bundle, images, tmp_path, capsys):
-    assert kway("index", bundle, images, "-o", tmp_path / "out", "--ray", "127.0.0.1:9") == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: --ray 127.0.0.1:9:")
-    assert error.count("\n") == 1
+_ENCODE = """
+import hashlib, sys
+from functools import partial
+from pathlib import Path
+from data.processes import in_order
+from data.ray_pool import ray_pool
+from heads.tree.encoder import encode_names
+
+encoder, names, address = sys.argv[1:]
+with ray_pool(address) as pool:
+    run = partial(in_order, pool, ahead=2 * pool.num_workers)
+    vectors = encode_names(encoder, Path(names).read_text().splitlines(), run=run)
+print(f"\\n{hashlib.sha256(vectors.tobytes()).hexdigest()}")
+"""
 
 
 def test_the_vectors_of_class_names_are_identical_for_any_number_of_workers(
     cluster, kway, tmp_path
 ):
-    encoder, file = tmp_path / "encoder", tmp_path / "names.txt"
+    encoder, names = tmp_path / "encoder", tmp_path / "names.txt"
     tiny_text_backbone().encoder.save_pretrained(encoder)
     tiny_tokenizer().save(encoder)
-    names = [
-        f"{i}{' '.join(words)}"
-        for i, words in enumerate(product(("a", "cat", "and", "dog", "hund"), repeat=4))
-    ]
-    expected = encode_names(encoder, names)
+    words = product(("a", "cat", "and", "dog", "hund"), repeat=4)
+    names.write_text("".join(f"{' '.join(some)} {i}\n" for i, some in enumerate(words)))
+    expected = encode_names(encoder, names.read_text().splitlines())
     for workers in (1, 3):
-        cluster.add_workers_until(workers)
-        with ray_pool(cluster.address) as pool:
-            run = partial(in_order, pool, ahead=2 * pool.num_workers)
-            assert encode_names(encoder, names, run=run).tobytes() == expected.tobytes()
-    file.write_text("\n".join(names))
-    build = ("tree", "build", encoder, "--classes", file, "-o")
-    assert kway(*build, tmp_path / "local.tree") == 0
-    assert kway(*build, tmp_path / "ray.tree", "--ray", cluster.address) == 0
-    local, on_ray = (NamedTree.load(tmp_path / f"{name}.tree") for name in ("local", "ray"))
+        cluster.resize(workers)
+        command = (sys.executable, "-P", "-c", _ENCODE)
+        output, _ = Driver(cluster, *command, encoder, names, cluster.address).finish()
+        assert output.splitlines()[-1] == hashlib.sha256(expected.tobytes()).hexdigest()
+
+    build = ("tree", "build", encoder, "--classes", names, "-o")
+    assert kway(*build, tmp_path / "local") == 0
+    kway_on(cluster, *build, tmp_path / "ray").finish()
+    local, on_ray = (NamedTree.load(tmp_path / name) for name in ("local", "ray"))
     assert np.array_equal(on_ray.tree.parent, local.tree.parent)
 
 
@@ -208,64 +208,65 @@ def test_the_vectors_of_class_names_are_identical_for_any_number_of_workers(
 def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "run"
     train(glyph_recipe(glyphs, folder, evaluation={"topk": [1, 3]}), rank_world())
+    shutil.rmtree(folder / "evaluations", ignore_errors=True)
     return folder
 
 
 def evaluations(run: Path) -> dict[str, bytes]:
+    """Return the results of an evaluation, and remove them."""
     found = contents(run / "evaluations")
     shutil.rmtree(run / "evaluations")
     return found
 
 
 def test_evaluation_on_a_cluster_gives_the_same_files(cluster, kway, run):
-    cluster.add_workers_until(2)
-    shutil.rmtree(run / "evaluations", ignore_errors=True)
+    cluster.resize(2)
     for ranks in (1, 2):
         assert kway("eval", run, "--nproc", ranks) == 0
         expected = evaluations(run)
-        assert kway("eval", run, "--nproc", ranks, "--ray", cluster.address) == 0
+        kway_on(cluster, "eval", run, "--nproc", ranks).finish()
         assert evaluations(run) == expected
 
 
-def test_the_error_of_a_rank_reaches_the_driver(cluster, kway, run, capfd):
-    cluster.add_workers_until(2)
-    arguments = ("--split", "absent", "--nproc", 2, "--ray", cluster.address)
-    assert kway("eval", run, *arguments) == 2
-    assert "absent" in capfd.readouterr().err
-
-
-def test_a_cluster_that_is_too_small_for_the_ranks_is_rejected(cluster, kway, run, capsys):
-    assert kway("eval", run, "--nproc", 50, "--ray", cluster.address) == 2
-    assert "--nproc is 50, but the Ray cluster has room for" in capsys.readouterr().err
-
-
 def test_an_evaluation_starts_again_if_a_node_is_killed(cluster, kway, run):
-    cluster.add_workers_until(3)
+    cluster.resize(3)
     assert kway("eval", run, "--nproc", 2) == 0
     expected = evaluations(run)
-    driver = subprocess.Popen(
-        [*KWAY, "eval", str(run), "--nproc", "2", "--ray", cluster.address],
-        stderr=subprocess.PIPE,
-        cwd=ROOT,
-        env=environment(),
-        text=True,
-    )
-    with driver:
-        raylet = _wait_for_rank(cluster, run)
-        cluster.kill_raylet(raylet)
-        _, output = driver.communicate(timeout=120)
-    assert driver.returncode == 0, output
+    driver = kway_on(cluster, "eval", run, "--nproc", 2)
+    wait_until(lambda: len(ranks_of(run)) == 2)
+    node = psutil.Process(ranks_of(run)[0]).parent().ppid()
+    cluster.raylets.sort(key=lambda raylet: raylet != node)  # kill_raylet kills the first
+    cluster.kill_raylet()
+    _, output = driver.finish()
     assert "restart 1 of 3" in output
     assert evaluations(run) == expected
 
 
-def _wait_for_rank(cluster: RayCluster, run: Path) -> int:
-    """Wait until a rank runs and return the raylet of its node."""
-    while True:
-        for raylet in cluster.raylets():
-            for process in psutil.Process(raylet).children(recursive=True):
-                try:
-                    if {"trainer.evaluation", str(run)} <= set(process.cmdline()):
-                        return raylet
-                except psutil.NoSuchProcess:
-                    continue
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_ranks_end_with_the_driver(number, cluster, run):
+    cluster.resize(2)
+    driver = kway_on(cluster, "eval", run, "--nproc", 2)
+    wait_until(lambda: len(ranks_of(run)) == 2)
+    driver.process.send_signal(number)
+    driver.finish(PREEMPTED if number == signal.SIGTERM else -signal.SIGKILL)
+    wait_until(lambda: not ranks_of(run))
+
+
+def ranks_of(run: Path) -> list[int]:
+    """Return the process IDs of the ranks that evaluate the run."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            if "trainer.evaluation" in command and command[-1] == str(run):
+                found.append(process.pid)
+    return found
+
+
+def test_errors_of_an_evaluation_are_one_line(cluster, run):
+    cluster.resize(2)
+    _, error = kway_on(cluster, "eval", run, "--split", "absent", "--nproc", 2).finish(2)
+    (line,) = (line for line in error.splitlines() if "rank 0: " in line)
+    assert "absent" in line
+    _, error = kway_on(cluster, "eval", run, "--nproc", 9).finish(2)
+    assert error.startswith("error: --nproc is 9, but the Ray cluster has room for 2 ranks")
