@@ -41,6 +41,7 @@ def encode_names(
     encode = partial(_encode, Path(folder).absolute(), str(device), torch.get_num_threads())
     encoded = run(encode, ([names[i] for i in part] for part in batches))
     vectors, done = np.empty((len(names), 0), np.float32), 0
+    report(0, len(names))
     for part, block in zip(batches, encoded, strict=True):
         if not done:
             vectors = np.empty((len(names), block.shape[1]), np.float32)

@@ -164,6 +164,7 @@ def _write(
 ) -> None:
     """Append the rows of the batches to `part` in order."""
     done, committed = 0, time.monotonic()
+    report(0)
     for batch in batches:
         for one in batch:
             if isinstance(one, Row):
