@@ -13,6 +13,7 @@ from data.messages import silent
 from data.shards.manifest import MANIFEST
 from data.shards.writer import write_shards
 from data.sources import ImageFolder, Tweets
+from data.tars.indexing import index_shards
 from tests.data import ray_jobs
 from tests.data.conftest import write_image
 from tests.data.killed import contents
@@ -103,6 +104,23 @@ def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     assert contents(out) == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
+def test_shards_of_a_node_without_network_are_written_twice_with_the_same_bytes(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.resize(3)
+    source, out = SlowNumbers(400, 0.02), tmp_path / "out"
+    driver = on_ray(cluster, tmp_path, source, out, samples_per_shard=100)
+    wait_until(lambda: len(list(out.glob("train-*.aside"))) == 3)
+    with cluster.paused_raylet():
+        assert driver.finish() == ""
+        before = contents(out)
+    time.sleep(3)  # the paused task goes on
+    write_shards(SlowNumbers(400, 0), tmp_path / "local", samples_per_shard=100, workers=1)
+    after = {name: content for name, content in contents(out).items() if ".aside" not in name}
+    assert before == after == contents(tmp_path / "local")
+
+
 def test_a_killed_command_resumes_with_other_workers(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.resize(2)
     for i in range(240):
@@ -165,6 +183,25 @@ def test_shards_at_a_url_are_the_same_when_a_raylet_is_killed(
     assert driver.finish() == ""
     write_shards(SlowNumbers(150, 0), tmp_path / "local", samples_per_shard=10, workers=1)
     assert objects(url) == contents(tmp_path / "local")
+
+
+def _index(folder: Path, out: Path, ray: str) -> None:
+    index_shards(folder, out=out, ray=ray)
+
+
+def test_tars_indexed_on_ray_have_the_same_indices(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    source, tars = ImageFolder(mixed, skip_bad=True), tmp_path / "tars"
+    write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1)
+    tars.mkdir()
+    for path in (tmp_path / "out").glob("*.tar"):
+        path.rename(tars / path.name)
+    index_shards(tars, out=tmp_path / "local", workers=0)
+    driver = Driver(cluster, tmp_path, _index, tars, tmp_path / "ray", cluster.address)
+    assert driver.finish() == ""
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def _verify(folder: Path, ray: str | None, out: Path) -> None:
