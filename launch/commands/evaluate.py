@@ -145,7 +145,8 @@ def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
 
 def _on_ray(wanted: "EvaluationRequest", num_ranks: int, address: str) -> int:
     """Evaluate on a Ray cluster and return the step. If the ranks fail, exit with their code."""
-    from launch.ranks.on_ray import Ranks, run_ranks_on_ray
+    from launch.ranks.on_ray import run_ranks_on_ray
+    from launch.ranks.ray_rank import Ranks
     from launch.ranks.run import threads_per_rank
 
     device = wanted.recipe().train.device

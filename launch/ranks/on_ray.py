@@ -1,24 +1,16 @@
 """Runs ranks on a Ray cluster, in one placement group.
 
-Each rank is a subprocess of an actor, so it ends with its own exit code, and it ends when the actor
-does. If a node or a rank is killed, all ranks are started again.
+If a node or a rank is killed, all ranks are started again.
 """
 
-import os
-import queue
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
@@ -30,38 +22,18 @@ from data.messages import pluralize
 from data.ray_pool import alive_nodes, num_jobs, ray_cluster
 from data.retry import TransientError
 from launch.ranks.agent import kill_reason, own_exit_codes, run_exit_code
-from launch.ranks.stop import StopRequest, end_processes
-from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
+from launch.ranks.ray_rank import Place, RankActor, Ranks, Seen
+from launch.ranks.stop import StopRequest
+from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
 _MAX_RESTARTS = 3
 # A lost node may be replaced within this time.
 _PLACEMENT_SECONDS = 600
 _REPORT_AFTER_SECONDS = 5
 _POLL_SECONDS = 1.0
-_STOP_SECONDS = 5
 # After a rank has failed, the others stop, or their node is detected as lost, within this time.
 _OUTCOME_SECONDS = 15
-_MAX_QUEUED_LINES = 1000
-_MAX_LINE_BYTES = 1 << 16
-_PACKAGES = Path(__file__).parents[2]
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """`num_ranks` processes that run `python -m module arguments…` in the folder `cwd`.
-
-    result_option: rank 0 gets this option with the path of a temporary file, to which it may write
-    a result. gpu: True gives each rank a GPU, and None does so if the cluster has any. threads:
-    OMP_NUM_THREADS of each rank.
-    """
-
-    module: str
-    arguments: tuple[str, ...]
-    num_ranks: int
-    result_option: str
-    gpu: bool | None = None
-    threads: int = 1
-    cwd: str = field(default_factory=os.getcwd)
+_MAX_REASON_CHARS = 500
 
 
 def run_ranks_on_ray(ranks: Ranks, address: str) -> tuple[int, str]:
@@ -78,16 +50,16 @@ def run_ranks_on_ray(ranks: Ranks, address: str) -> tuple[int, str]:
             try:
                 with _actors(ranks.num_ranks, cpus, gpus, stop) as actors:
                     outcome = _watch(_start(ranks, actors, stop), stop)
-            except RayActorError:
-                outcome = _Outcome(lost="a node was lost while the ranks were starting")
+            except RayActorError as error:
+                reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
+                outcome = _Outcome(lost=f"a rank could not start ({reason})")
             except SignalException as stopped:
                 return (INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED), ""
             if not outcome.lost:
                 return run_exit_code(own_exit_codes(outcome.codes).values()), outcome.result
             if restart <= _MAX_RESTARTS:
                 _print(f"{outcome.lost}; restart {restart} of {_MAX_RESTARTS}")
-    _print(f"error: {outcome.lost}: run the same command again")
-    return FAILED, ""
+    raise TransientError(f"{outcome.lost}, after {_MAX_RESTARTS} restarts: run the command again")
 
 
 def _resources(ranks: Ranks) -> tuple[int, int]:
@@ -114,7 +86,7 @@ def _actors(num_ranks: int, cpus: int, gpus: int, stop: StopRequest) -> Iterator
         _wait(group, num_ranks, stop)
         strategy = PlacementGroupSchedulingStrategy(group)
         options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": strategy}
-        actors += [ray.remote(_Rank).options(**options).remote() for _ in range(num_ranks)]
+        actors += [ray.remote(RankActor).options(**options).remote() for _ in range(num_ranks)]
         yield actors
     finally:
         for actor in actors:
@@ -135,85 +107,6 @@ def _wait(group: Any, num_ranks: int, stop: StopRequest) -> None:
     )
 
 
-class _Place(NamedTuple):
-    node: str
-    host: str
-    port: int  # a free port
-    gpus: list[str]
-
-
-class _Seen(NamedTuple):
-    """New output of a rank, and its exit code and result if it has exited."""
-
-    output: str
-    code: int | None
-    result: str
-
-
-class _Rank:
-    """The actor of a rank."""
-
-    def __init__(self) -> None:
-        self._folder = TemporaryDirectory(prefix="kway-")
-        self._result = Path(self._folder.name) / "result"
-        self._lines: queue.Queue[bytes] = queue.Queue(_MAX_QUEUED_LINES)
-        self._stopped = False
-
-    def place(self) -> _Place:
-        context = ray.get_runtime_context()
-        with socket.socket() as free:
-            free.bind(("", 0))
-            port = free.getsockname()[1]
-        gpus = [str(gpu) for gpu in context.get_accelerator_ids()["GPU"]]
-        return _Place(context.get_node_id(), ray.util.get_node_ip_address(), port, gpus)
-
-    def start(self, ranks: Ranks, environment: dict[str, str]) -> None:
-        if not Path(ranks.cwd).is_dir():
-            raise ValueError(
-                f"{ranks.cwd} does not exist on the node {socket.gethostname()}: run the command "
-                "in a folder that all nodes share"
-            )
-        arguments = list(ranks.arguments)
-        if environment["RANK"] == "0":
-            arguments.insert(0, f"{ranks.result_option}={self._result}")
-        # The actor imports kway from a path that may not be in the node's PYTHONPATH.
-        paths = [str(_PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            # -P: see `run_ranks`
-            [sys.executable, "-P", "-u", "-m", ranks.module, *arguments],
-            cwd=ranks.cwd,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := self._process.stdout.readline(_MAX_LINE_BYTES):
-            self._lines.put(line)
-
-    def poll(self) -> _Seen:
-        """Wait for new output for at most a second."""
-        lines = []
-        with suppress(queue.Empty):
-            lines.append(self._lines.get(timeout=_POLL_SECONDS))
-            while len(lines) < _MAX_QUEUED_LINES:
-                lines.append(self._lines.get_nowait())
-        output = b"".join(lines).decode(errors="replace")
-        code = None if lines else self._process.poll()
-        if code is not None and self._stopped:
-            code = -signal.SIGTERM
-        result = self._result.read_text() if code == 0 and self._result.exists() else ""
-        return _Seen(output, code, result)
-
-    def stop(self) -> None:
-        if self._process.poll() is None:
-            self._stopped = True
-            end_processes([self._process], signal.SIGTERM, _STOP_SECONDS)
-
-
 @dataclass
 class _Outcome:
     """How an attempt ended. lost: the reason if a node or a rank was killed, otherwise ''."""
@@ -225,7 +118,7 @@ class _Outcome:
 
 def _start(ranks: Ranks, actors: Sequence[Any], stop: StopRequest) -> list[Any]:
     """Start the ranks, and return the actors by rank."""
-    places: list[_Place] = _results([actor.place.remote() for actor in actors], stop)
+    places: list[Place] = _results([actor.place.remote() for actor in actors], stop)
     placed = sorted(zip(places, actors, strict=True), key=lambda one: one[0].node)
     on_node = Counter(place.node for place, _ in placed)
     first, started = placed[0][0], []
@@ -279,7 +172,7 @@ def _watch(actors: Sequence[Any], stop: StopRequest) -> _Outcome:
 def _record(outcome: _Outcome, rank: int, poll: Any) -> bool:
     """Return whether the rank has exited."""
     try:
-        seen: _Seen = ray.get(poll)
+        seen: Seen = ray.get(poll)
     except RayActorError:
         outcome.lost = f"the node or the actor of rank {rank} was lost"
         return True
