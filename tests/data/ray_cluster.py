@@ -10,7 +10,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,23 +38,6 @@ class RayCluster:
     def kill_raylet(self) -> None:
         """Kill the oldest raylet with SIGKILL. Its workers then exit."""
         psutil.Process(self.raylets.pop(0)).kill()
-
-    @contextmanager
-    def paused_raylet(self) -> Iterator[None]:
-        """Stop the oldest raylet and its workers inside the block, as if its node had no network.
-
-        The raylet exits after the block if Ray has declared the node dead.
-        """
-        raylet = psutil.Process(self.raylets.pop(0))
-        stopped = [raylet, *raylet.children(recursive=True)]
-        for process in stopped:
-            process.suspend()
-        try:
-            yield
-        finally:
-            for process in stopped:
-                with suppress(psutil.NoSuchProcess):
-                    process.resume()
 
     def workers(self) -> list[psutil.Process]:
         """Return the processes that are running a task."""

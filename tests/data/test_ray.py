@@ -104,23 +104,6 @@ def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     assert contents(out) == contents(tmp_path / "local")
 
 
-@pytest.mark.slow
-def test_shards_of_a_node_without_network_are_written_twice_with_the_same_bytes(
-    cluster: RayCluster, tmp_path: Path
-) -> None:
-    cluster.resize(3)
-    source, out = SlowNumbers(400, 0.02), tmp_path / "out"
-    driver = on_ray(cluster, tmp_path, source, out, samples_per_shard=100)
-    wait_until(lambda: len(list(out.glob("train-*.aside"))) == 3)
-    with cluster.paused_raylet():
-        assert driver.finish() == ""
-        before = contents(out)
-    time.sleep(3)  # the paused task goes on
-    write_shards(SlowNumbers(400, 0), tmp_path / "local", samples_per_shard=100, workers=1)
-    after = {name: content for name, content in contents(out).items() if ".aside" not in name}
-    assert before == after == contents(tmp_path / "local")
-
-
 def test_a_killed_command_resumes_with_other_workers(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.resize(2)
     for i in range(240):
