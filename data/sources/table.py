@@ -25,6 +25,7 @@ from data.sources.layouts.parquet import (
     parquet_as_jsonl,
     parquet_columns,
     read_image,
+    row_at,
 )
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
@@ -190,15 +191,20 @@ class Table(PackedImages, FirstPassSource):
                 if label is not None and self._label_names is not None:
                     label = named_label(label, self._label_names)
             except ValueError as error:
-                raise ValueError(
-                    f"{one.path}, byte {offset}: the row {error}: correct it"
-                ) from error
+                where = self._location(span.file, offset)
+                raise ValueError(f"{where}: the row {error}: correct it") from error
             if not (content or "").strip() or not (label or "").strip():
                 counts["rows without text, path or label skipped"] += 1
                 continue
             assert content is not None
             assert label is not None
             yield LabeledText(offset, len(data), content, label.strip(), split)
+
+    def _location(self, file: int, offset: int) -> str:
+        """Return the file and the position of a record: its row in Parquet, otherwise its byte."""
+        if not _is_parquet(self.files[file]):
+            return f"{self.files[file]}, byte {offset}"
+        return f"{self.files[file]}, row {row_at(self._unpacked(file), offset)}"
 
     def _split_of(self, file: int, fields: dict[str, Any]) -> str | None:
         if self.split_from_name:

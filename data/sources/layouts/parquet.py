@@ -8,11 +8,13 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from data.files import flush, temporary_path
+from data.messages import one_line
 
 _ROWS = 10_000
 _ROWS_OF_IMAGES = 64  # to limit memory use
@@ -81,7 +83,8 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], image: str | None, out:
 
     image: the column that contains images, or None. If it contains bytes, they are written to
     `images_path(out)`. The line then contains their SHA-256 in place of the image, and their
-    offset, size and row as BYTES_AT. If it contains only paths, these are unchanged.
+    offset, size and row as BYTES_AT. If it contains only paths, these are unchanged. Raises
+    ValueError, with the file and the row, for a value that cannot be read.
     """
     if out.is_file():
         return
@@ -89,8 +92,7 @@ def parquet_as_jsonl(path: Path, columns: Sequence[str], image: str | None, out:
     rows = _ROWS if image is None else _ROWS_OF_IMAGES
     with temporary_path(images) as bytes_path, temporary_path(out) as temporary:
         with temporary.open("wb") as file, bytes_path.open("wb") as bytes_file:
-            batches = _open(path).iter_batches(batch_size=rows, columns=list(columns))
-            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            for number, row in enumerate(_rows(path, columns, rows)):
                 if image is not None:
                     _move_image(row, image, number, bytes_file)
                 line = json.dumps(row, ensure_ascii=False, default=str)
@@ -106,11 +108,56 @@ def images_path(rows: Path) -> Path:
     return rows.with_suffix(".images")
 
 
+def row_at(rows: Path, offset: int) -> int:
+    """Return the number of the row whose line in `rows` begins at byte `offset`."""
+    with rows.open("rb") as file:
+        return sum(1 for line in iter(file.readline, b"") if file.tell() <= offset)
+
+
 def read_image(rows: Path, at: Sequence[int]) -> bytes:
     """Return the image at (offset, size, row)."""
     offset, size, _ = at
     with images_path(rows).open("rb", buffering=0) as file:
         return os.pread(file.fileno(), size, offset)
+
+
+def _rows(path: Path, columns: Sequence[str], at_once: int) -> Iterator[dict[str, Any]]:
+    batches = _open(path).iter_batches(batch_size=at_once, columns=list(columns))
+    done = 0
+    while True:
+        with _explained(path, f"row {done} or later"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield from _of_batch(path, batch, done)
+        done += batch.num_rows
+
+
+def _of_batch(path: Path, batch: Any, done: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch that follows `done` rows."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError):
+        for at in range(batch.num_rows):
+            with _explained(path, f"row {done + at}"):
+                batch.slice(at, 1).to_pylist()
+        raise
+    return rows
+
+
+@contextmanager
+def _explained(path: Path, where: str) -> Iterator[None]:
+    """Turn errors in the content of `path` into ValueError. Errors of the disk have an errno.
+
+    Python cannot represent some values, such as dates after the year 9999 and, without pandas,
+    times in nanoseconds.
+    """
+    try:
+        yield
+    except (ValueError, OverflowError, OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise ValueError(f"{path}, {where}: {one_line(error)}: correct it") from error
 
 
 def _move_image(row: dict[str, Any], column: str, number: int, file: IO[bytes]) -> None:
@@ -136,6 +183,8 @@ def _open(path: Path) -> Any:
     try:
         return parquet.ParquetFile(path)
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise ValueError(
-            f"{path} is not a valid Parquet file ({str(error).splitlines()[0]}): save it again"
+            f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
         ) from error
