@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.messages import shown
 from data.option import Argument, Option
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, checked_split, shard_splits, split_name
@@ -101,8 +102,8 @@ class AnnotatedImages(ListedImages):
                 one, two = first.categories[number].name, other.categories[number].name
                 if one != two:
                     raise ValueError(
-                        f"{other.path}: category {number!r} is {two!r}, but {one!r} in "
-                        f"{first.path}: use annotations with the same categories"
+                        f"{other.path}: category {shown(number)} is {shown(two)}, but "
+                        f"{shown(one)} in {first.path}: use annotations with the same categories"
                     )
         return first.categories
 
@@ -122,6 +123,7 @@ class AnnotatedImages(ListedImages):
                 listing.files.append(file._replace(split=of_file))
             else:
                 listing.skipped.append(Skipped(file.path, "its category has no training images"))
+        listing.skip_unlisted(self.folder, seen)
         listing.files.sort()
         listing.skipped.sort()
         return listing
@@ -132,14 +134,14 @@ class AnnotatedImages(ListedImages):
         base = base_of(self.folder, list(found.names.values())[:_NAMES_FOR_BASE], split, found.path)
         files = []
         for number, name in found.names.items():
+            where = f"{found.path}, image {shown(number)}"
             try:
                 path = path_inside(self.folder, name, base)
             except ValueError as error:
-                raise ValueError(f"{found.path}, image {number!r}: {error}") from error
+                raise ValueError(f"{where}: {error}") from error
             if path in seen:
                 raise ValueError(
-                    f"{found.path}, image {number!r}: {name!r} is also an image in {seen[path]}: "
-                    "remove one of them"
+                    f"{where}: {shown(name)} is also an image in {seen[path]}: remove one of them"
                 )
             seen[path] = found.path
             if (reason := found.unusable.get(number)) is not None:
@@ -147,7 +149,7 @@ class AnnotatedImages(ListedImages):
             elif not (self.folder / path).is_file():
                 if not self.skip_bad:
                     raise FileNotFoundError(
-                        f"{found.path}, image {number!r}: {path!r} is missing from {self.folder}: "
+                        f"{where}: {shown(path)} is missing from {self.folder}: "
                         "add it, or pass --skip-bad"
                     )
                 listing.skipped.append(Skipped(path, f"in {found.path.name}, but missing"))

@@ -19,16 +19,18 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import Report, silent
+from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, VALIDATION, split_name
 from data.skipped import Skipped, by_reason
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import STRICT, Sample
+from data.tars.labels import label_order
 from data.text.cleaning import Cleaning
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold
+from data.text.lines import text_lines
 from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_records
 from data.text.references import LabeledText, Span
 from data.text.selection import SelectionRules, Task
@@ -156,11 +158,10 @@ class LabeledTexts(FirstPassSource):
             )
 
     def _labels(self, path: Path) -> Iterator[str]:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                if not (label := line.strip()):
-                    raise ValueError(f"{path}, line {number} is empty: add the label")
-                yield label
+        for number, line in text_lines(path):
+            if not (label := line.strip()):
+                raise ValueError(f"{path}, line {number} is empty: add the label")
+            yield label
 
     def _split_of(self, part: _Part) -> str:
         """Return the split. Trial data is used for training if there is no other training data."""
@@ -192,14 +193,16 @@ class LabeledTexts(FirstPassSource):
 
         Without a mapping, they are sorted by number if all labels are numbers, otherwise by name.
         """
+        if not trained.total():
+            texts = self._parts[0].texts
+            raise ValueError(f"{texts} contains no texts for training: add some")
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
                 raise ValueError(
-                    f"label {unknown[0]!r} is missing from {self._mapping_file}: add it"
+                    f"label {shown(unknown[0])} is missing from {self._mapping_file}: add it"
                 )
             return list(self._named)
-        numbers = all(label.isdecimal() for label in samples)
-        return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))
+        return label_order(samples)
 
     @property
     def _emoji(self) -> list[str] | None:
@@ -213,8 +216,8 @@ class LabeledTexts(FirstPassSource):
         if self._mapping_file is None:
             return {}
         named = {}
-        for line in self._mapping_file.read_text(encoding="utf-8").splitlines():
-            label, *rest = [*line.split("\t"), ""]
+        for _, line in text_lines(self._mapping_file):
+            label, *rest = [*line.rstrip("\r\n").split("\t"), ""]
             if label.strip():
                 name = rest[1] if len(rest) > 1 else ""
                 named[label.strip()] = (rest[0], name.strip("_ ").replace("_", " ") or rest[0])

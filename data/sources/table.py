@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from data.messages import Report, silent
+from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
@@ -29,6 +29,7 @@ from data.sources.layouts.parquet import (
 )
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
+from data.tars.labels import label_order
 from data.text.records import RecordFile, digest, open_records, text_field
 from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
@@ -213,7 +214,7 @@ class Table(PackedImages, FirstPassSource):
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
-            raise ValueError(f"names an invalid split, {name!r}")
+            raise ValueError(f"names an invalid split, {shown(name)}")
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
@@ -224,8 +225,8 @@ class Table(PackedImages, FirstPassSource):
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None or self.split_from_name:
                 raise ValueError(
-                    f"{self.files[0]}: class {untrained[0]!r} has no training rows: add some, or "
-                    "remove the class"
+                    f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add "
+                    "some, or remove the class"
                 )
             names = [name for name in names if trained[name]]
         if len(names) < 2:
@@ -235,8 +236,7 @@ class Table(PackedImages, FirstPassSource):
             )
         if self._label_names is not None:
             return [name for name in self._label_names if name in set(names)]
-        numbers = all(name.isdecimal() for name in names)
-        return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
+        return label_order(names)
 
     @cached_property
     def _label_names(self) -> list[str] | None:
@@ -263,7 +263,7 @@ class Table(PackedImages, FirstPassSource):
         name = os.path.normpath(content.strip())
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(
-                f"{content[:60]!r} is outside {self._root}: move the image into this "
+                f"{shown(content)} is outside {self._root}: move the image into this "
                 "folder, or pass another --root"
             )
         return self._root / name

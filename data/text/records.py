@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from data.messages import shown
+
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 
 KINDS: dict[str, Kind] = {
@@ -152,6 +154,11 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     with path.open("rb") as file:
         line = file.readline(_MAX_RECORD_BYTES)
         start = file.tell()
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise ValueError(
+            f"{path}: the first line contains a carriage return (CR): save the file with the line "
+            "endings LF or CR LF"
+        )
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -160,7 +167,7 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
         raise ValueError(
-            f"{path}: the first line, {text[:60]!r}, must contain a unique name for every column"
+            f"{path}: the first line, {shown(text)}, must contain a unique name for every column"
         )
     return tuple(names), start
 

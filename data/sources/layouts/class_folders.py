@@ -5,9 +5,9 @@ label files.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from data.files import is_hidden, walk_directory
@@ -19,6 +19,7 @@ ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
 _HIDDEN_FOLDER = "hidden folder"
+_UNLISTED = "no label or annotation file lists it"
 LEAF, PATH = "leaf", "path"
 CLASS_FROM = r"^(leaf|path|-?[1-9][0-9]?)$"
 _LABEL_ENDINGS = (".txt", ".csv", ".tsv")
@@ -55,6 +56,19 @@ class Listing:
         """Record the entries of `folder` that are not class or split folders as skipped."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
+
+    def skip_unlisted(self, root: Path, listed: Container[str]) -> None:
+        """Record the images below `root` that are neither `listed` nor skipped yet.
+
+        Hidden folders and folders that are skipped as a whole are not searched.
+        """
+        known = {one.name for one in self.skipped}
+        for parent, folders, names in walk_directory(root):
+            at = parent.relative_to(root)
+            folders[:] = [f for f in folders if not is_hidden(f) and str(at / f) not in known]
+            paths = (str(at / name) for name in names if _is_image_name(name))
+            found = (path for path in paths if path not in listed and path not in known)
+            self.skipped += [Skipped(path, _UNLISTED) for path in found]
 
 
 def why_not_file(path: Path) -> str:
@@ -313,13 +327,17 @@ def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
     """Return the `paths` that are images, and record the others as skipped."""
     images = []
     for path in paths:
-        if path.suffix.lower() not in ENDINGS:
+        if not _is_image_name(path.name):
             listing.skip([path], root, NOT_AN_IMAGE)
         elif not path.is_file():
             listing.skip([path], root, why_not_file(path))
         else:
             images.append(path)
     return images
+
+
+def _is_image_name(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in ENDINGS
 
 
 def _check_name(folder: Path, class_name: str) -> None:

@@ -8,16 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from data.files import is_hidden
+from data.messages import shown
 from data.shards.split_names import split_name
 
-_SHOWN = 60
 _MOST_BYTES = 255  # of a file name, in common file systems
 _LEVELS = 2  # levels of subfolders that are searched for listed images
-
-
-def shown(text: str) -> str:
-    """Return a text from a file for a message: quoted, on one line, and cut if it is long."""
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 
 def path_inside(folder: Path, name: str, base: str = ".") -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.files import flush, temporary_path
-from data.messages import one_line
+from data.messages import one_line, shown
 
 _ROWS = 10_000
 _ROWS_OF_IMAGES = 64  # to limit memory use
@@ -74,7 +74,7 @@ def named_label(label: str, names: Sequence[str]) -> str | None:
     if number == _UNLABELED:
         return None
     if not 0 <= number < len(names):
-        raise ValueError(f"has label {label!r}, but the table names {len(names):,} classes")
+        raise ValueError(f"has label {shown(label)}, but the table names {len(names):,} classes")
     return names[number]
 
 
