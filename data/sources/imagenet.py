@@ -134,6 +134,9 @@ class ImageNet(PackedImages, CommandSource):
             raise ValueError(f"{where}: {error}: download it again, or pass --skip-bad") from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
+    def example(self, task: _Task) -> str:
+        return task.key
+
     @property
     def origin(self) -> Path:
         return self.folder

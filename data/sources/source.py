@@ -118,7 +118,10 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def example(self, task: Any) -> str:
-        """Return a description of a sample for `--preview`: its text, or the key of an image."""
+        """Return a description of a sample for `--preview`: its text, or the key of an image.
+
+        Sources of image files override this, because a bad image must not end a preview.
+        """
         sample = self.render(task)
         if isinstance(sample, Skipped):
             return sample.name

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
@@ -158,11 +158,7 @@ class Table(PackedImages, FirstPassSource):
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
             return Sample(key, content.encode(), "txt", task.label)
-        name, where = content.strip(), f"{self._root / content.strip()}"
-        file = self.files[task.file]
-        at = fields.get(BYTES_AT) if _is_parquet(file) else None
-        if at is not None:
-            name, where = f"{file.name}, row {at[2]}", f"{file}, row {at[2]}"
+        name, folder, at = self._image_name(task.file, fields)
         try:
             if at is not None:
                 data = read_image(self._unpacked(task.file), at)
@@ -172,8 +168,26 @@ class Table(PackedImages, FirstPassSource):
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
                 return Skipped(name, str(error))
-            raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
+            raise ValueError(
+                f"{folder / name}: {error}: correct the row, or pass --skip-bad"
+            ) from error
         return Sample(key, image.data, image.extension, task.label, image.repaired)
+
+    def example(self, task: Task) -> str:
+        if self.text is not None:
+            return super().example(task)
+        fields = self._records[task.file].read(task.offset, task.length)
+        return self._image_name(task.file, fields)[0]
+
+    def _image_name(
+        self, file: int, fields: dict[str, Any]
+    ) -> tuple[str, Path, Sequence[int] | None]:
+        """Return the name of an image, its folder, and its location if a table contains it."""
+        path = self.files[file]
+        at = fields.get(BYTES_AT) if _is_parquet(path) else None
+        if at is not None:
+            return f"{path.name}, row {at[2]}", path.parent, at
+        return (text_field(fields, self._content) or "").strip(), self._root, None
 
     def spans(self) -> list[Span]:
         for number, path in enumerate(self.files):

@@ -98,7 +98,7 @@ def _shard(
 ) -> None:
     source_class = _reader_of(source_class, given)
     if preview:
-        _preview(source_class, given, workers)
+        _preview(source_class, given, workers, vectors, drop_duplicates=drop_duplicates)
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
@@ -129,13 +129,21 @@ def _shard(
         _print_duplicates(out)
 
 
-def _preview(source_class: type[CommandSource], given: Given, workers: int | None) -> None:
+def _preview(
+    source_class: type[CommandSource],
+    given: Given,
+    workers: int | None,
+    vectors: Path | None,
+    *,
+    drop_duplicates: bool,
+) -> None:
     """Print what would be written. The result of a first pass is stored in a temporary folder."""
     from launch.commands.shard_preview import print_preview
 
     with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
         source = _source(source_class, given, Path(folder) / "out", workers, silent)
-        print_preview(source)
+        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:

@@ -432,6 +432,12 @@ def test_tar_names_determine_the_split(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "a\\b"])
+def test_a_split_with_a_path_separator_raises(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a split"):
+        split_of_tars(tmp_path, [tmp_path / "a.tar"], [(name, "*.tar")])
+
+
 def test_globs_determine_the_split_and_unmatched_tars_are_reported(tmp_path: Path) -> None:
     for number in range(4):
         write_tar(tmp_path / f"{number}.tar", images(3 * number, 3))

@@ -343,9 +343,7 @@ def test_damaged_parquet_names_the_file(tmp_path: Path) -> None:
 def test_an_invalid_row_of_parquet_is_named_by_file_and_row(tmp_path: Path) -> None:
     columns = {"text": ["a", "b", "c"], "label": ["x", "y", "x"], "part": ["train", "test", "a b"]}
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
-    source = Table(
-        (tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", split="split"
-    )
+    source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", split="part")
     with pytest.raises(ValueError, match=r"a\.parquet, row 2: the row names an invalid split"):
         source.classes()
 
