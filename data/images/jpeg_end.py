@@ -42,16 +42,14 @@ def completed(data: bytes) -> bytes | None:
     """
     if has_more_scans(data, _MAX_SCANS):
         return None
-    body = data.rstrip(b"\0")
-    # A scan may itself end with zeros. If one zero less is also sufficient, zeros were appended, and
+    body = data.rstrip(b"\0").removesuffix(b"\xff")
+    if _is_complete(body):
+        return body + _END
+    # A scan may itself end with zeros. If one zero less also completes it, zeros were appended, and
     # they may stand in for missing data. A truncated file that was padded with exactly the number
     # of missing bytes cannot be distinguished from a complete one.
-    for candidate in (body, data) if len(body) < len(data) else (data,):
-        without_end = candidate.removesuffix(b"\xff")
-        if _is_complete(without_end):
-            is_padded = candidate is data and data != body and _is_complete(data[:-1])
-            return None if is_padded else without_end + _END
-    return None
+    is_whole = data.endswith(b"\0") and _is_complete(data) and not _is_complete(data[:-1])
+    return data + _END if is_whole else None
 
 
 def _is_complete(body: bytes) -> bool:

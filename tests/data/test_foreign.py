@@ -23,6 +23,7 @@ from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
+from data.tars.listing import split_of_tars
 from launch.commands.shard import app
 from tests.data.foreign_tars import images, planted_shards, png, write_tar
 from tests.faults.sitecustomize import error
