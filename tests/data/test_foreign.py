@@ -26,6 +26,7 @@ from data.tars.indexing import Indexed, index_shards
 from data.tars.listing import split_of_tars
 from launch.commands.shard import app
 from tests.data.foreign_tars import images, planted_shards, png, write_tar
+from tests.data.test_jpeg_end import jpeg
 from tests.faults.sitecustomize import error
 
 
@@ -431,6 +432,19 @@ def test_tar_names_determine_the_split(tmp_path: Path) -> None:
         "test": ["set-test.tar"],
         "validation": ["set-val-0.tar"],
     }
+
+
+def test_jpegs_without_an_end_marker_are_counted_and_named(tmp_path: Path) -> None:
+    data = jpeg()
+    members = [("a.jpg", data), ("b.jpg", data[:-2]), ("c.png", png(1)), ("d.jpg", data + b"video")]
+    for name, image in members:
+        stem = name.split(".")[0]
+        write_tar(tmp_path / f"{stem}.tar", [(name, image), (f"{stem}.cls", b"0")])
+    done = kway_shard("index", tmp_path)
+    assert done.exit_code == 0, done.exception
+    assert "JPEGs without an end marker" in done.stderr
+    assert "(kway shard verify --decode): 1 (b.tar: b)" in done.stderr
+    assert verified(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "a\\b"])
