@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,9 +24,9 @@ def temporary_path(path: Path) -> Iterator[Path]:
     The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
     full.
     """
-    # The name includes the process ID, because two processes may write the same file, for example
-    # if both evaluate the same step.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    # Two processes, possibly on different machines, may write the same file, for example if both
+    # evaluate the same step.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with explained(path):
             yield temporary

@@ -42,6 +42,16 @@ AllowImport = Annotated[
 ]
 
 
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="HOST:PORT of a Ray cluster, or auto; default: this machine",
+    ),
+]
+
+
 def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOption"]:
     """Map the names of all fields that are not marked `Supplied` to options, in field order.
 

@@ -27,19 +27,21 @@ def damages(
     decode: bool = False,
     named: int | None = NAMED_PER_SHARD,
     workers: int | None = None,
+    ray: str | None = None,
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
     decode: whether to also decode images. named: the maximum number of samples per shard that are
     reported on separate lines, or None for no limit; the others share one line. workers: the number
-    of processes; None selects one per core if there is enough to read.
+    of processes; None selects one per core if there is enough to read. ray: the address of a Ray
+    cluster to use instead.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
     work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
-    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples

@@ -26,6 +26,7 @@ class FirstPassSource(CommandSource):
     reads_first = True
 
     work: Path
+    ray: str | None
     report: Report
 
     @property
@@ -70,7 +71,12 @@ class FirstPassSource(CommandSource):
         files = [str(path.resolve()) for path in self.pass_files()]
         about = json.dumps([self.describe().model_dump(), files])
         return SelectionFolder(self.work).select(
-            about, self, self.pass_rules(), workers=self.pass_workers, report=self.report
+            about,
+            self,
+            self.pass_rules(),
+            workers=self.pass_workers,
+            ray=self.ray,
+            report=self.report,
         )
 
     def __getstate__(self) -> dict[str, Any]:

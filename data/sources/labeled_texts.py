@@ -82,6 +82,7 @@ class LabeledTexts(FirstPassSource):
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep", description="drop training texts that also occur in another split"
     )
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:

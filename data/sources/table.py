@@ -88,6 +88,7 @@ class Table(PackedImages, FirstPassSource):
     )
     min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
     workers: Annotated[int | None, Supplied()] = None
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")

@@ -116,6 +116,7 @@ class Tweets(FirstPassSource):
         description="fraction of texts to hold out, chosen by a hash of the text",
     )
     workers: Annotated[int | None, Supplied()] = None
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:

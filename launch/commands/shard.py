@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from data.messages import pluralize, printable
+from launch.options import RayAddress
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since, wide_console
 
@@ -103,16 +104,18 @@ def verify(
         typer.Option("--all", help="list every damaged sample instead of at most 10 per shard"),
     ] = False,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
     """Read every byte and list all damage. Exits with code 2 if anything is damaged."""
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
+    check_workers(workers, ray)
     started = time.monotonic()
     kinds: Counter[str] = Counter()
     with progress("verifying") as report:
         named = None if name_all else NAMED_PER_SHARD
-        found = list(damages(folder, report, decode=decode, named=named, workers=workers))
+        found = list(damages(folder, report, decode=decode, named=named, workers=workers, ray=ray))
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)
         kinds[damage.kind] += damage.count
@@ -223,12 +226,14 @@ def index(
         typer.Option("--skip-bad", help="skip and record missing or damaged samples"),
     ] = False,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
     from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
+    check_workers(workers, ray)
     started = time.monotonic()
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
     with progress("indexing", "MB") as report, explained:
@@ -242,6 +247,7 @@ def index(
             expected=None if expect is None else ExpectedSamples.parse(expect),
             skip_bad=skip_bad,
             workers=workers,
+            ray=ray,
             report=lambda done, total: report(done // 10**6, total // 10**6),
         )
     for note in indexed.notes:
@@ -263,7 +269,16 @@ def _named_glob(text: str) -> tuple[str, str]:
     return name, glob
 
 
-def print_skipped(path: Path) -> None:
+def check_workers(workers: int | None, ray: str | None) -> None:
+    """Raise ValueError if both --workers and --ray are given."""
+    if workers is not None and ray is not None:
+        raise ValueError(
+            f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
+            "task per CPU"
+        )
+
+
+def print_skipped(path: Path | str) -> None:
     """Print the path of the file that lists the skipped files and samples."""
     print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,11 +18,13 @@ import typer
 from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
+from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
+from data.shards.output import OutputFolder, output_folder
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
-from launch.commands.shard import Workers, print_skipped, summary
-from launch.options import Given, build, options_of, with_options
+from launch.commands.shard import Workers, check_workers, print_skipped, summary
+from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.terminal import Report, progress, seconds_since
 
@@ -46,7 +49,13 @@ DropDuplicates = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="output folder; required without --preview")
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER|URL",
+        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
+    ),
 ]
 Preview = Annotated[
     bool,
@@ -95,16 +104,19 @@ def _shard(
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
+    check_workers(workers, ray)
     source_class = _reader_of(source_class, given)
     if preview:
-        _preview(source_class, given, workers, vectors, drop_duplicates=drop_duplicates)
+        _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
+    output = output_folder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with progress(*task) as report:
-        source = _source(source_class, given, out, workers, report)
+        source = _source(source_class, given, _work(output), workers, ray, report)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
             _print_notes(source)
@@ -113,9 +125,10 @@ def _shard(
         try:
             write(
                 source,
-                out,
+                output.folder,
                 samples_per_shard=samples_per_shard,
                 workers=workers,
+                ray=ray,
                 drop_duplicates=drop_duplicates,
                 vectors=with_vectors,
                 notes=source.notes if source.reads_first else tuple,
@@ -126,13 +139,22 @@ def _shard(
             raise
         source.clean_up()
     if source.compares_splits:
-        _print_duplicates(out)
+        _print_duplicates(output.folder)
+
+
+def _work(output: OutputFolder) -> Path:
+    """Return the local folder for the result of a first pass."""
+    folder = output.folder
+    if isinstance(folder, Path):
+        return folder.with_name(f"{folder.name}.first-pass")
+    return Path(f"{folder.rpartition('/')[2]}.first-pass")
 
 
 def _preview(
     source_class: type[CommandSource],
     given: Given,
     workers: int | None,
+    ray: str | None,
     vectors: Path | None,
     *,
     drop_duplicates: bool,
@@ -141,7 +163,7 @@ def _preview(
     from launch.commands.shard_preview import print_preview
 
     with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "out", workers, silent)
+        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
@@ -182,14 +204,16 @@ def _reject(given: Given, other: type, chosen: type, why: str) -> None:
 def _source(
     source_class: type[CommandSource],
     given: Given,
-    out: Path,
+    work: Path,
     workers: int | None,
+    ray: str | None,
     report: Report,
 ) -> CommandSource:
     values = {
         **given,
-        "work": out.with_name(f"{out.name}.first-pass"),
+        "work": work,
         "workers": workers,
+        "ray": ray,
         "report": report,
     }
     if "taxonomy" in given:
@@ -211,12 +235,7 @@ def _print_notes(source: CommandSource) -> None:
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
-def _print_repaired(path: Path) -> None:
-    number = path.read_bytes().count(b"\n")
-    print(printable(f"repaired {pluralize(number, 'sample')}, listed in {path}"), file=sys.stderr)
-
-
-def _print_duplicates(out: Path) -> None:
+def _print_duplicates(out: Path | str) -> None:
     """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
     for split in found:
@@ -228,10 +247,11 @@ def _print_duplicates(out: Path) -> None:
 
 def write(
     source: Source,
-    out: Path,
+    out: Path | str,
     *,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
+    ray: str | None = None,
     drop_duplicates: bool = False,
     vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
@@ -245,12 +265,14 @@ def write(
     from data.shards.writer import write_shards
 
     started = time.monotonic()
-    with progress("writing") as report, explain_write_errors(out, "--out"):
+    explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")
+    with progress("writing") as report, explained:
         written = write_shards(
             vectors or source,
             out,
             samples_per_shard=samples_per_shard,
             workers=workers,
+            ray=ray,
             drop_duplicates=drop_duplicates,
             ignored=ignored,
             report=report,
@@ -259,7 +281,8 @@ def write(
     if written.skipped is not None:
         print_skipped(written.skipped)
     if written.repaired is not None:
-        _print_repaired(written.repaired)
+        repaired = pluralize(written.num_repaired, "sample")
+        print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return

@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import json
 import os
 import resource
 import shutil
@@ -20,7 +19,7 @@ from data.shards.claim import UNFINISHED, claimed
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
 from data.shards.split import open_split
 from data.shards.writer import write_shards
-from data.skipped import SKIPPED, Skipped, SkippedFile
+from data.skipped import SKIPPED
 from data.sources import ImageFolder, Sample
 from tests.data.conftest import write_image
 from tests.data.killed import check_killed_and_resumed, contents
@@ -113,7 +112,7 @@ def test_writing_twice_gives_the_same_bytes(
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.writer._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.plans._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256
@@ -159,20 +158,6 @@ def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
     check_killed_and_resumed(source, tmp_path, samples_per_shard=5, workers=1)
     (skipped,) = {path.read_bytes() for path in tmp_path.glob(f"*/{SKIPPED}")}
     assert len(skipped.splitlines()) == 6
-
-
-def test_skipped_samples_of_an_unfinished_shard_are_listed_again(tmp_path: Path) -> None:
-    (tmp_path / SKIPPED).write_bytes(
-        b'{"name": "ignored before", "reason": "r"}\n'
-        b'{"shard": "a.tar", "name": "kept", "reason": "r"}\n'
-        b'{"shard": "b.tar", "name": "not finished", "reason": "r"}\n'
-        b'{"shard": "a.tar", "name": "cut by the ki'
-    )
-    log = SkippedFile(tmp_path / SKIPPED, ignored=[Skipped("ignored", "r")], finished={"a.tar"})
-    log.add("b.tar", [Skipped("\udce8.png", "again")])
-    log.finish()
-    lines = [json.loads(line) for line in (tmp_path / SKIPPED).read_text().splitlines()]
-    assert [line["name"] for line in lines] == ["ignored", "kept", "\udce8.png"]
 
 
 def test_writing_with_other_parameters_raises_and_changes_nothing(

@@ -1,0 +1,122 @@
+"""A process pool on an existing Ray cluster.
+
+kway must be installed on every node, and the nodes must share the files that the jobs read.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import chdir, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from data.retry import TransientError
+
+_PACKAGES = Path(__file__).parents[1]
+# A job whose worker or node is killed runs again, at most this many times. A preempted node kills
+# all of its jobs, but a job that exhausts the memory of each node must not run forever.
+_MAX_RETRIES = 10
+_CONNECT_SECONDS = 10
+_CANCEL_SECONDS = 10
+
+
+class RayPool(Executor):
+    """Runs each job as a Ray task with one CPU, or with one GPU if `gpu` is true.
+
+    num_workers: the number of jobs that the cluster can run at the same time when the pool is
+    created.
+    """
+
+    def __init__(self, *, gpu: bool = False) -> None:
+        needed = "GPU" if gpu else "CPU"
+        self.num_workers = int(ray.cluster_resources().get(needed, 0))
+        if self.num_workers < 1:
+            raise ValueError(f"the Ray cluster has no {needed}: add a node with a {needed}")
+        self._task = ray.remote(_call).options(
+            num_cpus=1, num_gpus=int(gpu), max_retries=_MAX_RETRIES
+        )
+        self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
+        self._running: set[ray.ObjectRef[Any]] = set()
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        # `fn` often contains a source or options. They are sent to each node once.
+        if fn not in self._stored:
+            self._stored[fn] = ray.put(fn)
+        job = self._task.remote(self._stored[fn], args, kwargs, os.getcwd())
+        self._running.add(job)
+        future: Future[Any] = job.future()
+        future.add_done_callback(lambda done: self._running.discard(job))
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
+        """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
+        they do not write files later.
+        """
+        jobs = list(self._running)
+        for job in jobs:
+            ray.cancel(job)
+        if wait and jobs:
+            ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
+
+
+@contextmanager
+def ray_pool(address: str, *, gpu: bool = False) -> Iterator[RayPool]:
+    """Connect to the cluster at `address` (HOST:PORT, or `auto` for the cluster of this machine).
+
+    Errors of a job are raised unchanged. Raises ValueError if there is no such cluster, and
+    TransientError if the cluster fails or a job was killed too often. Unfinished jobs are canceled
+    when the block ends.
+    """
+    _connect(address)
+    try:
+        with RayPool(gpu=gpu) as pool:
+            yield pool
+    except RayTaskError as error:
+        if isinstance(error.cause, ImportError):
+            raise ValueError(
+                f"a node of the Ray cluster {address} cannot import kway ({error.cause}): install "
+                "the same version of kway on every node"
+            ) from error
+        raise error.cause from None
+    except RayError as error:
+        first = str(error).strip().partition("\n")[0]
+        raise TransientError(
+            f"the Ray cluster {address} failed ({first}): run the same command again"
+        ) from error
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        _check_head(address)
+        # Workers search the driver's working directory for modules. A folder data/ there would
+        # shadow kway's package of the same name.
+        with chdir(_PACKAGES):
+            ray.init(address, log_to_driver=False, configure_logging=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"--ray {address}: there is no such Ray cluster: pass HOST:PORT of its head node, or "
+            "run `ray start --head` and pass auto"
+        ) from error
+
+
+def _check_head(address: str) -> None:
+    """Raise OSError or ValueError if nothing is listening at HOST:PORT, for which Ray would wait
+    for minutes."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+
+
+def _call(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], folder: str
+) -> Any:
+    with suppress(OSError):
+        os.chdir(folder)  # relative paths are relative to the driver's working directory
+    return fn(*args, **kwargs)
