@@ -1,7 +1,6 @@
 """Images with JSON annotations in the format of COCO and iNaturalist."""
 
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
@@ -9,6 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import shown
 from data.option import Argument, Option
+from data.remote.paths import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, checked_split, shard_splits, split_name
 from data.skipped import Skipped
@@ -36,9 +36,9 @@ class AnnotatedImages(ListedImages):
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="folder that contains the images, at any depth")
+        Input, Argument(), Field(description="folder that contains the images, at any depth")
     ]
-    annotations: Annotated[dict[str, Path], Option(metavar="SPLIT=FILE.json")] = Field(
+    annotations: Annotated[dict[str, Input], Option(metavar="SPLIT=FILE.json")] = Field(
         min_length=1, description="annotations of a split, such as train or val; can be repeated"
     )
     several: Several = Field(
@@ -48,8 +48,7 @@ class AnnotatedImages(ListedImages):
     )
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is not a folder: pass the folder of the images")
+        check_folder(self.folder, "pass the folder of the images")
         splits = [checked_split(name) for name in self.annotations]
         if TRAIN not in splits:
             raise ValueError("annotations: pass --annotations train=FILE.json")
@@ -110,7 +109,7 @@ class AnnotatedImages(ListedImages):
     @cached_property
     def _listing(self) -> Listing:
         listing = Listing()
-        seen: dict[str, Path] = {}
+        seen: dict[str, InputPath] = {}
         files: list[File] = []
         for split, found in self._read.items():
             files += self._of_split(listing, split, found, seen)
@@ -129,7 +128,7 @@ class AnnotatedImages(ListedImages):
         return listing
 
     def _of_split(
-        self, listing: Listing, split: str, found: Annotations, seen: dict[str, Path]
+        self, listing: Listing, split: str, found: Annotations, seen: dict[str, InputPath]
     ) -> list[File]:
         base = base_of(self.folder, list(found.names.values())[:_NAMES_FOR_BASE], split, found.path)
         files = []

@@ -14,10 +14,11 @@ from pydantic_core import ArgsKwargs
 
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
+from data.remote.paths import Input, InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource
+from data.sources.first_pass import FirstPassSource, made_once
 from data.sources.layouts.parquet import (
     BYTES_AT,
     class_label_names,
@@ -30,7 +31,7 @@ from data.sources.layouts.parquet import (
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
 from data.tars.labels import label_order
-from data.text.records import RecordFile, digest, open_records, text_field
+from data.text.records import digest, open_records, text_field
 from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
@@ -51,7 +52,7 @@ class Table(PackedImages, FirstPassSource):
     held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
     files: Annotated[
-        tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
+        tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
     ]
     work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column that contains the label")]
@@ -70,7 +71,7 @@ class Table(PackedImages, FirstPassSource):
         description="read the split of all rows of a file from the first split name in its file "
         "name, as in train-00000-of-00002.parquet",
     )
-    root: Path | None = Field(
+    root: Input | None = Field(
         default=None,
         description="folder that contains the images; default: the folder of the first file",
     )
@@ -154,7 +155,7 @@ class Table(PackedImages, FirstPassSource):
         return tuple(ClassInfo(name=name) for name in self._selection.labels)
 
     def render(self, task: Task) -> Sample | Skipped:
-        fields = self._records[task.file].read(task.offset, task.length)
+        fields = self.record_file(task.file).read(task.offset, task.length)
         content = text_field(fields, self._content) or ""
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
@@ -162,7 +163,7 @@ class Table(PackedImages, FirstPassSource):
         name, folder, at = self._image_name(task.file, fields)
         try:
             if at is not None:
-                data = read_image(self._unpacked(task.file), at)
+                data = read_image(self.local_file(task.file), at)
             else:
                 data = self._image_path(content).read_bytes()
             image = self.packed(data)
@@ -177,12 +178,12 @@ class Table(PackedImages, FirstPassSource):
     def example(self, task: Task) -> str:
         if self.text is not None:
             return super().example(task)
-        fields = self._records[task.file].read(task.offset, task.length)
+        fields = self.record_file(task.file).read(task.offset, task.length)
         return self._image_name(task.file, fields)[0]
 
     def _image_name(
         self, file: int, fields: dict[str, Any]
-    ) -> tuple[str, Path, Sequence[int] | None]:
+    ) -> tuple[str, InputPath, Sequence[int] | None]:
         """Return the name of an image, its folder, and its location if a table contains it."""
         path = self.files[file]
         at = fields.get(BYTES_AT) if _is_parquet(path) else None
@@ -191,13 +192,11 @@ class Table(PackedImages, FirstPassSource):
         return (text_field(fields, self._content) or "").strip(), self._root, None
 
     def spans(self) -> list[Span]:
-        for number, path in enumerate(self.files):
-            if _is_parquet(path):
-                parquet_as_jsonl(path, self._columns, self.image, self._unpacked(number))
-        return record_spans(self._records, SPAN_BYTES)
+        records = [self.record_file(number) for number in range(len(self.files))]
+        return record_spans(records, SPAN_BYTES)
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one = self._records[span.file]
+        one = self.record_file(span.file)
         for offset, data in one.records(span.first, span.last):
             counts["rows read"] += 1
             try:
@@ -220,7 +219,7 @@ class Table(PackedImages, FirstPassSource):
         """Return the file and the position of a record: its row in Parquet, otherwise its byte."""
         if not _is_parquet(self.files[file]):
             return f"{self.files[file]}, byte {offset}"
-        return f"{self.files[file]}, row {row_at(self._unpacked(file), offset)}"
+        return f"{self.files[file]}, row {row_at(self.local_file(file), offset)}"
 
     def _split_of(self, file: int, fields: dict[str, Any]) -> str | None:
         if self.split_from_name:
@@ -269,7 +268,7 @@ class Table(PackedImages, FirstPassSource):
                 )
         return names
 
-    def _image_path(self, content: str) -> Path:
+    def _image_path(self, content: str) -> InputPath:
         if content.strip().lower().startswith(_URLS):
             raise ValueError(
                 "is a URL, which kway does not download: fetch the images, and pass the column "
@@ -294,24 +293,21 @@ class Table(PackedImages, FirstPassSource):
         return [name for name in (self._content, self.label, self.split) if name is not None]
 
     @property
-    def _root(self) -> Path:
+    def _root(self) -> InputPath:
         return self.files[0].parent if self.root is None else self.root
 
-    def _unpacked(self, number: int) -> Path:
-        return self.work / f"rows-{number:06d}.jsonl"
-
-    @cached_property
-    def _records(self) -> tuple[RecordFile, ...]:
-        return tuple(
-            open_records(self._unpacked(number) if _is_parquet(path) else path)
-            for number, path in enumerate(self.files)
-        )
+    def local_file(self, number: int) -> Path:
+        path = self.files[number]
+        if not _is_parquet(path):
+            return super().local_file(number)
+        rows = self.work / f"rows-{number:06d}.jsonl"
+        return made_once(rows, lambda: parquet_as_jsonl(path, self._columns, self.image, rows))
 
     @property
     def pass_workers(self) -> int | None:
         return self.workers
 
-    def pass_files(self) -> tuple[Path, ...]:
+    def pass_files(self) -> tuple[InputPath, ...]:
         return self.files
 
     def pass_rules(self) -> SelectionRules:
@@ -329,5 +325,5 @@ def _reject(fields: Collection[str], why: str) -> None:
         raise ValueError(f"{', '.join(names)}: {why}")
 
 
-def _is_parquet(path: Path) -> bool:
+def _is_parquet(path: InputPath) -> bool:
     return path.suffix.lower() == PARQUET

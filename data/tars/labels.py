@@ -7,16 +7,16 @@ or a position in the list.
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from data.messages import shown
+from data.remote.paths import InputPath
 from data.text.lines import text_lines
 
 LABEL_EXTENSIONS = ("cls", "json")
 _MAX_DIGITS = 18
 
 
-def read_class_names(path: Path) -> list[str]:
+def read_class_names(path: InputPath) -> list[str]:
     """Return the names in a file, without surrounding whitespace or trailing empty lines.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the line number, for an
@@ -95,7 +95,7 @@ class ClassList:
         return cls(tuple(label_order(set(texts))), positions=False)
 
     @classmethod
-    def read(cls, path: Path) -> "ClassList":
+    def read(cls, path: InputPath) -> "ClassList":
         """Read a file with one class name per line. Raises the errors of `read_class_names`."""
         return cls(tuple(read_class_names(path)), positions=True)
 

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
 from data.remote.config import is_url
+from data.remote.paths import input_path
 from data.shards.duplicates import find_duplicates
 from data.shards.output import OutputFolder, output_folder
 from data.sources import SOURCES, CommandSource, Source
@@ -184,7 +185,7 @@ def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandS
     instead = source_class.for_folder
     if instead is None:
         return source_class
-    files: Sequence[Path] = given["files"]
+    files = [input_path(text) for text in given["files"]]
     if len(files) == 1 and files[0].is_dir():
         why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
         given["folder"] = given.pop("files")[0]

@@ -10,10 +10,10 @@ The file is not trusted: every entry is checked, and its size is limited.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from data.messages import shown
+from data.remote.paths import InputPath
 from data.shards.manifest import paused_gc
 
 Several = Literal["skip", "largest"]
@@ -42,14 +42,14 @@ class Annotations:
     annotated image. unusable: the reason for each image that does not have a single category.
     """
 
-    path: Path
+    path: InputPath
     categories: dict[Id, Category] = field(default_factory=dict)
     names: dict[Id, str] = field(default_factory=dict)
     category_of: dict[Id, Id] = field(default_factory=dict)
     unusable: dict[Id, str] = field(default_factory=dict)
 
 
-def read_annotations(path: Path, several: Several) -> Annotations:
+def read_annotations(path: InputPath, several: Several) -> Annotations:
     """Read an annotation file.
 
     several: the category of an image whose annotations have several categories. "skip": the image
@@ -98,7 +98,7 @@ def read_annotations(path: Path, several: Several) -> Annotations:
 
 
 @paused_gc()
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed(path: InputPath) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass a JSON file of annotations")
     if (size := path.stat().st_size) > MAX_BYTES:
@@ -116,7 +116,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     return content
 
 
-def _entries(path: Path, content: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _entries(
+    path: InputPath, content: dict[str, Any], key: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location and the content of each entry of a list."""
     entries = content.get(key)
     if not isinstance(entries, list) or not entries:
@@ -183,7 +185,7 @@ def _category(where: str, entry: dict[str, Any]) -> Category:
     return Category(name, tuple(dict.fromkeys(above)), f"{words}, {name}" if is_word else None)
 
 
-def _check_category_names(path: Path, categories: dict[Id, Category]) -> None:
+def _check_category_names(path: InputPath, categories: dict[Id, Category]) -> None:
     seen: dict[str, Id] = {}
     for number, category in categories.items():
         if seen.setdefault(category.name, number) != number:

@@ -7,10 +7,11 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from data.messages import shown
+from data.remote.paths import InputPath
 from data.shards.split_names import TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 from data.sources.layouts.class_folders import ENDINGS, File, Listing
@@ -29,7 +30,7 @@ class ClassNames:
     Each line of the file contains a name, or a name and its number, as in Places.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: InputPath) -> None:
         self.path = path
         lines = [(line.split(), number) for number, line in text_lines(path) if line.strip()]
         numbers = sorted(words[-1] for words, _ in lines if len(words) > 1)
@@ -58,7 +59,7 @@ class ClassNames:
         )
 
 
-def _repeated(path: Path, name: str, line: int, other: int, numbered: bool) -> str:
+def _repeated(path: InputPath, name: str, line: int, other: int, numbered: bool) -> str:
     where = f"{path}, line {line}: {shown(name)} is also on line {other}"
     if numbered:
         return (
@@ -83,13 +84,13 @@ class LabelFiles:
     images instead of raising an error.
     """
 
-    folder: Path
+    folder: InputPath
     names: ClassNames | None = None
     skip_bad: bool = False
-    _seen: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    _seen: dict[str, tuple[InputPath, int]] = field(default_factory=dict)
     _held_out: dict[str, str] = field(default_factory=dict)  # class -> its first line
 
-    def one(self, labels: Path) -> Listing:
+    def one(self, labels: InputPath) -> Listing:
         """List the lines of a file that covers all splits.
 
         Raises ValueError or FileNotFoundError, with the line number.
@@ -101,7 +102,7 @@ class LabelFiles:
             raise ValueError(f"{labels}: no line has the split {TRAIN!r}: add training images")
         return self._finished(listing, files, splits)
 
-    def of_splits(self, labels: Mapping[str, Path], others: Listing) -> Listing:
+    def of_splits(self, labels: Mapping[str, InputPath], others: Listing) -> Listing:
         """List the lines of one file per split, and add `others`, which has the images of the other
         splits under their canonical names.
 
@@ -133,7 +134,7 @@ class LabelFiles:
         listing.skipped.sort()
         return listing
 
-    def _files(self, listing: Listing, labels: Path, split: str | None) -> Iterator[File]:
+    def _files(self, listing: Listing, labels: InputPath, split: str | None) -> Iterator[File]:
         lines = _lines(labels)
         first = list(islice(lines, _LINES_FOR_BASE))
         base = base_of(self.folder, [line.path for line in first], split, labels)
@@ -167,7 +168,7 @@ def _if_header(line: _Line) -> str:
     return "" if line.number > 1 or is_image else f"if it is a header, write {_FORMS}, or "
 
 
-def _twice(name: str, other: tuple[Path, int], labels: Path, folder: Path) -> str:
+def _twice(name: str, other: tuple[InputPath, int], labels: InputPath, folder: InputPath) -> str:
     file, number = other
     if file == folder:
         return f"{shown(name)} is also in a class folder of another split: remove the line"
@@ -175,7 +176,7 @@ def _twice(name: str, other: tuple[Path, int], labels: Path, folder: Path) -> st
     return f"{shown(name)} is already listed {on}: remove one line"
 
 
-def _lines(labels: Path) -> Iterator[_Line]:
+def _lines(labels: InputPath) -> Iterator[_Line]:
     """Yield the lines of a label file, except empty lines and the header."""
     rows = _rows(labels)
     has_split = False
@@ -203,7 +204,7 @@ def _lines(labels: Path) -> Iterator[_Line]:
         yield _Line(number, cells[0], cells[1], split)
 
 
-def _rows(labels: Path) -> Iterator[tuple[int, list[str], str]]:
+def _rows(labels: InputPath) -> Iterator[tuple[int, list[str], str]]:
     """Yield the number of the first line, the cells and the separator of each row.
 
     The first line determines the separator: tabs, otherwise commas, otherwise the last space.
@@ -224,7 +225,7 @@ def _rows(labels: Path) -> Iterator[tuple[int, list[str], str]]:
 
 
 def _csv_rows(
-    labels: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    labels: InputPath, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(line for _, line in chain([first], lines))
     before = first[0] - 1

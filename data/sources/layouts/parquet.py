@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from data.files import flush, temporary_path
 from data.messages import one_line, shown
+from data.remote.paths import InputPath
 
 _ROWS = 10_000
 _ROWS_OF_IMAGES = 64  # to limit memory use
@@ -23,7 +24,7 @@ _UNLABELED = -1  # how the datasets library labels the rows of an unlabeled spli
 _MAX_METADATA_BYTES = 64 << 20
 
 
-def parquet_columns(path: Path) -> tuple[str, ...]:
+def parquet_columns(path: InputPath) -> tuple[str, ...]:
     """Return the column names.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet.
@@ -33,7 +34,7 @@ def parquet_columns(path: Path) -> tuple[str, ...]:
     return tuple(_open(path).schema_arrow.names)
 
 
-def class_label_names(path: Path, column: str) -> list[str] | None:
+def class_label_names(path: InputPath, column: str) -> list[str] | None:
     """Return the class names that the datasets library stores for a column of numbers.
 
     Returns None if there are no names. Raises ValueError for names that are not unique strings.
@@ -78,16 +79,14 @@ def named_label(label: str, names: Sequence[str]) -> str | None:
     return names[number]
 
 
-def parquet_as_jsonl(path: Path, columns: Sequence[str], image: str | None, out: Path) -> None:
-    """Write the given columns of each row as a line of JSON, unless `out` already exists.
+def parquet_as_jsonl(path: InputPath, columns: Sequence[str], image: str | None, out: Path) -> None:
+    """Write the given columns of each row as a line of JSON.
 
     image: the column that contains images, or None. If it contains bytes, they are written to
     `images_path(out)`. The line then contains their SHA-256 in place of the image, and their
     offset, size and row as BYTES_AT. If it contains only paths, these are unchanged. Raises
     ValueError, with the file and the row, for a value that cannot be read.
     """
-    if out.is_file():
-        return
     images = images_path(out)
     rows = _ROWS if image is None else _ROWS_OF_IMAGES
     with temporary_path(images) as bytes_path, temporary_path(out) as temporary:
@@ -121,7 +120,7 @@ def read_image(rows: Path, at: Sequence[int]) -> bytes:
         return os.pread(file.fileno(), size, offset)
 
 
-def _rows(path: Path, columns: Sequence[str], at_once: int) -> Iterator[dict[str, Any]]:
+def _rows(path: InputPath, columns: Sequence[str], at_once: int) -> Iterator[dict[str, Any]]:
     batches = _open(path).iter_batches(batch_size=at_once, columns=list(columns))
     done = 0
     while True:
@@ -133,7 +132,7 @@ def _rows(path: Path, columns: Sequence[str], at_once: int) -> Iterator[dict[str
         done += batch.num_rows
 
 
-def _of_batch(path: Path, batch: Any, done: int) -> list[dict[str, Any]]:
+def _of_batch(path: InputPath, batch: Any, done: int) -> list[dict[str, Any]]:
     """Return the rows of a batch that follows `done` rows."""
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
@@ -146,7 +145,7 @@ def _of_batch(path: Path, batch: Any, done: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _explained(path: Path, where: str) -> Iterator[None]:
+def _explained(path: InputPath, where: str) -> Iterator[None]:
     """Turn errors in the content of `path` into ValueError. Errors of the disk have an errno.
 
     Python cannot represent some values, such as dates after the year 9999 and, without pandas,
@@ -171,7 +170,7 @@ def _move_image(row: dict[str, Any], column: str, number: int, file: IO[bytes]) 
         file.write(content)
 
 
-def _open(path: Path) -> Any:
+def _open(path: InputPath) -> Any:
     try:
         # Imported here so that other tables can be read without pyarrow.
         parquet = importlib.import_module("pyarrow.parquet")
@@ -181,7 +180,8 @@ def _open(path: Path) -> Any:
             "the table as CSV"
         ) from None
     try:
-        return parquet.ParquetFile(path)
+        # A local file is passed by its path, because pyarrow then does not hold the GIL.
+        return parquet.ParquetFile(path if isinstance(path, Path) else path.open("rb"))
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
         if isinstance(error, OSError) and error.errno is not None:
             raise
