@@ -37,7 +37,7 @@ Input = Path | RemotePath
 
 
 def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["shard", *map(str, arguments)][1:])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -109,7 +109,12 @@ def mnist(folder: Path) -> None:
 
 
 def cifar(folder: Path) -> None:
-    test_cifar.write_files(folder)
+    folder.mkdir()
+    test_cifar.archive(folder / "cifar.tar.gz", "cifar-10-batches-bin", test_cifar.ten())
+
+
+def imagenet_folders(folder: Path) -> None:
+    ilsvrc.write_folders(folder, flat=False)
 
 
 CASES: dict[str, tuple[Callable[[Path], object], Callable[[Input, Path], object]]] = {
@@ -135,9 +140,9 @@ CASES: dict[str, tuple[Callable[[Path], object], Callable[[Input, Path], object]
     "tweets": (tables, lambda at, work: Tweets((at / "tweets.txt",), work)),
     "semeval": (semeval, lambda at, work: LabeledTexts(at, work)),
     "imagenet tars": (ilsvrc.write_tars, lambda at, _: ImageNet(at)),
-    "imagenet folders": (ilsvrc.write_folders, lambda at, _: ImageNet(at)),
+    "imagenet folders": (imagenet_folders, lambda at, _: ImageNet(at)),
     "mnist": (mnist, lambda at, _: Mnist(at)),
-    "cifar": (cifar, lambda at, _: Cifar10(at)),
+    "cifar": (cifar, lambda at, _: Cifar10(at / "cifar.tar.gz")),
 }
 
 
@@ -260,7 +265,7 @@ def test_tables_are_read_over_http_and_failures_are_retried(
         write_shards(remote, tmp_path / name, workers=0)
         assert not http.failures[name]
     assert contents(tmp_path / "a.csv") == contents(tmp_path / "local")
-    with pytest.raises(ValueError, match=r"/missing\.csv is not a file"):
+    with pytest.raises(FileNotFoundError, match=r"/missing\.csv is not a file"):
         Table((RemotePath(f"{http.url}/missing.csv"),), tmp_path / "w", "label", text="text")
 
 
