@@ -14,7 +14,7 @@ from pydantic_core import ArgsKwargs
 
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.paths import Input, InputPath
+from data.remote.paths import Input, InputPath, RemotePath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
 from data.skipped import Skipped
@@ -269,12 +269,15 @@ class Table(PackedImages, FirstPassSource):
         return names
 
     def _image_path(self, content: str) -> InputPath:
-        if content.strip().lower().startswith(_URLS):
+        name = content.strip()
+        if isinstance(self._root, RemotePath):
+            name = name.removeprefix(f"{self._root}/")
+        if name.lower().startswith(_URLS):
             raise ValueError(
-                "is a URL, which kway does not download: fetch the images, and pass the column "
-                "that contains them as --image"
+                f"is a URL outside {self._root}, which kway does not download: pass the folder of "
+                "the images as --root, or fetch them and pass the column that contains them"
             )
-        name = os.path.normpath(content.strip())
+        name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(
                 f"{shown(content)} is outside {self._root}: move the image into this "
