@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from data.remote.paths import InputPath, RemotePath
-from data.retry import retried
+from data.retry import TransientError, retried
 
 AnyPath = TypeVar("AnyPath", bound=InputPath)
 TEMPORARY = ".aside"
@@ -93,6 +93,16 @@ def flush(file: IO[bytes]) -> None:
     """Write buffered data to the disk and wait for it."""
     file.flush()
     os.fsync(file.fileno())
+
+
+def is_of_file_system(error: Exception) -> bool:
+    """Return whether an error comes from the disk or server, not from a library that found damage in
+    the content, such as gzip or pyarrow.
+    """
+    return isinstance(error, OSError) and (
+        error.errno is not None
+        or isinstance(error, TransientError | PermissionError | FileNotFoundError)
+    )
 
 
 def is_hidden(folder: str) -> bool:

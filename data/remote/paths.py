@@ -212,10 +212,11 @@ class RemotePath:
                 # Without this option, s3fs keeps listings forever.
                 return operation(file_system(self._url, use_listings_cache=False))
             except FileNotFoundError as error:
-                # For HTTP, fsspec reports every failure to get the size of a file as missing.
-                if _has_listing(self._url) or getattr(error.__cause__, "status", 404) in _MISSING:
+                # For HTTP, fsspec reports every failure to get the size as a missing file.
+                cause = error.__cause__
+                if _has_listing(self._url) or getattr(cause, "status", None) in _MISSING:
                     raise
-                raise error.__cause__ or error from None
+                raise cause or error from None
 
     @contextmanager
     def _named_if_missing(self) -> Iterator[None]:
@@ -227,7 +228,7 @@ class RemotePath:
     @cached_property
     def _size(self) -> int | None:
         """The size of a file, or None if there is no file at this URL."""
-        if self._root is not self:
+        if self._root is not self and _has_listing(self._url):
             return self._node if isinstance(self._node, int) else None
         try:
             info = self._do(lambda files: files.info(self._url))

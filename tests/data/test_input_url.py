@@ -196,6 +196,12 @@ def test_worker_processes_read_from_the_url(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.exception
     assert contents(tmp_path / "local") == contents(tmp_path / "remote")
     assert f"note: {url}: skipped 'other'" in done.stderr
+    tables(tmp_path / "texts")
+    done = kway(
+        "table", f"{upload(tmp_path / 'texts', 's3')}/a.csv", "--text", "text", "--label", "label",
+        "-o", tmp_path / "table", "--workers", 2,
+    )  # fmt: skip
+    assert done.exit_code == 0, done.exception
 
 
 def test_the_commands_read_tables_and_label_files_at_urls(tmp_path: Path) -> None:
@@ -239,6 +245,62 @@ def test_a_folder_is_listed_with_one_paged_request(
         pickle.loads(pickle.dumps(source)).render(splits["train"][0])
     assert [one for one in caplog.messages if "CALL" in one and "get_object" not in one] == []
     assert sum("get_object" in one for one in caplog.messages) == 1
+
+
+def requests(caplog: pytest.LogCaptureFixture, run: Callable[[], object]) -> int:
+    """Return the number of objects, or parts of objects, that are requested during `run`."""
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "s3fs"):
+        run()
+    return sum("CALL: get_object" in message for message in caplog.messages)
+
+
+def test_the_headers_of_tars_are_read_in_large_ranges(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classes = {f"n0000000{i}": {f"{j}.JPEG": bytes(10_000) for j in range(300)} for i in range(2)}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/ILSVRC2012_img_train.tar").write_bytes(ilsvrc.training_tar(classes))
+    source = ImageNet(input_path(upload(tmp_path / "in", "s3")))
+    assert requests(caplog, source.splits) < 30
+    task = source.splits()["train"][0]
+    with pytest.raises(ValueError, match="not an image"):
+        assert requests(caplog, lambda: source.render(task)) == 1
+
+
+def test_only_the_columns_that_are_used_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    columns = {"text": ["a", "b"] * 50, "label": ["x", "y"] * 50, "other": [bytes(10**5)] * 100}
+    table = arrow.table(columns)
+    parquet.write_table(table, tmp_path / "in/a.parquet", compression="none", use_dictionary=False)
+    file = input_path(f"{upload(tmp_path / 'in', 's3')}/a.parquet")
+    source = Table((file,), tmp_path / "work", "label", text="text")
+    with file.open("rb") as opened:
+        assert len(opened.read()) > 10**7
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "s3fs"):
+        source.spans()
+    ranges = [
+        message.rpartition("bytes=")[2].partition("'")[0].split("-")
+        for message in caplog.messages
+        if "CALL: get_object" in message
+    ]
+    assert sum(int(last) - int(first) for first, last in ranges) < 10**6
+
+
+def test_a_worker_on_another_machine_copies_the_table_again(tmp_path: Path) -> None:
+    tables(tmp_path / "in")
+    url = upload(tmp_path / "in", "s3")
+    for name, column in (("a.csv", "text"), ("images.parquet", "image")):
+        options = {column: "text" if column == "text" else "jpg"}
+        source = Table((input_path(f"{url}/{name}"),), tmp_path / name, "label", **options)
+        task = source.splits()["train"][0]
+        sample = source.render(task)
+        worker = pickle.loads(pickle.dumps(source))
+        source.clean_up()
+        assert worker.render(task) == sample
 
 
 def test_a_missing_object_is_an_error_that_names_the_url(tmp_path: Path) -> None:
@@ -288,6 +350,36 @@ def test_tables_are_read_over_http_and_failures_are_retried(
     assert contents(tmp_path / "a.csv") == contents(tmp_path / "local")
     with pytest.raises(FileNotFoundError, match=r"/missing\.csv is not a file"):
         Table((RemotePath(f"{http.url}/missing.csv"),), tmp_path / "w", "label", text="text")
+
+
+def test_errors_of_the_server_are_not_errors_of_the_table(http: FileServer, tmp_path: Path) -> None:
+    file = RemotePath(f"{http.url}/a.parquet")
+    table = Table((file,), tmp_path / "work", "label", text="text")
+    http.failures = {"a.parquet": [403]}
+    with pytest.raises(PermissionError, match=r"/a\.parquet cannot be read \(403"):
+        table.spans()
+    http.failures = {"x.tar.gz": [403]}
+    with pytest.raises(PermissionError, match=r"/x\.tar\.gz cannot be read \(403"):
+        Cifar10(RemotePath(f"{http.url}/x.tar.gz"))
+    http.failures = {"b.parquet": [403], "c.parquet": [503, "hang up"]}
+    with pytest.raises(PermissionError, match=r"/b\.parquet cannot be read \(403"):
+        RemotePath(f"{http.url}/b.parquet").is_file()
+    assert not RemotePath(f"{http.url}/c.parquet").is_file()
+    assert http.requests["c.parquet"] == 3
+
+
+def test_images_of_a_table_are_read_over_http_and_failures_are_retried(
+    http: FileServer, tmp_path: Path
+) -> None:
+    for i in range(2):
+        write_image(http.folder / f"{i}.png", i)
+    (http.folder / "paths.csv").write_text("path,label\n0.png,a\n1.png,b\n")
+    http.failures = {"0.png": [503, "hang up"], "1.png": ["cut", 429]}
+    root = input_path(http.url)
+    file = root / "paths.csv"
+    table = Table((file,), tmp_path / "work", "label", image="path", test_fraction=0)
+    assert write_shards(table, tmp_path / "out", workers=0).manifest.shards[0].samples == 2
+    assert http.requests["0.png"] == http.requests["1.png"] == 3
 
 
 def test_a_folder_over_http_is_an_error_with_the_reason(http: FileServer, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from lzma import LZMAError
 from pathlib import PurePosixPath
 
+from data.files import is_of_file_system
 from data.remote.paths import InputPath
 
 # The first bytes of gzip, bzip2 and xz files. A plain tar has its magic number in the first header.
@@ -29,6 +30,8 @@ def archived_files(archive: InputPath, names: Collection[str]) -> dict[str, byte
                 if name in names and (content := members.extractfile(member)):
                     found[name] = content.read()
     except _DAMAGE as error:
+        if is_of_file_system(error):
+            raise
         _reject_other_format(archive)
         about = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
         raise ValueError(f"{archive} is damaged ({about}): download it again") from error

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from data.files import flush, temporary_path
+from data.files import flush, is_of_file_system, temporary_path
 from data.messages import one_line, shown
 from data.remote.paths import InputPath
 
@@ -146,7 +146,7 @@ def _of_batch(path: InputPath, batch: Any, done: int) -> list[dict[str, Any]]:
 
 @contextmanager
 def _explained(path: InputPath, where: str) -> Iterator[None]:
-    """Turn errors in the content of `path` into ValueError. Errors of the disk have an errno.
+    """Turn errors in the content of `path` into ValueError.
 
     Python cannot represent some values, such as dates after the year 9999 and, without pandas,
     times in nanoseconds.
@@ -154,7 +154,7 @@ def _explained(path: InputPath, where: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, OverflowError, OSError, NotImplementedError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_file_system(error):
             raise
         raise ValueError(f"{path}, {where}: {one_line(error)}: correct it") from error
 
@@ -183,7 +183,7 @@ def _open(path: InputPath) -> Any:
         # A local file is passed by its path, because pyarrow then does not hold the GIL.
         return parquet.ParquetFile(path if isinstance(path, Path) else path.open("rb"))
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_file_system(error):
             raise
         raise ValueError(
             f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
