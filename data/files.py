@@ -96,8 +96,9 @@ def flush(file: IO[bytes]) -> None:
 
 
 def is_of_file_system(error: Exception) -> bool:
-    """Return whether an error comes from the disk or server, not from a library that found damage in
-    the content, such as gzip or pyarrow.
+    """Return whether an error comes from the disk or server.
+
+    Libraries such as gzip and pyarrow raise other OSErrors for damaged content.
     """
     return isinstance(error, OSError) and (
         error.errno is not None
