@@ -14,6 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from data.messages import one_line
 from data.retry import TransientError
 
 _PACKAGES = Path(__file__).parents[1]
@@ -104,6 +105,8 @@ def _connect(address: str) -> None:
             f"--ray {address}: there is no such Ray cluster: pass HOST:PORT of its head node, or "
             "run `ray start --head` and pass auto"
         ) from error
+    except RuntimeError as error:  # other versions of Ray or Python
+        raise ValueError(f"--ray {address}: {one_line(error)}") from error
 
 
 def _check_head(address: str) -> None:

@@ -4,8 +4,10 @@
 """
 
 import os
+import socket
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,10 @@ from data.shards.manifest import MANIFEST, Manifest, ShardInfo, SourceInfo
 
 WRITABLE = ("s3", "gs")
 """The URL schemes whose objects appear atomically when their upload completes."""
+
+# Network file systems cache the information that a file does not exist, NFS for up to 60 s.
+_VISIBLE_SECONDS = 90
+_SHARED = "pass -o on a file system that all nodes share, or an s3:// or gs:// URL"
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class OutputFolder(ABC):
         """
 
     @abstractmethod
-    def files(self) -> Mapping[str, int]:
-        """Map the name of each file to its size in bytes."""
+    def files(self) -> set[str]:
+        """Return the names of all files."""
 
     @abstractmethod
     def read(self, file: str, start: int = 0, size: int | None = None) -> bytes:
@@ -101,6 +107,17 @@ class OutputFolder(ABC):
     def has_label_vectors(self, manifest: Manifest) -> bool:
         """Return whether the label vectors that `manifest` lists exist."""
 
+    def check_shared(self) -> None:
+        """Raise FileNotFoundError in a Ray task if its node does not have the folder."""
+        return
+
+    def check_visible(self, shard: ShardInfo) -> None:
+        """Wait until a shard that a Ray task has written is visible on this machine.
+
+        Raises FileNotFoundError if it is not: the task's node has another folder at this path.
+        """
+        return
+
     def manifest(self) -> Manifest | None:
         """Return the manifest, or None if there is none."""
         return Manifest.read(self.folder) if MANIFEST in self.files() else None
@@ -125,11 +142,24 @@ class LocalOutput(OutputFolder):
     def claimed(self, about: SourceInfo) -> AbstractContextManager[Callable[[], None]]:
         return claimed(self._folder, about)
 
-    def files(self) -> dict[str, int]:
+    def files(self) -> set[str]:
+        return set(os.listdir(self._folder)) if self._folder.is_dir() else set()
+
+    def check_shared(self) -> None:
         if not self._folder.is_dir():
-            return {}
-        with os.scandir(self._folder) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+            raise FileNotFoundError(
+                f"{self._folder} does not exist on the Ray node {socket.gethostname()}: {_SHARED}"
+            )
+
+    def check_visible(self, shard: ShardInfo) -> None:
+        end = time.monotonic() + _VISIBLE_SECONDS
+        while shard.file not in self.finished([shard.file]):
+            if time.monotonic() > end:
+                raise FileNotFoundError(
+                    f"{self.location(shard.file)} was written by another Ray node but does not "
+                    f"exist on {socket.gethostname()}: {_SHARED}"
+                )
+            time.sleep(0.1)
 
     def read(self, file: str, start: int = 0, size: int | None = None) -> bytes:
         with self.location(file).open("rb", buffering=0) as opened:

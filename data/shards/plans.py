@@ -136,6 +136,8 @@ def _write_on_cluster(
     for plan, shard in zip(
         plans, in_order(pool, work, jobs, ahead=2 * pool.num_workers), strict=True
     ):
+        if shard.info is not None:
+            output.check_visible(shard.info)
         count(len(plan))
         yield shard
 
@@ -143,6 +145,7 @@ def _write_on_cluster(
 def _write_job(
     source: Source, output: OutputFolder, held_out: HeldOut | None, job: _Job
 ) -> WrittenShard:
+    output.check_shared()
     samples = map(source.render, job.tasks)
     kept = held_out.without(samples) if held_out else samples
     return write_shard(output, job.file, job.split, kept)

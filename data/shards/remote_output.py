@@ -45,7 +45,11 @@ class RemoteOutput(OutputFolder):
 
         return claimed(self, about)
 
-    def files(self) -> dict[str, int]:
+    def files(self) -> set[str]:
+        return set(self._sizes())
+
+    def _sizes(self) -> dict[str, int]:
+        """Map the name of each file to its size in bytes."""
         # An object store does not distinguish an empty folder from a missing one.
         try:
             entries = self._call("read", "", lambda files: files.ls(self._url, detail=True))
@@ -127,7 +131,7 @@ class RemoteOutput(OutputFolder):
             self._call("deleted", "", lambda system: system.rm(urls))
 
     def finished(self, files: Iterable[str]) -> dict[str, FinishedShard]:
-        sizes = self.files()
+        sizes = self._sizes()
         complete = [file for file in files if file in sizes and _index_of(file) in sizes]
         starts = self._starts(map(_index_of, complete), HEADER_BYTES)
         found = {}

@@ -53,7 +53,7 @@ class Driver:
 
     def finish(self) -> str:
         """Return the error with which the function failed, or an empty text."""
-        self.process.join(120)
+        self.process.join(300)
         assert self.process.exitcode == 0
         return self._errors.read_text()
 

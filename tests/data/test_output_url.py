@@ -29,9 +29,9 @@ SHORT_BEAT = 0.2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _server() -> Iterator[None]:
-    with s3_server():
-        yield
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as variables:
+        yield variables
 
 
 @pytest.fixture
@@ -96,7 +96,8 @@ def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
     assert f"{url} is already complete" in CliRunner().invoke(app, command).stdout
 
 
-def _killed(source: ImageFolder, url: str) -> None:
+def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
+    os.environ.update(variables)  # the process is forked from one that started earlier
     remote_claim.BEAT_SECONDS = SHORT_BEAT
 
     def stop(done: int, total: int) -> None:
@@ -107,12 +108,16 @@ def _killed(source: ImageFolder, url: str) -> None:
 
 
 def test_a_killed_writer_is_resumed(
-    mixed: Path, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    mixed: Path,
+    tmp_path: Path,
+    url: str,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
     source = ImageFolder(mixed, skip_bad=True)
     write(source, tmp_path / "whole")
-    process = forked(_killed, source, url)
+    process = forked(_killed, source, url, server)
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

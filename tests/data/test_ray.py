@@ -13,6 +13,7 @@ from data.messages import silent
 from data.shards.manifest import MANIFEST
 from data.shards.writer import write_shards
 from data.sources import ImageFolder, Tweets
+from data.tars.indexing import index_shards
 from tests.data import ray_jobs
 from tests.data.conftest import write_image
 from tests.data.killed import contents
@@ -165,6 +166,25 @@ def test_shards_at_a_url_are_the_same_when_a_raylet_is_killed(
     assert driver.finish() == ""
     write_shards(SlowNumbers(150, 0), tmp_path / "local", samples_per_shard=10, workers=1)
     assert objects(url) == contents(tmp_path / "local")
+
+
+def _index(folder: Path, out: Path, ray: str) -> None:
+    index_shards(folder, out=out, ray=ray)
+
+
+def test_tars_indexed_on_ray_have_the_same_indices(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    source, tars = ImageFolder(mixed, skip_bad=True), tmp_path / "tars"
+    write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1)
+    tars.mkdir()
+    for path in (tmp_path / "out").glob("*.tar"):
+        path.rename(tars / path.name)
+    index_shards(tars, out=tmp_path / "local", workers=0)
+    driver = Driver(cluster, tmp_path, _index, tars, tmp_path / "ray", cluster.address)
+    assert driver.finish() == ""
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def _verify(folder: Path, ray: str | None, out: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.shards.output import LocalOutput
 from data.skipped import Skipped
 from data.sources.source import Modality
 from launch.commands.shard import app
@@ -139,6 +140,28 @@ def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_op
     failed = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
     assert "x.png cannot be written (No such file or directory)" in str(failed.exception)
     assert "--contact-sheet" in str(failed.exception)
+
+
+def test_workers_and_ray_cannot_be_combined(shards: Path, tmp_path: Path) -> None:
+    for command in (("verify", shards), ("glyphs", "-o", tmp_path / "out")):
+        failed = kway_shard(*command, "--workers", 2, "--ray", "auto")
+        assert isinstance(failed.exception, ValueError)
+        assert "--workers 2 and --ray auto: pass only one" in str(failed.exception)
+
+
+def test_an_address_without_a_ray_cluster_is_an_error_that_names_it(
+    images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    failed = kway_shard("imagefolder", images, "-o", out, "--ray", "127.0.0.1:9")
+    assert isinstance(failed.exception, ValueError)
+    assert "--ray 127.0.0.1:9: there is no such Ray cluster" in str(failed.exception)
+    assert not out.exists()
+
+
+def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"does not exist on the Ray node .*: pass -o on a file"):
+        LocalOutput(tmp_path / "out").check_shared()
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
