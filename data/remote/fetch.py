@@ -43,7 +43,7 @@ def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
 
 def _open(url: str, start: int) -> IO[bytes]:
     if url.startswith(("http://", "https://")):
-        files = file_system(url, get_client=_client)
+        files = file_system(url)
         # With a size and block_size=0, fsspec sends a single GET request and no HEAD request before
         # it. The range starts one byte early, because servers reject a range that begins at the end
         # of the file.
@@ -66,6 +66,8 @@ def file_system(url: str, **options: Any) -> Any:
     """
     import fsspec
 
+    if url.startswith(("http://", "https://")):
+        options["get_client"] = _client
     try:
         return fsspec.filesystem(url.partition("://")[0], **options)
     except ImportError as error:

@@ -32,7 +32,7 @@ _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its labe
 # A name inside the folder, because a manifest from an untrusted source must not refer to files
 # outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
-SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
+SplitName = FileName  # it may become part of a file name
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -5,7 +5,7 @@ This module selects the tars, their splits and the class list, and writes the re
 `data/tars/samples.py` reads the tars.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ def index_shards(
     )
     skipped = _write_skipped(out, problems, scans)
     commit(out / MANIFEST, manifest.to_bytes())
-    notes = [*_notes(tars, split_of, scans.values()), *_changed(before, manifest)]
+    notes = [*_notes(tars, split_of, scans), *_changed(before, manifest)]
     return Indexed(manifest, problems, tuple(notes), skipped)
 
 
@@ -267,14 +267,22 @@ def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) ->
 
 
 def _notes(
-    tars: Sequence[Path], split_of: dict[Path, str], scans: Iterable[TarScan]
+    tars: Sequence[Path], split_of: dict[Path, str], scans: Mapping[Path, TarScan]
 ) -> tuple[str, ...]:
     notes = []
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
-    if other := sum(len(scan.other_files) for scan in scans):
+    if other := sum(len(scan.other_files) for scan in scans.values()):
         notes.append(
             f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
+        )
+    without_end = [f"{tar.name}: {key}" for tar, scan in scans.items() for key in scan.without_end]
+    if without_end:
+        more = ", …" if len(without_end) > NAMED else ""
+        notes.append(
+            f"JPEGs without an end marker, which can be decoded if no pixels are missing "
+            f"(kway shard verify --decode): {len(without_end):,} "
+            f"({', '.join(without_end[:NAMED])}{more})"
         )
     return tuple(notes)
 

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
 from data.remote.config import is_url
+from data.remote.paths import input_path
 from data.shards.append import append_shards, appendable
 from data.shards.duplicates import find_duplicates
 from data.shards.output import OutputFolder, output_folder
@@ -119,7 +120,7 @@ def _shard(
     check_workers(workers, ray)
     source_class = _reader_of(source_class, given)
     if preview:
-        _preview(source_class, given, workers, ray)
+        _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
@@ -164,14 +165,21 @@ def _work(output: OutputFolder) -> Path:
 
 
 def _preview(
-    source_class: type[CommandSource], given: Given, workers: int | None, ray: str | None
+    source_class: type[CommandSource],
+    given: Given,
+    workers: int | None,
+    ray: str | None,
+    vectors: Path | None,
+    *,
+    drop_duplicates: bool,
 ) -> None:
     """Print what would be written. The result of a first pass is stored in a temporary folder."""
     from launch.commands.shard_preview import print_preview
 
     with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
         source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
-        print_preview(source)
+        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandS
     instead = source_class.for_folder
     if instead is None:
         return source_class
-    files: Sequence[Path] = given["files"]
+    files = [input_path(text) for text in given["files"]]
     if len(files) == 1 and files[0].is_dir():
         why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
         given["folder"] = given.pop("files")[0]
