@@ -44,6 +44,9 @@ MAX_ASPECT = 100
 # few kilobytes could take minutes.
 MAX_SCANS = 100
 
+# numpy copies images of up to this size in bytes faster than OpenCV does.
+_SMALL = 3 * 48 * 48
+
 # OpenCV's flags for images that are scaled down while they are decoded.
 _REDUCED = {
     1: 0,
@@ -128,9 +131,13 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
     pixels, and for an aspect ratio above 100.
     """
-    if (header := checked_jpeg_header(data, max_pixels)) is not None:
+    if (png := png_header(data)) is not None:
+        _check_size(png.height, png.width, max_pixels)
+        extension, transparent = "png", png.transparent
+    elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
-    extension, transparent = _checked(data, max_pixels)
+    else:
+        extension, transparent = _inspect(data, max_pixels)
     if transparent:
         image = _on_white(data)
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
@@ -173,14 +180,6 @@ def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
-
-
-def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Like `_inspect`, but plain PNG headers are parsed without Pillow."""
-    if (header := png_header(data)) is not None:
-        _check_size(header.height, header.width, max_pixels)
-        return "png", header.transparent
-    return _inspect(data, max_pixels)
 
 
 def _on_white(data: bytes) -> np.ndarray:
@@ -242,6 +241,9 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """Map [H, W, C] to [size, size, C]: resize the short side to `resize`, then crop the center."""
+    side = config.size
+    if image.shape[0] == side == image.shape[1] and (config.resize or side) == side:
+        return image
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
@@ -271,9 +273,10 @@ def contiguous(image: np.ndarray) -> np.ndarray:
 def copy_planes(image: np.ndarray, result: np.ndarray) -> None:
     """Copy an image [C, H, W] to `result`, which is contiguous and of the same shape and type.
 
-    For views of [H, W, C], OpenCV is several times as fast as numpy.
+    For large views of [H, W, C], OpenCV is several times as fast as numpy.
     """
-    if image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1:
+    is_view = image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1
+    if image.size > _SMALL and is_view:
         # OpenCV writes to the given arrays only if their shape and type are right.
         cv2.split(image.transpose(1, 2, 0), list(result))
     else:
