@@ -107,16 +107,8 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
 
 
 def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-    """Shift an image by a random number of pixels."""
-    top, left = rng.integers(2 * pad + 1, size=2).tolist()
-    return window(image, pad, top, left, fill)
-
-
-def window(image: np.ndarray, pad: int, top: int, left: int, fill: Fill) -> np.ndarray:
-    """Pad each side of an image with `pad` pixels of `fill`, and return the window of the original
-    size at (top, left): [H, W, C] -> [H, W, C].
-    """
-    height, width = image.shape[:2]
+    """Return a random window of [H, W, C] after padding each side with `pad` pixels of `fill`."""
+    height, width, channels = image.shape
     padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_CONSTANT, value=fill)
-    cut = padded[top : top + height, left : left + width]
-    return cut if cut.ndim == 3 else cut[:, :, None]
+    top, left = rng.integers(2 * pad + 1, size=2).tolist()
+    return padded.reshape(*padded.shape[:2], channels)[top : top + height, left : left + width]

@@ -10,7 +10,11 @@ import numpy as np
 
 _ROUNDS = 10
 _FACTORS = np.array([[0xD2E7470EE14C6C93], [0xCA5A826395121157]], np.uint64)
-_KEY_STEPS = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+# The key increases by this in each round: uint64 [rounds, 2].
+_KEY_STEPS = np.outer(
+    np.arange(_ROUNDS, dtype=np.uint64),
+    np.array([0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B], np.uint64),
+)
 _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _FACTORS_LOW, _FACTORS_HIGH = _FACTORS & _LOW, _FACTORS >> _HALF
 
@@ -20,15 +24,15 @@ def first_words(key: tuple[int, int], epochs: np.ndarray, indices: np.ndarray) -
 
     key: the seed and the stream. epochs, indices: int64 [n] each.
     """
+    even, odd = np.empty((2, 2, len(indices)), np.uint64)
     # Word 0 of the counter counts blocks. numpy increments it before it computes a block.
-    even = np.stack([np.ones_like(indices), epochs]).astype(np.uint64)
-    odd = np.stack([indices, np.zeros_like(indices)]).astype(np.uint64)
-    for number in range(_ROUNDS):
-        keys = [(word + number * step) % 2**64 for word, step in zip(key, _KEY_STEPS, strict=True)]
+    even[0], odd[0], even[1], odd[1] = 1, indices, epochs, 0
+    for keys in (np.array(key, np.uint64) + _KEY_STEPS)[:, :, None]:
         high, low = _multiplied(even)
-        # The products of words 0 and 2 go to words 3 and 2, and 1 and 0, respectively.
+        # The product of word 0 goes to words 3 and 2, and that of word 2 to words 1 and 0.
+        odd ^= keys
         odd ^= high[::-1]
-        even, odd = odd ^ np.array(keys, np.uint64)[:, None], low[::-1]
+        even, odd = odd, low[::-1]
     return np.stack([even[0], odd[0], even[1], odd[1]])
 
 
@@ -37,10 +41,16 @@ def _multiplied(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     factors.
     """
     low, high = words & _LOW, words >> _HALF
-    low_high, high_low = low * _FACTORS_HIGH, high * _FACTORS_LOW
-    carry = (low * _FACTORS_LOW >> _HALF) + (low_high & _LOW) + (high_low & _LOW)
-    upper = high * _FACTORS_HIGH + (low_high >> _HALF) + (high_low >> _HALF) + (carry >> _HALF)
-    return upper, words * _FACTORS
+    # None of these sums exceeds 64 bits.
+    middle = low * _FACTORS_LOW
+    middle >>= _HALF
+    middle += high * _FACTORS_LOW
+    low *= _FACTORS_HIGH
+    low += middle & _LOW
+    high *= _FACTORS_HIGH
+    high += middle >> _HALF
+    high += low >> _HALF
+    return high, words * _FACTORS
 
 
 def as_doubles(words: np.ndarray) -> np.ndarray:
@@ -52,9 +62,9 @@ def as_integers(words: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers that `Generator.integers(end, size=2)` makes of `words` (uint64 [n]),
     int64 [2, n], and whether they are valid, bool [n].
 
-    1 < end < 2^32. If the numbers are not valid, the generator would draw again (Lemire 2019, "Fast
-    Random Integer Generation in an Interval"). This happens to one sample in 2^31 / `end`.
+    0 < end < 2^32. Where the result is not valid, the generator may draw again (Lemire 2019, "Fast
+    Random Integer Generation in an Interval"). This affects one sample in 2^31 / `end`.
     """
     products = np.stack([words & _LOW, words >> _HALF]) * np.uint64(end)
-    valid: np.ndarray = ((products & _LOW) >= np.uint64(end)).all(axis=0)
-    return (products >> _HALF).astype(np.int64), valid
+    valid = ((products & _LOW) >= np.uint64(end)).all(axis=0)
+    return (products >> _HALF).astype(np.int64), np.asarray(valid)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from data.augment.base import SAMPLES, SampleGenerator
-from data.augment.crop import window
 from data.augment.philox import as_doubles, as_integers, first_words
 from data.augment.training import TrainingImages
 from data.images.decode import center_crop, decode
@@ -30,15 +29,20 @@ class TrainingBatch:
     ) -> None:
         self._images = images
         self._generator = generator
-        self._keys = [(seed, *key) for key in zip(epochs.tolist(), indices.tolist(), strict=True)]
+        self._seed, self._epochs, self._indices = seed, epochs, indices
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]."""
-        return self._images.decoded(data, self._generator.at(*self._keys[row]))
+        return self._images.decoded(data, self._draws(row))
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
-        """Return uint8 [C, size, size], a view of an array [size, size, C]."""
+        """Return uint8 [C, size, size], a view of an array [size, size, C], which the next call may
+        overwrite.
+        """
         return self._images.augmented(decoded, self._generator.last)
+
+    def _draws(self, row: int) -> np.random.Generator:
+        return self._generator.at(self._seed, int(self._epochs[row]), int(self._indices[row]))
 
 
 class _ShiftedBatch(TrainingBatch):
@@ -57,27 +61,34 @@ class _ShiftedBatch(TrainingBatch):
         indices: np.ndarray,
     ) -> None:
         super().__init__(images, generator, seed, epochs, indices)
-        self._pad = images.augment.pad
+        self._config, self._pad = images.config, images.augment.pad
         words = first_words((seed, SAMPLES), epochs, indices)
         # `integers` uses half a word for each number.
         starts, valid = as_integers(words[0], 2 * self._pad + 1)
         flips = as_doubles(words[1 if self._pad else 0])
         for row in np.flatnonzero(~valid).tolist():
-            rng = generator.at(*self._keys[row])
+            rng = self._draws(row)
             starts[:, row], flips[row] = rng.integers(2 * self._pad + 1, size=2), rng.random()
-        self._starts = starts.T.tolist()
-        self._flips = (flips < images.augment.flip.root).tolist()
+        is_flipped = flips < images.augment.flip.root
+        # In a mirrored image, columns are counted from the other side.
+        starts[1, is_flipped] = 2 * self._pad - starts[1, is_flipped]
+        self._tops, self._lefts = starts.tolist()
+        self._flipped = is_flipped.tolist()
+        # One padded image, which all rows reuse, and its planes, upright and mirrored.
+        size = images.config.size
+        side, inner = size + 2 * self._pad, slice(self._pad, self._pad + size)
+        padded = np.full((side, side, images.config.channels), images.fill, np.uint8)
+        self._inside, planes = padded[inner, inner], padded.transpose(2, 0, 1)
+        self._planes = planes, planes[:, :, ::-1]
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
-        config = self._images.config
+        config = self._config
         return center_crop(decode(data, config.channels), config)
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
-        if self._pad:
-            decoded = window(decoded, self._pad, *self._starts[row], self._images.fill)
-        if self._flips[row]:
-            decoded = decoded[:, ::-1]
-        return decoded.transpose(2, 0, 1)
+        self._inside[:] = decoded
+        top, left, size = self._tops[row], self._lefts[row], self._config.size
+        return self._planes[self._flipped[row]][:, top : top + size, left : left + size]
 
 
 def training_batch(

@@ -8,6 +8,7 @@ import io
 import struct
 import warnings
 import zlib
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -104,6 +105,8 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
     return extension, transparent
 
 
+# Many images have the same size.
+@lru_cache(maxsize=256)
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise ValueError(
@@ -275,9 +278,8 @@ def copy_planes(image: np.ndarray, result: np.ndarray) -> None:
 
     For large views of [H, W, C], OpenCV is several times as fast as numpy.
     """
-    is_view = image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1
-    if image.size > _SMALL and is_view:
+    if image.size <= _SMALL or image.ndim > 3 or image.strides[0] > 1 or len(image) == 1:
+        result[:] = image
+    else:
         # OpenCV writes to the given arrays only if their shape and type are right.
         cv2.split(image.transpose(1, 2, 0), list(result))
-    else:
-        result[:] = image

@@ -124,7 +124,9 @@ def png_header(data: bytes) -> PngHeader | None:
     if data[:8] != _PNG_SIGNATURE:
         return None
     header = _png_header(data[:_PNG_HEADER_END])
-    return header if header is not None and _pixels_follow(data) else None
+    if header is None or not (data[37:41] == b"IDAT" or _pixels_follow(data)):
+        return None
+    return header
 
 
 # Most images of a set of small images have the same header.
@@ -143,8 +145,6 @@ def _png_header(start: bytes) -> PngHeader | None:
 
 def _pixels_follow(data: bytes) -> bool:
     at = _PNG_HEADER_END
-    if data[at + 4 : at + 8] == b"IDAT":
-        return True
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)
         if name == b"IDAT":

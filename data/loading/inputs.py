@@ -128,9 +128,10 @@ class ImageInputs:
         pixels = self._memory.empty((num, *shape))
         # Items are copied one at a time, so that each item can reuse the memory of the previous
         # one.
-        rows = pixels.numpy()
-        for row, item in enumerate(chain(() if first is None else (first,), items)):
-            copy_planes(item, rows[row])
+        for item, row in zip(
+            chain([] if first is None else [first], items), pixels.numpy(), strict=True
+        ):
+            copy_planes(item, row)
         return {"pixel_values": pixels}
 
 

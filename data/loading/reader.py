@@ -24,7 +24,6 @@ from data.loading.workers import read_ahead
 from data.shards.mixture import Mixture
 from data.shards.split import Split
 
-
 # Raised for a sample that `read_many` could not read. It is caught below.
 _BAD = ValueError("bad sample")
 
@@ -161,14 +160,15 @@ class TrainingReader(Reader):
         batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
 
         def items() -> Iterator[Any]:
+            decode, augment = batch.decode, batch.augment
             for row, data in enumerate(contents):
                 try:
                     if data is None:
                         raise _BAD
-                    decoded = batch.decode(row, data)
+                    decoded = decode(row, data)
                 except ValueError:  # read the sample again, and replace it if the error recurs
                     (decoded, labels[row]), substitute = read_or_substitute(
-                        partial(self.decoded, decode=partial(batch.decode, row)),
+                        partial(self.decoded, decode=partial(decode, row)),
                         self._seed,
                         int(passes[row]),
                         int(indices[row]),
@@ -176,7 +176,7 @@ class TrainingReader(Reader):
                     )
                     if substitute is not None:
                         substitutes[row] = substitute
-                yield batch.augment(row, decoded)
+                yield augment(row, decoded)
 
         return labels, items(), substitutes
 

@@ -3,7 +3,6 @@
 This module does not depend on ranks or pixels. It uses an order only to prefetch shards.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -150,9 +149,9 @@ class Split:
     def _contents(
         self, shards: list[int], sizes: list[int], offsets: list[int], crc32: list[int]
     ) -> Iterator[bytes | None]:
-        read, checksum = self._files.read, isal_zlib.crc32
+        pread, checksum = self._files.pread, isal_zlib.crc32
         for shard, size, offset, expected in zip(shards, sizes, offsets, crc32, strict=True):
-            data = read(shard, os.pread, size, offset)
+            data = pread(shard, size, offset)
             yield data if checksum(data) == expected else None
 
     def _entries(self, samples: np.ndarray) -> np.ndarray:
