@@ -28,7 +28,6 @@ _HUB = "hub:"
 _REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
 # A private-use character, which normalizers may delete, and a cuneiform sign.
 _UNKNOWN = "\ue000 \U00012000"
-_EXAMPLE = "Some words, and 1 number."
 
 
 @dataclass
@@ -155,7 +154,7 @@ def _special_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] |
     if the special tokens cannot be told apart from the text, or if its tokens occur several times.
     """
     encoded, text = (
-        backend.encode(_EXAMPLE, add_special_tokens=added).ids for added in (True, False)
+        backend.encode(_UNKNOWN, add_special_tokens=added).ids for added in (True, False)
     )
     length = len(text)
     starts = [
