@@ -101,13 +101,14 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
             )
     except _DAMAGE as error:
         raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
-    _check_size(height, width, max_pixels)
+    check_size(height, width, max_pixels)
     return extension, transparent
 
 
 # Many images have the same size.
 @lru_cache(maxsize=256)
-def _check_size(height: int, width: int, max_pixels: int) -> None:
+def check_size(height: int, width: int, max_pixels: int) -> None:
+    """Raise ValueError for more than `max_pixels` pixels and for an aspect ratio above 100."""
     if width * height > max_pixels:
         raise ValueError(
             f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
@@ -135,7 +136,7 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     pixels, and for an aspect ratio above 100.
     """
     if (png := png_header(data)) is not None:
-        _check_size(png.height, png.width, max_pixels)
+        check_size(png.height, png.width, max_pixels)
         extension, transparent = "png", png.transparent
     elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
@@ -156,7 +157,7 @@ def checked_jpeg_header(data: bytes, max_pixels: int = MAX_PIXELS) -> JpegHeader
     """
     header = jpeg_header(data)
     if header is not None:
-        _check_size(header.height, header.width, max_pixels)
+        check_size(header.height, header.width, max_pixels)
     return header
 
 
