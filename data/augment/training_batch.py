@@ -74,20 +74,22 @@ class _ShiftedBatch(TrainingBatch):
         starts[1, is_flipped] = 2 * self._pad - starts[1, is_flipped]
         self._tops, self._lefts = starts.tolist()
         self._flipped = is_flipped.tolist()
+        size, self._channels = images.config.size, images.config.channels
+        # The shape of images that `center_crop` returns unchanged.
+        self._exact = (size, size, self._channels) if images.config.resize in (None, size) else ()
         # One padded image, which all rows reuse, and its planes, upright and mirrored.
-        size = images.config.size
         side, inner = size + 2 * self._pad, slice(self._pad, self._pad + size)
-        padded = np.full((side, side, images.config.channels), images.fill, np.uint8)
+        padded = np.full((side, side, self._channels), images.fill, np.uint8)
         self._inside, planes = padded[inner, inner], padded.transpose(2, 0, 1)
         self._planes = planes, planes[:, :, ::-1]
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
-        config = self._config
-        return center_crop(decode(data, config.channels), config)
+        image = decode(data, self._channels)
+        return image if image.shape == self._exact else center_crop(image, self._config)
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
         self._inside[:] = decoded
-        top, left, size = self._tops[row], self._lefts[row], self._config.size
+        top, left, size = self._tops[row], self._lefts[row], len(decoded)
         return self._planes[self._flipped[row]][:, top : top + size, left : left + size]
 
 

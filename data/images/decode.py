@@ -245,9 +245,6 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """Map [H, W, C] to [size, size, C]: resize the short side to `resize`, then crop the center."""
-    side = config.size
-    if image.shape[0] == side == image.shape[1] and (config.resize or side) == side:
-        return image
     image = resize_short_side(image, config.resize or config.size)
     top, left = ((side - config.size) // 2 for side in image.shape[:2])
     return _square(image, top, left, config.size)
