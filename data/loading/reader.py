@@ -24,9 +24,6 @@ from data.loading.workers import read_ahead
 from data.shards.mixture import Mixture
 from data.shards.split import Split
 
-# Raised for a sample that `read_many` could not read. It is caught below.
-_BAD = ValueError("bad sample")
-
 
 class Share(NamedTuple):
     """A rank's share of a global batch: the stream positions and the image size in pixels."""
@@ -99,7 +96,7 @@ class EvaluationReader(Reader):
         for index, data in zip(indices, contents, strict=True):
             try:
                 if data is None:
-                    raise _BAD
+                    raise ValueError("bad sample")  # caught below
                 decoded = decode(data)
             except ValueError:  # read the sample again, and raise an error that names it
                 decoded = self.decoded(index, decode)[0]
@@ -164,7 +161,7 @@ class TrainingReader(Reader):
             for row, data in enumerate(contents):
                 try:
                     if data is None:
-                        raise _BAD
+                        raise ValueError("bad sample")  # caught below
                     decoded = decode(row, data)
                 except ValueError:  # read the sample again, and replace it if the error recurs
                     (decoded, labels[row]), substitute = read_or_substitute(
