@@ -33,16 +33,14 @@ class TrainingBatch:
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]."""
-        return self._images.decoded(data, self._draws(row))
+        key = self._seed, int(self._epochs[row]), int(self._indices[row])
+        return self._images.decoded(data, self._generator.at(*key))
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
         """Return uint8 [C, size, size], a view of an array [size, size, C], which the next call may
         overwrite.
         """
         return self._images.augmented(decoded, self._generator.last)
-
-    def _draws(self, row: int) -> np.random.Generator:
-        return self._generator.at(self._seed, int(self._epochs[row]), int(self._indices[row]))
 
 
 class _ShiftedBatch(TrainingBatch):
@@ -62,14 +60,8 @@ class _ShiftedBatch(TrainingBatch):
     ) -> None:
         super().__init__(images, generator, seed, epochs, indices)
         self._config, self._pad = images.config, images.augment.pad
-        words = first_words((seed, SAMPLES), epochs, indices)
-        # `integers` uses half a word for each number.
-        starts, valid = as_integers(words[0], 2 * self._pad + 1)
-        flips = as_doubles(words[1 if self._pad else 0])
-        for row in np.flatnonzero(~valid).tolist():
-            rng = self._draws(row)
-            starts[:, row], flips[row] = rng.integers(2 * self._pad + 1, size=2), rng.random()
-        is_flipped = flips < images.augment.flip.root
+        starts, uniform = shifts_and_flips(generator, seed, epochs, indices, self._pad)
+        is_flipped = uniform < images.augment.flip.root
         # In a mirrored image, columns are counted from the other side.
         starts[1, is_flipped] = 2 * self._pad - starts[1, is_flipped]
         self._tops, self._lefts = starts.tolist()
@@ -91,6 +83,22 @@ class _ShiftedBatch(TrainingBatch):
         self._inside[:] = decoded
         top, left, size = self._tops[row], self._lefts[row], len(decoded)
         return self._planes[self._flipped[row]][:, top : top + size, left : left + size]
+
+
+def shifts_and_flips(
+    generator: SampleGenerator, seed: int, epochs: np.ndarray, indices: np.ndarray, pad: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first row and column of each shifted image after padding, int64 [2, n], and the
+    number that decides whether it is flipped, float64 [n].
+    """
+    words = first_words((seed, SAMPLES), epochs, indices)
+    # `integers` uses half a word for each number.
+    starts, valid = as_integers(words[0], 2 * pad + 1)
+    uniform = as_doubles(words[1 if pad else 0])
+    for row in np.flatnonzero(~valid).tolist():
+        rng = generator.at(seed, int(epochs[row]), int(indices[row]))
+        starts[:, row], uniform[row] = rng.integers(2 * pad + 1, size=2), rng.random()
+    return starts, uniform
 
 
 def training_batch(

@@ -151,7 +151,7 @@ def _special_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] |
     """Return the IDs of the special tokens before and after each text.
 
     Adding them here instead of in the library saves a tenth of the time of encoding. Returns None
-    if the special tokens cannot be told apart from the text, or if its tokens occur several times.
+    if they cannot be told apart from the tokens of the text.
     """
     encoded, text = (
         backend.encode(_UNKNOWN, add_special_tokens=added).ids for added in (True, False)

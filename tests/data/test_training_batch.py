@@ -7,7 +7,7 @@ import pytest
 from data.augment.base import SAMPLES, SampleGenerator
 from data.augment.philox import as_doubles, as_integers, first_words
 from data.augment.training import AugmentConfig, TrainingImages, for_training
-from data.augment.training_batch import training_batch
+from data.augment.training_batch import shifts_and_flips, training_batch
 from data.images.config import ImageConfig
 from data.images.decode import contiguous, decode
 
@@ -67,15 +67,13 @@ def test_a_batch_has_the_pixels_of_its_samples(size: int, settings: dict, channe
         assert np.array_equal(contiguous(found), expected)
 
 
-def test_a_number_that_a_generator_may_draw_again_is_drawn_by_the_generator() -> None:
-    pad, indices = 4096, np.arange(1_000_000)
-    words = first_words((0, SAMPLES), np.zeros_like(indices), indices)
-    (rejected, *_) = np.flatnonzero(~as_integers(words[0], 2 * pad + 1)[1]).tolist()
-    image = ImageConfig(size=8)
-    augment = AugmentConfig(crop_area=None, pad=pad, flip=0.5)
-    rows = np.full(60, rejected)
-    images = TrainingImages(image, augment)
-    batch = training_batch(images, SampleGenerator(), 0, np.zeros_like(rows), rows)
-    pixels = decode(png(8, 8, 3), 3)
-    expected = for_training(pixels, image, augment, SampleGenerator().at(0, 0, rejected))
-    assert np.array_equal(batch.augment(0, batch.decode(0, png(8, 8, 3))), expected)
+def test_numbers_that_a_generator_draws_again_are_drawn_again() -> None:
+    # Of 1,000,000 samples, these are the ones whose generator rejects a number with this `pad`.
+    pad, indices = 4034, np.array([170_478, 330_212, 888_421])
+    epochs, generator = np.zeros_like(indices), SampleGenerator()
+    assert not as_integers(first_words((0, SAMPLES), epochs, indices)[0], 2 * pad + 1)[1].any()
+    starts, uniform = shifts_and_flips(generator, 0, epochs, indices, pad)
+    for row, index in enumerate(indices.tolist()):
+        rng = generator.at(0, 0, index)
+        assert starts[:, row].tolist() == rng.integers(2 * pad + 1, size=2).tolist()
+        assert uniform[row] == rng.random()
