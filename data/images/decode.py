@@ -8,6 +8,7 @@ import io
 import struct
 import warnings
 import zlib
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -43,6 +44,9 @@ MAX_ASPECT = 100
 # The maximum number of scans of a JPEG. Each scan requires a pass over all pixels, so decoding a
 # few kilobytes could take minutes.
 MAX_SCANS = 100
+
+# numpy copies images of up to this size in bytes faster than OpenCV does.
+_SMALL = 3 * 48 * 48
 
 # OpenCV's flags for images that are scaled down while they are decoded.
 _REDUCED = {
@@ -97,11 +101,14 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
             )
     except _DAMAGE as error:
         raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
-    _check_size(height, width, max_pixels)
+    check_size(height, width, max_pixels)
     return extension, transparent
 
 
-def _check_size(height: int, width: int, max_pixels: int) -> None:
+# Many images have the same size.
+@lru_cache(maxsize=256)
+def check_size(height: int, width: int, max_pixels: int) -> None:
+    """Raise ValueError for more than `max_pixels` pixels and for an aspect ratio above 100."""
     if width * height > max_pixels:
         raise ValueError(
             f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
@@ -128,9 +135,13 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
     pixels, and for an aspect ratio above 100.
     """
-    if (header := checked_jpeg_header(data, max_pixels)) is not None:
+    if (png := png_header(data)) is not None:
+        check_size(png.height, png.width, max_pixels)
+        extension, transparent = "png", png.transparent
+    elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
-    extension, transparent = _checked(data, max_pixels)
+    else:
+        extension, transparent = _inspect(data, max_pixels)
     if transparent:
         image = _on_white(data)
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
@@ -146,7 +157,7 @@ def checked_jpeg_header(data: bytes, max_pixels: int = MAX_PIXELS) -> JpegHeader
     """
     header = jpeg_header(data)
     if header is not None:
-        _check_size(header.height, header.width, max_pixels)
+        check_size(header.height, header.width, max_pixels)
     return header
 
 
@@ -173,14 +184,6 @@ def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
-
-
-def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Like `_inspect`, but plain PNG headers are parsed without Pillow."""
-    if (header := png_header(data)) is not None:
-        _check_size(header.height, header.width, max_pixels)
-        return "png", header.transparent
-    return _inspect(data, max_pixels)
 
 
 def _on_white(data: bytes) -> np.ndarray:
@@ -271,10 +274,10 @@ def contiguous(image: np.ndarray) -> np.ndarray:
 def copy_planes(image: np.ndarray, result: np.ndarray) -> None:
     """Copy an image [C, H, W] to `result`, which is contiguous and of the same shape and type.
 
-    For views of [H, W, C], OpenCV is several times as fast as numpy.
+    For large views of [H, W, C], OpenCV is several times as fast as numpy.
     """
-    if image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1:
+    if image.size <= _SMALL or image.ndim > 3 or image.strides[0] > 1 or len(image) == 1:
+        result[:] = image
+    else:
         # OpenCV writes to the given arrays only if their shape and type are right.
         cv2.split(image.transpose(1, 2, 0), list(result))
-    else:
-        result[:] = image
