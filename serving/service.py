@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -30,6 +31,8 @@ _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
 # would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
 _SHORT_BYTES = 2**14
+# Looking up a class takes about 5 us.
+_FEW_CLASSES = 16
 # If the model's queue is full, a stream waits this long before it tries again to queue an input.
 _QUEUE_SECONDS = 0.02
 
@@ -94,11 +97,13 @@ class Service:
         self._counts = counts
         self._slots = Slots(config.max_requests)
         self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        has_idle_cores = threads > 1 or config.device != "cpu"
         self._batcher = Batcher(
             model.features,
             batch_size=max(1, config.batch_size // model.crops),
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
+            helpers=self._helpers if has_idle_cores else None,
         )
         model.self_check()
 
@@ -164,27 +169,31 @@ class Service:
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
     ) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""
+        names = self.model.bundle.names
+        if len(classes) <= _FEW_CLASSES and all(map(names.contains, classes)):
+            return self._make_query(classes, recall, threshold)
+        # The error message for an unknown class lists similar names, which takes up to a second.
         return await self.in_thread(self._make_query, classes, recall, threshold)
 
-    async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
-        """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
-        requests.
+    async def computed(
+        self,
+        inputs: Sequence[bytes | str],
+        complete: Callable[[Tensor], T],
+        field: str | None = None,
+    ) -> T:
+        """Return `complete(features)` for the features [n, dim] of images (bytes) or texts, which
+        are batched with those of other requests. `complete` runs in the model's thread.
 
         Raises ApiError for an input that cannot be decoded, and QueueFullError if the model's queue
         is full. The message of the ApiError names the input by `field` and its index.
         """
-        prepared = await asyncio.gather(
-            *(
-                self.in_thread(self._prepare, position, raw, field)
-                for position, raw in enumerate(inputs)
-            )
-        )
-        return await self._batcher.submit(prepared)
+        prepare = [partial(self._prepare, i, raw, field) for i, raw in enumerate(inputs)]
+        return await self._batcher.submit(prepare, complete)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
-        """Compute the verdicts for each input. Raises the same exceptions as `features`."""
-        features = await self.features(inputs)
-        return await self.in_thread(answer, self.model.bundle, features, query)
+        """Compute the verdicts for each input. Raises the same exceptions as `computed`."""
+        bundle = self.model.bundle
+        return await self.computed(inputs, lambda features: answer(bundle, features, query))
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.

@@ -145,8 +145,10 @@ class Feed:
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Publish all hits to listeners and return those of the sender's own watches."""
         service = self._service
-        features = await service.when_queue_has_room(lambda: service.features([content], _FIELD))
-        matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
+        now = self._feeds.live.now()
+        matches = await service.when_queue_has_room(
+            lambda: service.computed([content], lambda features: plan.matches(features, now), _FIELD)
+        )
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:

@@ -17,10 +17,11 @@ from pydantic import Field, RootModel
 
 from serving.answer import Query
 from serving.api_error import ApiError
+from serving.http.direct_query import PATH, answer_query
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.input_lines import LineIn, parse_line, selected_verdicts
 from serving.http.openapi import NdjsonSchema, error_responses, request_body, schema_of
-from serving.http.query_body import QueryBody, QueryParameters, read_query
+from serving.http.query_body import QueryBody, QueryParameters
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
@@ -70,7 +71,7 @@ _BODY: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.post("/v1/query", responses=ERROR_RESPONSES, openapi_extra=_BODY)
+@router.post(PATH, responses=ERROR_RESPONSES, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
@@ -80,12 +81,7 @@ async def query(
     Send JSON with images in base64, a form with files, or a single image or text as the body, with
     the classes in the URL.
     """
-    async with service.admitted() as progress:
-        found = await read_query(request, parameters, service, progress)
-        query = await service.make_query(found.classes, found.recall, found.threshold)
-        answer = await service.answer(found.inputs, query)
-        progress.inputs = len(answer.results)
-        return answer
+    return await answer_query(request, parameters, service)
 
 
 class StreamParameters(QueryParameters):
