@@ -29,8 +29,9 @@ class DirectQuery:
         if not _is_json_query(scope):
             await self._app(scope, receive, send)
             return
+        request = Request(scope, receive)
         try:
-            answer = await answer_query(Request(scope, receive), _NO_PARAMETERS, self._service)
+            answer = await answer_query(request, _NO_PARAMETERS, self._service)
             response = Response(answer.model_dump_json(), media_type="application/json")
         except ApiError as error:
             response = error_response(error.status, error.code, str(error), error.headers)

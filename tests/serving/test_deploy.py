@@ -218,13 +218,19 @@ def test_a_second_replica_starts_under_load(server: Server, images: list[Path]) 
     body = as_json(images[:2], classes=["husky"])
 
     async def send_until(deadline: float) -> set[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            statuses = set()
+        statuses: set[int] = set()
+        limits = httpx.Limits(max_connections=60)
+        async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client:
+
+            async def send() -> None:
+                while time.monotonic() < deadline:
+                    statuses.add((await client.post("/v1/query", json=body)).status_code)
+
+            sending = [asyncio.create_task(send()) for _ in range(60)]
             while time.monotonic() < deadline and len(replicas_of(server)) < 2:
-                answers = await asyncio.gather(
-                    *(client.post("/v1/query", json=body) for _ in range(60))
-                )
-                statuses |= {answer.status_code for answer in answers}
+                await asyncio.sleep(0.5)
+            deadline = 0
+            await asyncio.gather(*sending)
         return statuses
 
     assert asyncio.run(send_until(time.monotonic() + 90)) == {200}
