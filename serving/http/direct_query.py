@@ -47,9 +47,7 @@ def _is_json_query(scope: Scope) -> bool:
     return kinds == [b"application/json"] and not scope["query_string"]
 
 
-async def answer_query(
-    request: Request, parameters: QueryParameters, service: Service
-) -> Answer:
+async def answer_query(request: Request, parameters: QueryParameters, service: Service) -> Answer:
     """Read a query from a request and answer it. Raises ApiError if it is invalid or rejected."""
     async with service.admitted() as progress:
         found = await read_query(request, parameters, service, progress)
