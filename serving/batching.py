@@ -99,10 +99,9 @@ class Batcher:
         loop = asyncio.get_running_loop()
         request = _Request(complete, loop.create_future())
         helpers = None if self._started is None else self._helpers
-        self._queue.extend(
-            _Input(request, i, len(inputs), prepare, helpers and helpers.submit(prepare))
-            for i, prepare in enumerate(inputs)
-        )
+        for i, prepare in enumerate(inputs):
+            prepared = None if helpers is None else helpers.submit(prepare)
+            self._queue.append(_Input(request, i, len(inputs), prepare, prepared))
         # The worker ends when the queue is empty, so an idle batcher has no running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())

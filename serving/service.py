@@ -22,7 +22,8 @@ from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.limits import Uploads
 from serving.model import Model
-from serving.schemas import Answer
+from serving.schemas import Answer, Classification, InputClasses, TopClass
+from serving.top_classes import MAX_TOP, top_classes
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
@@ -106,6 +107,14 @@ class Service:
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
             helpers=self._helpers if has_idle_cores else None,
+        )
+        # Computing all scores can take a second, so it has its own thread. Requests that arrive in
+        # the meantime share the next pass over the class weights.
+        self._ranker = Batcher(
+            self._rank,
+            batch_size=config.batch_size,
+            wait_seconds=0,
+            max_queued=config.max_queued_inputs,
         )
         model.self_check()
 
@@ -196,6 +205,34 @@ class Service:
         """Compute the verdicts for each input. Raises the same exceptions as `computed`."""
         bundle = self.model.bundle
         return await self.computed(inputs, lambda features: answer(bundle, features, query))
+
+    async def classify(self, inputs: Sequence[bytes | str], top: int) -> Classification:
+        """Find the `top` classes with the largest scores of each input. Raises the same exceptions
+        as `computed`."""
+        features = await self.computed(inputs, lambda features: features)
+        rows = [partial(features.__getitem__, i) for i in range(len(features))]
+        return await self._ranker.submit(rows, partial(self._classification, top=top))
+
+    def _rank(self, features: Sequence[Tensor]) -> Tensor:
+        """Return the scores and class ids [B, MAX_TOP or all classes, 2]. Float64 represents both
+        exactly."""
+        scores, ids = top_classes(self.model.bundle, torch.stack(list(features)), MAX_TOP)
+        return torch.stack([scores.double(), ids.double()], dim=-1)
+
+    def _classification(self, ranked: Tensor, *, top: int) -> Classification:
+        names = self.model.bundle.names.names
+        return Classification(
+            results=[
+                InputClasses(
+                    input=position,
+                    classes=[
+                        TopClass(class_name=names[int(id_)], class_id=int(id_), score=score)
+                        for score, id_ in pairs
+                    ],
+                )
+                for position, pairs in enumerate(ranked[:, :top].tolist())
+            ]
+        )
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.

@@ -17,6 +17,7 @@ from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
 from serving.http.routes import (
     classes,
+    classify,
     feeds,
     galleries,
     inference,
@@ -42,7 +43,7 @@ class Group(NamedTuple):
 
 # Listed in the order in which /docs shows the sections.
 GROUPS = (
-    Group("Query", "Does this image or text belong to class C?", (query.router,)),
+    Group("Query", "Does this image or text belong to class C?", (query.router, classify.router)),
     Group("Classes", "The classes of the model.", (classes.router,)),
     Group(
         "Watches",

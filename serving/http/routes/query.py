@@ -20,7 +20,13 @@ from serving.api_error import ApiError
 from serving.http.direct_query import PATH, answer_query
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.input_lines import LineIn, parse_line, selected_verdicts
-from serving.http.openapi import NdjsonSchema, error_responses, request_body, schema_of
+from serving.http.openapi import (
+    NdjsonSchema,
+    error_responses,
+    raw_inputs,
+    request_body,
+    schema_of,
+)
 from serving.http.query_body import QueryBody, QueryParameters
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
@@ -48,21 +54,13 @@ _FORM = {
         "threshold": {"type": "number"},
     },
 }
-_FILE = {
-    "type": "string",
-    "format": "binary",
-    "description": "one image; the classes are in the URL",
-}
-_TEXT = {"type": "string", "description": "one text; the classes are in the URL"}
-_IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {"schema": schema_of(QueryBody)},
             "multipart/form-data": {"schema": _FORM},
-            **{kind: {"schema": _FILE} for kind in (*_IMAGES, "application/octet-stream")},
-            "text/plain": {"schema": _TEXT},
+            **raw_inputs("the classes are in the URL"),
         },
     }
 }
