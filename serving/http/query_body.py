@@ -144,12 +144,9 @@ async def read_query(
     the reason.
     """
     body, inputs = await _read(request, parameters, QueryBody, service, progress)
-    if body is None:
-        return QueryRequest(
-            list(parameters.classes), inputs, parameters.recall, parameters.threshold
-        )
-    check_class_count(len(body.classes), limits.max_classes)
-    return QueryRequest(list(body.classes), inputs, body.recall, body.threshold)
+    query = body or parameters
+    check_class_count(len(query.classes), service.config.max_classes)
+    return QueryRequest(list(query.classes), inputs, query.recall, query.threshold)
 
 
 async def read_classification(
