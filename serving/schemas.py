@@ -106,6 +106,32 @@ class Answer(BaseModel):
     results: list[InputVerdicts]
 
 
+class TopClass(BaseModel):
+    """A class and its score for one input."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    class_name: str = Field(alias="class")
+    class_id: int
+    score: float = Field(
+        description="the logit, or the score computed from the logit as specified by "
+        "`loss.score` in /v1/model"
+    )
+
+
+class InputClasses(BaseModel):
+    """The classes with the largest scores for one input, in descending order of score."""
+
+    input: int = Field(description="position of the input in the request")
+    classes: list[TopClass]
+
+
+class Classification(BaseModel):
+    """The classes with the largest scores for each input of a request."""
+
+    results: list[InputClasses]
+
+
 Id = (
     Annotated[StrictStr, Field(max_length=200)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 )

@@ -7,6 +7,7 @@ feed, the model does not process its frames.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from pydantic import BaseModel
@@ -145,8 +146,10 @@ class Feed:
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Publish all hits to listeners and return those of the sender's own watches."""
         service = self._service
-        features = await service.when_queue_has_room(lambda: service.features([content], _FIELD))
-        matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
+        find = partial(plan.matches, now=self._feeds.live.now())
+        matches = await service.when_queue_has_room(
+            lambda: service.computed([content], find, _FIELD)
+        )
         self._feeds.counts.count_hits(len(matches))
         own = []
         for match in matches:

@@ -14,7 +14,7 @@ MODEL_CARD.md
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -144,12 +144,23 @@ class Bundle:
         bias = stored[:, self.spec.dim] if self.spec.bias else None
         return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
+    def blocks(self) -> Iterator[ClassRows]:
+        """Yield the rows of all classes, in blocks of consecutive classes."""
+        for first, stored in self._rows.blocks():
+            bias = stored[:, self.spec.dim] if self.spec.bias else None
+            ids = torch.arange(first, first + len(stored))
+            yield ClassRows(ids, stored[:, : self.spec.dim], bias)
+
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Return the scores [B, n] of classes for features [B, dim], for comparison with
         thresholds.
         """
+        return self.scores_of(features, self.rows(class_ids).to(features.device))
+
+    def scores_of(self, features: Tensor, rows: ClassRows) -> Tensor:
+        """Return the scores [B, n] of the classes with these rows for features [B, dim]."""
         loss = self.spec.loss
-        return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
+        return score(loss.score, self.spec.logits(features, rows), eps=loss.eps)
 
     def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Return the logits [B, n] of classes for features [B, dim]."""

@@ -55,6 +55,15 @@ class ClassNames:
     def __len__(self) -> int:
         return len(self.names)
 
+    def contains(self, wanted: str | int) -> bool:
+        """Return whether `id_of` finds a class or rejects an ID, without searching for similar
+        names."""
+        return (
+            isinstance(wanted, int)
+            or self._exactly(wanted) is not None
+            or _number_in(wanted) is not None
+        )
+
     def id_of(self, wanted: str | int) -> int:
         """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
