@@ -59,11 +59,7 @@ class Model:
         # Rows that one input occupies in the backbone's batch.
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
-<<<<<<< HEAD
         self.engine: Engine = engine or best_engine(bundle, device)
-        self._backbone = _backbone(bundle, self.engine, device, allow_imports)
-=======
-        self.engine: Engine = engine or _best_engine(bundle, device)
         self._backbone = self._load_backbone(allow_imports)
 
     def _load_backbone(
@@ -81,7 +77,6 @@ class Model:
         if device == "cpu":
             fold_batch_norms(backbone, self._reader.collate(self._reader.examples()))
         return backbone.to(device)
->>>>>>> w-fast
 
     @classmethod
     def open(
