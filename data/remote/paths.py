@@ -229,7 +229,8 @@ class RemotePath:
     def _size(self) -> int | None:
         """The size of a file, or None if there is no file at this URL."""
         if self._root is not self and _has_listing(self._url):
-            return self._node if isinstance(self._node, int) else None
+            node = self._node
+            return node if isinstance(node, int) else None
         try:
             info = self._do(lambda files: files.info(self._url))
         except FileNotFoundError:

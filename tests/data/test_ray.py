@@ -10,10 +10,11 @@ import pytest
 
 from data.inspection.verify import damages
 from data.messages import silent
+from data.remote.paths import input_path
 from data.shards.append import append_shards
-from data.shards.manifest import MANIFEST
+from data.shards.manifest import MANIFEST, Manifest
 from data.shards.writer import write_shards
-from data.sources import ImageFolder, Tweets
+from data.sources import ImageFolder, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ray_jobs
 from tests.data.conftest import write_image
@@ -21,6 +22,7 @@ from tests.data.killed import contents
 from tests.data.ray_cluster import RayCluster, ray_cluster
 from tests.data.ray_jobs import Driver, SlowNumbers
 from tests.data.s3_server import objects, s3_server
+from tests.data.test_input_url import upload
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +240,23 @@ def _start(cluster: RayCluster, folder: Path, *arguments: str) -> subprocess.Pop
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_sources_at_a_url_are_read_on_ray(cluster: RayCluster, mixed: Path, tmp_path: Path) -> None:
+    cluster.resize(2)
+    (tmp_path / "tables").mkdir()
+    rows = "".join(f"text {i},{'xyz'[i % 3]}\n" for i in range(40))
+    (tmp_path / "tables/a.csv").write_text(f"text,label\n{rows}")
+    images, tables = upload(mixed, "s3"), upload(tmp_path / "tables", "s3")
+    for name, at in (("local", mixed), ("ray", input_path(images))):
+        source = ImageFolder(at, skip_bad=True)
+        options = {"ignored": source.skipped(), "samples_per_shard": 10}
+        if name == "local":
+            write_shards(source, tmp_path / name, workers=1, **options)
+        else:
+            assert on_ray(cluster, tmp_path, source, tmp_path / name, **options).finish() == ""
+    assert contents(tmp_path / "local") == contents(tmp_path / "ray")
+    files, ray = (input_path(f"{tables}/a.csv"),), cluster.address
+    source = Table(files, tmp_path / "work", "label", text="text", ray=ray)
+    assert on_ray(cluster, tmp_path, source, tmp_path / "texts").finish() == ""
+    assert sum(shard.samples for shard in Manifest.load(tmp_path / "texts").shards) == 40

@@ -65,9 +65,9 @@ class Listing:
         """
         known = {one.name for one in self.skipped}
         for parent, folders, names in walk_directory(root):
-            at = parent.relative_to(root)
-            folders[:] = [f for f in folders if not is_hidden(f) and str(at / f) not in known]
-            paths = (str(at / name) for name in names if _is_image_name(name))
+            at = "" if parent == root else f"{parent.relative_to(root)}/"
+            folders[:] = [f for f in folders if not is_hidden(f) and f"{at}{f}" not in known]
+            paths = (f"{at}{name}" for name in names if _is_image_name(name))
             found = (path for path in paths if path not in listed and path not in known)
             self.skipped += [Skipped(path, _UNLISTED) for path in found]
 
