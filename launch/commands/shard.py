@@ -270,12 +270,21 @@ def _named_glob(text: str) -> tuple[str, str]:
 
 
 def check_workers(workers: int | None, ray: str | None) -> None:
-    """Raise ValueError if both --workers and --ray are given."""
-    if workers is not None and ray is not None:
+    """Raise ValueError if both --workers and --ray are given or there is no such Ray cluster.
+
+    A ValueError that is raised later would delete the results of an interrupted run.
+    """
+    if ray is None:
+        return
+    if workers is not None:
         raise ValueError(
             f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
             "task per CPU"
         )
+    from data.ray_pool import ray_pool
+
+    with ray_pool(ray):
+        pass
 
 
 def print_skipped(path: Path | str) -> None:
