@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.progress import plain_lines
 from data.shards.output import LocalOutput
 from data.shards.writer import write_shards
 from data.skipped import Skipped
@@ -13,7 +14,6 @@ from data.sources import ImageFolder
 from data.sources.source import Modality
 from launch.commands.shard import app
 from launch.commands.shard_source import write
-from launch.terminal import plain_lines
 from tests.data.foreign_tars import Planted
 from tests.data.killed import contents
 
@@ -105,7 +105,7 @@ def test_skipped_samples_are_called_images_or_texts(
 def test_progress_lines_start_once_a_rate_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.terminal._SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("data.progress._SECONDS_BETWEEN_LINES", 0)
     report = plain_lines("writing")
     report(100, 1000)
     assert capsys.readouterr().err == ""
