@@ -99,9 +99,12 @@ def ray_cluster(address: str) -> Iterator[None]:
     """Connect to the cluster at `address` (HOST:PORT, or `auto` for the cluster of this machine).
 
     Errors of a job are raised unchanged. Raises ValueError if there is no such cluster, and
-    TransientError if the cluster fails or a job was killed too often.
+    TransientError if the cluster fails or a job was killed too often. The connection ends with the
+    outermost of nested blocks.
     """
-    _connect(address)
+    is_outermost = not ray.is_initialized()
+    if is_outermost:
+        _connect(address)
     try:
         yield
     except RayTaskError as error:
@@ -117,7 +120,8 @@ def ray_cluster(address: str) -> Iterator[None]:
             f"the Ray cluster {address} failed ({first}): run the same command again"
         ) from error
     finally:
-        ray.shutdown()
+        if is_outermost:
+            ray.shutdown()
 
 
 def _connect(address: str) -> None:
