@@ -9,8 +9,8 @@ Therefore
     P(pass rate >= r) >= P(Beta(m, n - m + 1) <= 1 - r) = P(Binomial(n, 1 - r) >= m).
 
 The threshold guarantees the recall r with confidence c if the right-hand side is at least c. This
-is the one-sided nonparametric tolerance limit of Wilks (Annals of Mathematical Statistics 12, 1941).
-The largest such m gives the highest threshold. Even the lowest score, m = 1, requires
+is the one-sided nonparametric tolerance limit of Wilks (Annals of Mathematical Statistics 12,
+1941). The largest such m gives the highest threshold. Even the lowest score, m = 1, requires
 1 - r^n >= c, that is, n >= ln(1 - c) / ln(r) samples:
 
     recall r | c = 0.8 | c = 0.9 | c = 0.95 | c = 0.99

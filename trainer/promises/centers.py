@@ -17,6 +17,7 @@ assumed. The variances are estimated by the method of moments. If groups explain
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +89,6 @@ def class_centers(scores: FloatArray, labels: IntArray, groups: IntArray) -> Cla
     )
 
 
-def _ratio(sums: FloatArray, counts: IntArray) -> FloatArray:
+def _ratio(sums: NDArray[Any], counts: NDArray[Any]) -> FloatArray:
     """Return sums / counts, and 0 where the count is 0."""
     return np.divide(sums, counts, out=np.zeros(len(sums)), where=counts > 0)

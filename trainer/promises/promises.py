@@ -70,11 +70,6 @@ class Promises:
     pooled: NDArray[np.float32]
     below_pooled: FloatArray
 
-    def num_of_kind(self) -> list[dict[Kind, int]]:
-        """Return, for each recall, how many classes have a threshold of each kind."""
-        counts = [np.bincount(column, minlength=len(KINDS)) for column in self.kinds.T]
-        return [dict(zip(KINDS, column.tolist(), strict=True)) for column in counts]
-
 
 def make_promises(
     scores: NDArray[np.floating],
@@ -91,14 +86,13 @@ def make_promises(
     few numbers per sample and class. Raises ValueError for a recall outside (0, 1], a confidence
     outside (0, 1), an empty set, a label outside the classes or a score that is not finite.
     """
-    scores, labels, groups = (np.asarray(array) for array in (scores, labels, groups))
     _check(scores, labels, len(groups), recalls, confidence)
-    scores, labels = scores.astype(np.float64), labels.astype(np.int64)
     order = np.lexsort((scores, labels))
-    scores, labels = scores[order], labels[order]
-    positives = np.bincount(labels, minlength=len(groups))
-    samples = ClassSamples(scores, np.cumsum(positives) - positives, positives)
-    found = _Thresholds(samples, class_centers(scores, labels, groups.astype(np.int64)), confidence)
+    ascending, of_class = scores[order].astype(np.float64), labels[order].astype(np.int64)
+    positives = np.bincount(of_class, minlength=len(groups))
+    samples = ClassSamples(ascending, np.cumsum(positives) - positives, positives)
+    centers = class_centers(ascending, of_class, groups.astype(np.int64))
+    found = _Thresholds(samples, centers, confidence)
     columns = [found.at(recall) for recall in recalls]
     thresholds, kinds, pass_rates, pooled, below = zip(*columns, strict=True)
     return Promises(
