@@ -81,7 +81,7 @@ def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
         for name, value in expected.items():
             assert metrics[name] == pytest.approx(value, abs=1e-9), name
         true = np.sort(logits[np.arange(len(labels)), labels])
-        assert pooled[0] == pytest.approx(true[len(true) - int(np.ceil(0.9 * len(true)))], abs=1e-5)
+        assert pooled[0] == pytest.approx(true[len(true) - int(np.ceil(0.9 * len(true)))], abs=1e-4)
         for j in np.unique(labels):
             own = logits[labels == j, j]
             assert (own >= threshold[j, 1] - 1e-5).mean() >= 0.99
