@@ -87,6 +87,18 @@ class ClassThreshold(BaseModel):
     )
 
 
+class ClassDrift(BaseModel):
+    """The share of the inputs that passed a threshold in the last complete period, and the interval
+    that is expected after the first period."""
+
+    class_id: int
+    threshold: float
+    inputs: int = Field(description="number of inputs in the period")
+    pass_share: float
+    expected_interval: Interval
+    has_drifted: bool = Field(description="whether `pass_share` is outside `expected_interval`")
+
+
 class Verdict(BaseModel):
     """The decision on one class for one input."""
 
