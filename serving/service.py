@@ -121,6 +121,10 @@ class Service:
         model."""
         return self._slots.in_use, self._batcher.num_queued()
 
+    def num_monitored(self) -> tuple[int, int]:
+        """Return how many classes are monitored for drift, and how many of them have drifted."""
+        return (0, 0) if self.drift is None else self.drift.num_monitored()
+
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Admit a request for the duration of the context, then count it by its outcome.

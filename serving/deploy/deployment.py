@@ -62,9 +62,9 @@ class Kway:
             allow_imports=checked.allow_imports,
         )
         self._service = Service(model, checked, QueryMetrics())
-        drift = self._service.drift
-        monitored = None if drift is None else drift.num_monitored
-        ReplicaMetrics(model.bundle.spec.loss, self._service.load, monitored).start()
+        ReplicaMetrics(
+            model.bundle.spec.loss, self._service.load, self._service.num_monitored
+        ).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file)
         self._methods = InferenceMethods(self._service, self._clients)

@@ -60,7 +60,7 @@ class ReplicaMetrics:
         self,
         loss: LossSpec,
         load: Callable[[], tuple[int, int]],
-        monitored: Callable[[], tuple[int, int]] | None,
+        monitored: Callable[[], tuple[int, int]],
     ) -> None:
         """`load` returns the number of requests in progress and the number of waiting inputs.
         `monitored` returns how many classes are monitored for drift, and how many have drifted.
@@ -98,10 +98,9 @@ class ReplicaMetrics:
             self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
             self._requests.set(requests)
             self._queued.set(inputs)
-            if self._monitored is not None:
-                monitored, drifted = self._monitored()
-                self._monitored_classes.set(monitored)
-                self._drifted_classes.set(drifted)
+            monitored, drifted = self._monitored()
+            self._monitored_classes.set(monitored)
+            self._drifted_classes.set(drifted)
             time.sleep(_REPORT_SECONDS)
 
 
