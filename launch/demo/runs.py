@@ -79,8 +79,8 @@ _CAPTION = (
 
 THRESHOLDS_NOTE = (
     "guaranteed: at least that fraction of new images of the class pass, with confidence 0.9. "
-    "shrunk: an estimate from the class and similar classes. pooled: one threshold for all classes. "
-    "A class has at most five held-out images, and a guarantee for recall 0.9 requires 22."
+    "shrunk: an estimate from the class and similar classes. pooled: one threshold for all "
+    "classes. A class has at most five held-out images; a guarantee for recall 0.9 requires 22."
 )
 
 
