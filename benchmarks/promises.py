@@ -71,7 +71,12 @@ DATA_SETS = (
     DataSet(
         "glyphs, 200 classes, V-tree",
         "glyphs",
-        ("head.weights.kind=vtree", "train.duration.epochs=2", "data.image.size=24"),
+        (
+            "head.weights.kind=vtree",
+            "data.image.size=24",
+            "backbone.config.hidden_sizes=[16, 32, 64]",
+            "backbone.config.depths=[1, 1, 1]",
+        ),
         Glyphs(200, size=24),
         Glyphs(200, size=24, samples=6, seed=1),
         "train",
@@ -79,7 +84,7 @@ DATA_SETS = (
     DataSet(
         "emoji-names, 300 classes",
         "emoji-names",
-        ("train.duration.epochs=3",),
+        ("backbone.config.num_hidden_layers=1", "backbone.config.hidden_size=128"),
         EmojiNames(300, test_languages=_HELD_OUT),
         EmojiNames(300, test_languages=_HELD_OUT),
         "test",
