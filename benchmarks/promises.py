@@ -258,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ):
                     broken.append(f"{data.name} at recall {recall:g}")
     if broken:
-        raise SystemExit(f"fewer classes than guaranteed reach their recall: {', '.join(broken)}")
+        raise SystemExit(f"fewer classes than predicted reach their recall: {', '.join(broken)}")
 
 
 if __name__ == "__main__":
