@@ -14,7 +14,7 @@ samples of each class sets the thresholds, and the others measure the pass rate:
   interval, for classes with at least `LEAST_OTHERS` other samples, because pass rates measured on
   fewer samples are too noisy.
 
-Takes 10 minutes on 2 cores. Files in DIR are reused.
+Takes about 15 minutes on 2 cores. Files in DIR are reused.
 """
 
 import argparse
