@@ -20,9 +20,11 @@ from serving.answer import Query, answer, make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
+from serving.drift import DriftMonitor
 from serving.limits import Uploads
 from serving.model import Model
-from serving.schemas import Answer, Classification, InputClasses, TopClass
+from serving.query_log import QueryLog
+from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
 from serving.top_classes import MAX_TOP, top_classes
 
 T = TypeVar("T")
@@ -117,6 +119,10 @@ class Service:
             max_queued=config.max_queued_inputs,
         )
         model.self_check()
+        self._query_log = None if config.query_log is None else QueryLog(config.query_log)
+        self.drift: DriftMonitor | None = None
+        if config.drift_period is not None:
+            self.drift = DriftMonitor(config.drift_period, self._log_period)
 
     def check_health(self) -> None:
         """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
@@ -130,6 +136,10 @@ class Service:
         """Return the number of requests in progress and the number of inputs waiting for the
         model."""
         return self._slots.in_use, self._batcher.num_queued()
+
+    def num_monitored(self) -> tuple[int, int]:
+        """Return how many classes are monitored for drift, and how many of them have drifted."""
+        return (0, 0) if self.drift is None else self.drift.num_monitored()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
@@ -204,7 +214,9 @@ class Service:
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
         """Compute the verdicts for each input. Raises the same exceptions as `computed`."""
         bundle = self.model.bundle
-        return await self.computed(inputs, lambda features: answer(bundle, features, query))
+        found = await self.computed(inputs, lambda features: answer(bundle, features, query))
+        self._observe(found)
+        return found
 
     async def classify(self, inputs: Sequence[bytes | str], top: int) -> Classification:
         """Find the `top` classes with the largest scores of each input. Raises the same exceptions
@@ -233,6 +245,16 @@ class Service:
                 for position, pairs in enumerate(ranked[:, :top].tolist())
             ]
         )
+
+    def _observe(self, found: Answer) -> None:
+        if self.drift is not None:
+            self.drift.add_answer(found)
+        if self._query_log is not None:
+            self._query_log.add_answer(found)
+
+    def _log_period(self, drift: ClassDrift) -> None:
+        if self._query_log is not None:
+            self._query_log.add_period(drift)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.

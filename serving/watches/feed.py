@@ -151,6 +151,9 @@ class Feed:
             lambda: service.computed([content], find, _FIELD)
         )
         self._feeds.counts.count_hits(len(matches))
+        if service.drift is not None:
+            passed = {(match.class_id, match.threshold) for match in matches}
+            service.drift.add_frame(plan.monitored, passed)
         own = []
         for match in matches:
             hit = self._hit(frame, match)
