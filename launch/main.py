@@ -19,6 +19,7 @@ from launch.commands import (
     doctor,
     evaluate,
     export,
+    import_model,
     index,
     k8s,
     losses,
@@ -48,6 +49,7 @@ app.command("tokenizer")(tokenizer.tokenizer)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
+app.command("import")(import_model.import_model)
 app.command("index")(index.index)
 app.command("serve")(serve.command)
 app.command("query")(query.query)

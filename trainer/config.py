@@ -18,13 +18,17 @@ from trainer.strategies import DDP, StrategyConfig
 from trainer.world import RankGroup
 
 
+Pooling = Literal["auto", "cls", "mean", "classifier"]
+
+
 class BackboneOptions(FrozenConfig, ABC):
     """Options shared by all backbones."""
 
-    pooling: Literal["auto", "cls", "mean"] = Field(
+    pooling: Pooling = Field(
         "auto",
-        description="pooling of the encoder's output; auto uses the first token of a "
-        "sequence or the mean of a feature map",
+        description="pooling of the encoder's output; auto uses the first token of a sequence or "
+        "the mean of a feature map, and classifier uses the input of the last linear layer of a "
+        "…ForImageClassification or …ForSequenceClassification model",
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
 

@@ -20,6 +20,13 @@ from transformers import (
 
 from data.images.config import ImageConfig
 from data.messages import one_line
+from trainer.backbone.classifiers import (
+    classifier_class,
+    features_of,
+    num_classifier_features,
+    reads_texts,
+    take_last_layer,
+)
 from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
@@ -114,6 +121,8 @@ class Backbone(nn.Module):
         return self._pooled(self.encoder(normalized), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        if self.pooling == "classifier":
+            return features_of(output)
         if isinstance(output, Tensor):
             if output.shape[1:] != (self.dim,):
                 raise ValueError(
@@ -163,8 +172,15 @@ def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
 
 
 def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
-    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
-    is_text = hasattr(settings, "vocab_size")
+    if config.pooling == "classifier":
+        if not isinstance(encoder, PreTrainedModel):
+            raise ValueError(
+                "backbone.pooling is classifier, which requires a transformers model: use auto"
+            )
+        is_text = reads_texts(encoder)
+    else:
+        settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+        is_text = hasattr(settings, "vocab_size")
     return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
 
 
@@ -172,6 +188,8 @@ def _num_features(encoder: nn.Module) -> int:
     """Return the number of features of an encoder from transformers or timm, or of a user-defined
     module.
     """
+    if (dim := num_classifier_features(encoder)) is not None:
+        return dim
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -186,8 +204,9 @@ def _num_features(encoder: nn.Module) -> int:
 
 
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
-    """Return a transformers encoder without its pooler. Weights are loaded from a local folder or
-    the hub, only as safetensors. Code from the hub is never executed."""
+    """Return a transformers encoder without its pooler or, if `pooling` is classifier, a classifier
+    without its last layer. Weights are loaded from a local folder or the hub, only as safetensors.
+    Code from the hub is never executed."""
     register_networks()
     settings = _settings(config)
     if settings.is_encoder_decoder:
@@ -202,22 +221,38 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if isinstance(settings, FixedSizeConfig) and image is not None:
         settings.check_image_size(image.size, image.size)
     try:
-        # The pooler's output is not used, so its weights would never get a gradient, but DDP would
-        # wait for one.
-        model: Any = MODEL_MAPPING[type(settings)]
-        parameters = inspect.signature(model).parameters
-        options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
-        if config.weights == "pretrained":
-            encoder = AutoModel.from_pretrained(
-                str(config.name), trust_remote_code=False, use_safetensors=True, **options
-            )
+        if config.pooling == "classifier":
+            encoder = _classifier(config, settings)
+            take_last_layer(encoder)
         else:
-            encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+            encoder = _encoder(config, settings)
         return _wrapped(encoder, config, image)
     except _CONFIGURATION_ERRORS as error:
         raise ValueError(
             f"backbone.config does not define a valid model: {one_line(error)}"
         ) from error
+
+
+def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
+    # The pooler's output is not used, so its weights would never get a gradient, but DDP would
+    # wait for one.
+    model: Any = MODEL_MAPPING[type(settings)]
+    parameters = inspect.signature(model).parameters
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
+    if config.weights == "pretrained":
+        return AutoModel.from_pretrained(
+            str(config.name), trust_remote_code=False, use_safetensors=True, **options
+        )
+    return AutoModel.from_config(settings, trust_remote_code=False, **options)
+
+
+def _classifier(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
+    model = classifier_class(settings)
+    if config.weights == "pretrained":
+        return model.from_pretrained(
+            str(config.name), trust_remote_code=False, use_safetensors=True
+        )
+    return model.from_config(settings, trust_remote_code=False)
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:

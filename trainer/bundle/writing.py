@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_model
 from torch import Tensor
@@ -42,13 +43,15 @@ def write_bundle(
     model_card: str,
     tokenizer: Tokenizer | None = None,
     write_onnx: Callable[[Path], None] | None = None,
+    check: Callable[[Path], None] | None = None,
     force: bool = False,
 ) -> None:
     """Write the bundle folder `path` atomically: either completely or not at all.
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
     time. Text models require a `tokenizer`. `write_onnx`, if given, must write the backbone in ONNX
-    format to the path passed to it. Raises ValueError if `path` exists and `force` is false, or if
+    format to the path passed to it. `check`, if given, is called with a folder that contains the
+    complete bundle; if it raises an error, the bundle is not published. Raises ValueError if `path` exists and `force` is false, or if
     shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
@@ -80,6 +83,8 @@ def write_bundle(
         (temporary / CARD).write_text(model_card, encoding="utf-8")
         manifest = BundleManifest(model=spec, files=_describe_files(temporary))
         (temporary / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
+        if check is not None:
+            check(temporary)
         _make_durable(temporary)
         _publish(temporary, path, force=force)
     except BaseException:
@@ -101,11 +106,15 @@ def _write_classes(
 
 
 def _json_of(manifest: BundleManifest) -> str:
-    """Return the manifest as JSON. `backbone` is omitted if it is None, because older versions
-    reject the key.
+    """Return the manifest as JSON. Keys that older versions reject are omitted if they have their
+    defaults.
     """
-    unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
-    return manifest.model_dump_json(indent=1, exclude=unused)
+    model = manifest.model
+    unused: dict[str, Any] = {} if model.backbone is not None else {"backbone": True}
+    if model.image is not None:
+        added = {"interpolation", "keep_aspect"}
+        unused["image"] = added - model.image.model_dump(exclude_defaults=True).keys()
+    return manifest.model_dump_json(indent=1, exclude={"model": unused})
 
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:

@@ -1,0 +1,57 @@
+"""`kway import`: turns a classifier that another library trained into a bundle, without training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data.messages import printable
+from launch.output_path import explain_write_errors
+
+
+def import_model(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|hub:NAME",
+            help="folder of a transformers or timm classifier, or its name on the hub",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
+    class_names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="text file with one class name per line; default: those of the model"
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="maximum number of tokens of a text; default: that of the tokenizer", min=1
+        ),
+    ] = None,
+    max_gib: Annotated[
+        float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
+    ] = 16,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
+) -> None:
+    """Turn a trained image or text classifier of transformers or timm into a bundle.
+
+    Reads only safetensors weights. The logits of the bundle are compared with those of the original
+    model before the bundle is published.
+    """
+    if out.exists() and not force:
+        raise ValueError(
+            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
+            "to replace it"
+        )
+    from trainer.importing.classifier import ImportOptions, import_classifier
+
+    options = ImportOptions(class_names, max_length, max_gib, force)
+    with explain_write_errors(out, "--out"):
+        found = import_classifier(source, out, options)
+    print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
+    print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
+    if found.num_renamed:
+        print(f"{found.num_renamed:,} classes without a unique name got the number of their class")
+    print(printable(f"{out} is ready: kway serve {out}"))
