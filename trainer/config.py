@@ -17,7 +17,6 @@ from trainer.schedules import Cosine, Schedule
 from trainer.strategies import DDP, StrategyConfig
 from trainer.world import RankGroup
 
-
 Pooling = Literal["auto", "cls", "mean", "classifier"]
 
 

@@ -15,8 +15,8 @@ class ImageConfig(FrozenConfig):
 
     Evaluation resizes the short side to `resize` and crops `size` x `size` pixels at the center or
     at several positions. If `keep_aspect` is false, both sides are resized to `resize`. The device
-    computes `(x / 255 - mean) / std`. Imported models set `interpolation` and `keep_aspect`;
-    random training crops do not use them.
+    computes `(x / 255 - mean) / std`. Imported models set `interpolation`,
+    `keep_aspect` and `crop_offset`; random training crops do not use them.
     """
 
     size: int = Field(224, gt=0, le=4096, description="side of the square input in pixels")
@@ -31,6 +31,11 @@ class ImageConfig(FrozenConfig):
     )
     keep_aspect: bool = Field(
         True, description="whether evaluation keeps the aspect ratio when it resizes an image"
+    )
+    crop_offset: Literal["down", "nearest"] = Field(
+        "down",
+        description="rounding of the offset of the center crop; down: as in transformers, nearest: "
+        "to the nearest integer (a half to the even one), as in timm",
     )
     crops: Literal[1, 5, 10] = Field(
         1,

@@ -262,7 +262,10 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """Map [H, W, C] to [size, size, C]: resize to `resize`, then crop the center."""
     image = resize_for_evaluation(image, config)
-    top, left = ((side - config.size) // 2 for side in image.shape[:2])
+    spare = [side - config.size for side in image.shape[:2]]
+    top, left = (
+        round(pixels / 2) if config.crop_offset == "nearest" else pixels // 2 for pixels in spare
+    )
     return _square(image, top, left, config.size)
 
 

@@ -1,4 +1,4 @@
-"""`kway import`: turns a classifier that another library trained into a bundle, without training."""
+"""`kway import`: turns a classifier of another library into a bundle, without training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,8 @@ def import_model(
     class_names: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="text file with one class name per line; default: those of the model"
+            metavar="FILE",
+            help="text file with one class name per line; default: those of the model",
         ),
     ] = None,
     max_length: Annotated[
@@ -45,7 +46,12 @@ def import_model(
             f"{out} already exists: remove it, choose another folder with --out, or pass --force "
             "to replace it"
         )
+    from transformers.utils import logging
+
     from trainer.importing.classifier import ImportOptions, import_classifier
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
 
     options = ImportOptions(class_names, max_length, max_gib, force)
     with explain_write_errors(out, "--out"):

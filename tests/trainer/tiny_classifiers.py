@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -114,7 +115,6 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     "esm": {**_BERT, "position_embedding_type": "rotary"},
     "eurobert": _DECODER,
     "flaubert": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
-    "funnel": {"d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16, "block_sizes": [1, 1]},
     "gemma": {**_DECODER, "head_dim": 8},
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
     "gpt_neox": _BERT,
@@ -125,16 +125,30 @@ TEXT_MODELS: dict[str, dict[str, Any]] = {
     "mistral": _DECODER,
     "modernbert": {**_BERT, "classifier_pooling": "mean"},
     "mpnet": _BERT,
-    "opt": {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 1, "ffn_dim": 16,
-            "num_attention_heads": 2, "max_position_embeddings": 64},
+    "opt": {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 1,
+        "ffn_dim": 16,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    },
     "qwen2": _DECODER,
     "qwen3": {**_DECODER, "head_dim": 8},
     "rembert": {**_BERT, "input_embedding_size": 8},
     "roberta": _BERT,
     "roberta-prelayernorm": _BERT,
     "roformer": _BERT,
-    "squeezebert": {**_BERT, "embedding_size": 16, "q_groups": 1, "k_groups": 1, "v_groups": 1,
-                    "post_attention_groups": 1, "intermediate_groups": 1, "output_groups": 1},
+    "squeezebert": {
+        **_BERT,
+        "embedding_size": 16,
+        "q_groups": 1,
+        "k_groups": 1,
+        "v_groups": 1,
+        "post_attention_groups": 1,
+        "intermediate_groups": 1,
+        "output_groups": 1,
+    },
     "xlm": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
     "xlm-roberta": _BERT,
     "xlm-roberta-xl": _BERT,
@@ -164,13 +178,9 @@ def save_image_classifier(
     folder: Path, kind: str = "vit", processor: Any = None, **more: Any
 ) -> PreTrainedModel:
     """Save a classifier of images with its processor and return it."""
-    processor = processor or IMAGE_PROCESSORS[
-        "64 pixels" if kind == "mobilevitv2" else "stretched"
-    ]
+    processor = processor or IMAGE_PROCESSORS["64 pixels" if kind == "mobilevitv2" else "stretched"]
     torch.manual_seed(1)
-    model = AutoModelForImageClassification.from_config(
-        config_of(kind, IMAGE_MODELS[kind], **more)
-    )
+    model = AutoModelForImageClassification.from_config(config_of(kind, IMAGE_MODELS[kind], **more))
     return _saved(model, folder, processor)
 
 
@@ -190,13 +200,16 @@ def save_text_classifier(folder: Path, kind: str = "bert", **more: Any) -> PreTr
 
 
 def _saved(model: PreTrainedModel, folder: Path, processor: Any = None) -> PreTrainedModel:
-    # Biases and batch norm statistics are not zero, and convolutions do not shrink their input.
     generator = torch.Generator().manual_seed(2)
     for name, tensor in model.state_dict().items():
-        if tensor.ndim == 4:
-            torch.nn.init.kaiming_normal_(tensor, generator=generator)
-        elif tensor.is_floating_point() and not name.endswith("running_var"):
+        if tensor.is_floating_point() and not name.endswith("running_var"):
             tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
+    norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]
+    if norms:  # otherwise, the features of deep networks would hardly depend on the image
+        for norm in norms:
+            norm.momentum = 1.0
+        with torch.no_grad():
+            model.train()(torch.randn(8, 3, 64, 64, generator=generator))
     model.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)

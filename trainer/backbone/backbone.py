@@ -28,6 +28,7 @@ from trainer.backbone.classifiers import (
     take_last_layer,
 )
 from trainer.backbone.networks import FixedSizeConfig, register_networks
+from trainer.backbone.timm_models import check_timm
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
@@ -209,6 +210,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     Code from the hub is never executed."""
     register_networks()
     settings = _settings(config)
+    check_timm(settings)
     if settings.is_encoder_decoder:
         raise ValueError(
             f"backbone.config.model_type is {settings.model_type}, which is an encoder-decoder: "

@@ -89,4 +89,3 @@ def features_of(output: Any) -> Tensor:
     """Return the features [B, dim] in the output of a model without its last layer."""
     features: Tensor = output.logits
     return features.clone()  # not a view; see `Backbone._pooled`
-

@@ -51,8 +51,8 @@ def write_bundle(
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
     time. Text models require a `tokenizer`. `write_onnx`, if given, must write the backbone in ONNX
     format to the path passed to it. `check`, if given, is called with a folder that contains the
-    complete bundle; if it raises an error, the bundle is not published. Raises ValueError if `path` exists and `force` is false, or if
-    shapes do not match.
+    complete bundle; if it raises an error, the bundle is not published. Raises ValueError if `path`
+    exists and `force` is false, or if shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
@@ -112,7 +112,7 @@ def _json_of(manifest: BundleManifest) -> str:
     model = manifest.model
     unused: dict[str, Any] = {} if model.backbone is not None else {"backbone": True}
     if model.image is not None:
-        added = {"interpolation", "keep_aspect"}
+        added = {"interpolation", "keep_aspect", "crop_offset"}
         unused["image"] = added - model.image.model_dump(exclude_defaults=True).keys()
     return manifest.model_dump_json(indent=1, exclude={"model": unused})
 

@@ -44,7 +44,7 @@ def names_in_file(file: Path, num_classes: int) -> list[str]:
         raise ValueError(f"{file} is not UTF-8 text ({error}): save it as UTF-8") from error
     if len(names) != num_classes:
         raise ValueError(
-            f"{file} has {len(names):,} lines, but the model has {num_classes:,} classes: write one "
-            "class name per line, in the order of the logits"
+            f"{file} has {len(names):,} lines, but the model has {num_classes:,} classes: write "
+            "one class name per line, in the order of the logits"
         )
     return names

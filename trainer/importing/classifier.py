@@ -8,9 +8,9 @@ compared with those of the original library for the same images or texts.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
@@ -18,6 +18,7 @@ from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
+from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import write_bundle
@@ -85,8 +86,14 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
 
     def check(bundle: Path) -> None:
         nonlocal difference
-        with Bundle.open(bundle) as opened:
-            difference = _difference(opened, examples, expected)
+        try:
+            with Bundle.open(bundle) as opened:
+                difference = _difference(opened, examples, expected)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{source}: kway does not support {architecture}, because it does not work with "
+                f"its last linear layer alone removed: {one_line(error)}"
+            ) from error
         if not difference <= TOLERANCE:  # also true for NaN
             raise ValueError(
                 f"{source}: the logits of {architecture} would differ by {difference:.1e} of the "
@@ -127,9 +134,12 @@ def _config(folder: Path, source: str) -> PretrainedConfig:
             f"{source}: config.json does not describe a model of transformers or timm that is "
             f"installed here: {one_line(error)}"
         ) from error
+    if is_timm(config):
+        without_head_arguments(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantized: import the model that it was made from")
     try:
+        check_timm(config)
         classifier_class(config)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from error
@@ -164,7 +174,15 @@ def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedMode
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        SafetensorError,
+    ) as error:
         raise ValueError(
             f"{source}: the weights of {_architecture(config)} cannot be loaded: {one_line(error)}"
         ) from error
@@ -192,9 +210,7 @@ def _examples(
 
 
 @torch.inference_mode()
-def _logits(
-    model: PreTrainedModel, examples: Examples, num_classes: int, source: str
-) -> Tensor:
+def _logits(model: PreTrainedModel, examples: Examples, num_classes: int, source: str) -> Tensor:
     """Return the logits [B, K] of the original model."""
     try:
         logits = torch.cat([model(**inputs).logits for inputs in examples.original])
@@ -239,7 +255,8 @@ def _difference(bundle: Bundle, examples: Examples, expected: Tensor) -> float:
     """Return the largest difference between the bundle's logits and the `expected` ones [B, K],
     relative to the largest logit.
     """
-    features = bundle.load_backbone()(examples.inputs)
+    backbone = bundle.load_backbone()
+    features = torch.cat([backbone(inputs) for inputs in examples.inputs])
     num_classes = bundle.spec.num_classes
     largest = 0.0
     for start in range(0, num_classes, _CLASSES_AT_ONCE):

@@ -19,14 +19,11 @@ from trainer.backbone.compatibility import num_positions_of
 from trainer.bundle.spec import TextSpec
 from trainer.importing.preprocessing import (
     image_config_of,
-    normalized,
     open_processor,
     processed,
     random_image,
-    timm_image_config,
 )
 
-_TIMM = "timm_wrapper"
 _NUM_IMAGES = 2
 _NUM_RANDOM_TOKENS = (1, 5, 23)
 # If neither the tokenizer nor the model states a maximum number of tokens.
@@ -38,11 +35,12 @@ class Examples:
     """Example inputs and the preprocessing with which kway computed them.
 
     `original` are the inputs of the original model, one batch per example, computed by its own
-    processor or tokenizer. `inputs` are those of kway's backbone, all in one batch.
+    processor or tokenizer. `inputs` are those of kway's backbone: images in the same batches, and
+    texts padded in one batch.
     """
 
     original: list[dict[str, Tensor]]
-    inputs: dict[str, Tensor]
+    inputs: list[dict[str, Tensor]]
     image: ImageConfig | None = None
     text: TextSpec | None = None
     tokenizer: Tokenizer | None = None
@@ -59,26 +57,23 @@ class Examples:
 
 def image_examples(folder: Path, model: PreTrainedModel, source: str) -> Examples:
     """Return random images. Raises ValueError if kway cannot reproduce the preprocessing."""
-    config = model.config
-    images = []
-    if config.model_type == _TIMM:
-        image = timm_image_config(config, source)
-        images = [random_image(number, image.channels) for number in range(_NUM_IMAGES)]
-        # timm's own transform crops at an offset that is rounded differently (docs/import.md).
-        pixels = [normalized(each, image) for each in images]
-    else:
-        processor = open_processor(folder, source)
-        image = image_config_of(processor, _channels(config), source)
-        images = [random_image(number, image.channels) for number in range(_NUM_IMAGES)]
-        pixels = [processed(processor, each) for each in images]
-    original = [{"pixel_values": torch.from_numpy(each).float()[None]} for each in pixels]
-    own = torch.from_numpy(np.stack([for_evaluation(each, image) for each in images]))
-    return Examples(original, {"pixel_values": own}, image=image)
+    processor = open_processor(folder, source)
+    image = image_config_of(processor, _channels(model.config), source)
+    images = [random_image(number, image.channels) for number in range(_NUM_IMAGES)]
+    original = [torch.from_numpy(processed(processor, each)).float()[None] for each in images]
+    # One image per batch, as in the original model: other batch sizes are rounded differently.
+    own = [torch.from_numpy(for_evaluation(each, image))[None] for each in images]
+    return Examples(
+        [{"pixel_values": pixels} for pixels in original],
+        [{"pixel_values": pixels} for pixels in own],
+        image=image,
+    )
 
 
 def _channels(config: PretrainedConfig) -> int:
     vision = getattr(config, "vision_config", config)
-    return int(getattr(vision, "num_channels", 3))
+    timm = getattr(config, "pretrained_cfg", None) or {}
+    return int(getattr(vision, "num_channels", timm.get("input_size", (3,))[0]))
 
 
 def text_examples(
@@ -117,7 +112,7 @@ def text_examples(
         )
     return Examples(
         encoded,
-        pad_tokens(tokens, tokenizer.pad_id, max_length=length),
+        [pad_tokens(tokens, tokenizer.pad_id, max_length=length)],
         text=TextSpec(max_length=length),
         tokenizer=tokenizer,
     )

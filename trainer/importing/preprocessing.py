@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from pydantic import ValidationError
-from transformers import AutoImageProcessor, PretrainedConfig
+from transformers import AutoImageProcessor
 
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
@@ -67,27 +67,6 @@ def image_config_of(processor: Any, channels: int, source: str) -> ImageConfig:
     )
 
 
-def timm_image_config(config: PretrainedConfig, source: str) -> ImageConfig:
-    """Return the evaluation transform of a timm model from its `pretrained_cfg`."""
-    settings = {**getattr(config, "pretrained_cfg", {})}
-    channels, height, width = settings.get("test_input_size") or settings["input_size"]
-    crop, mode = settings.get("test_crop_pct") or settings["crop_pct"], settings.get("crop_mode")
-    if height != width or mode not in (None, "center", "squash"):
-        raise ValueError(
-            f"{source}: its input of {width} x {height} pixels with crop_mode={mode} cannot be "
-            "reproduced: kway crops a square at the center of an image"
-        )
-    return ImageConfig(
-        size=height,
-        resize=math.floor(height / crop),
-        interpolation=settings["interpolation"],
-        keep_aspect=mode != "squash",
-        channels=channels,
-        mean=tuple(settings["mean"]),
-        std=tuple(settings["std"]),
-    )
-
-
 def random_image(number: int, channels: int) -> _Pixels:
     """Return a random image uint8 [H, W, C] of size `TEST_SIZES[number]`."""
     rng = np.random.default_rng(number)
@@ -97,7 +76,7 @@ def random_image(number: int, channels: int) -> _Pixels:
 def processed(processor: Any, image: _Pixels) -> _Pixels:
     """Return the pixels [C, H, W] that an image processor computes."""
     opened = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image)
-    found: _Pixels = np.asarray(processor(opened, return_tensors="np")["pixel_values"][0])
+    found: _Pixels = np.asarray(processor(opened, return_tensors="pt")["pixel_values"][0])
     return found
 
 
@@ -108,9 +87,7 @@ def normalized(image: _Pixels, config: ImageConfig) -> _Pixels:
     return result
 
 
-def _normalization(
-    processor: Any, channels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _normalization(processor: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and std of each channel, so that (x / 255 - mean) / std is the normalization.
 
     They are computed from a black and a white image, because processors may also use another
@@ -126,9 +103,11 @@ def _normalization(
         raise ValueError("white pixels must have larger values than black pixels")
     std = 1 / (white.astype(np.float64) - black)
     mean = -black * std
+    settings = getattr(processor, "data_config", None) or {  # of timm
+        name: getattr(processor, f"image_{name}", None) for name in ("mean", "std")
+    }
     stated = [
-        np.broadcast_to(np.float64(getattr(processor, name, None) or np.nan), channels)
-        for name in ("image_mean", "image_std")
+        np.broadcast_to(np.float64(settings[name] or np.nan), channels) for name in ("mean", "std")
     ]
     if np.allclose(stated, [mean, std], rtol=1e-5, atol=1e-6):
         mean, std = stated
@@ -137,6 +116,9 @@ def _normalization(
 
 def _geometries(processor: Any) -> Iterator[dict[str, Any]]:
     """Yield the settings of resizing and cropping that the processor may mean."""
+    if hasattr(processor, "data_config"):
+        yield from _timm_geometries(processor.data_config)
+        return
     size, crop = getattr(processor, "size", None), getattr(processor, "crop_size", None)
     if not getattr(processor, "do_resize", False) or not size:
         return
@@ -156,6 +138,17 @@ def _geometries(processor: Any) -> Iterator[dict[str, Any]]:
                 "interpolation": method.name.lower(),
                 "keep_aspect": keep_aspect,
             }
+
+
+def _timm_geometries(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    size = settings["input_size"][1]
+    yield {
+        "size": size,
+        "resize": math.floor(size / settings["crop_pct"]),
+        "interpolation": settings["interpolation"],
+        "keep_aspect": settings["crop_mode"] != "squash",
+        "crop_offset": "nearest",
+    }
 
 
 def _side(size: Any) -> int:

@@ -81,7 +81,7 @@ def conversion_of_folder(source: str) -> str:
     """Return the part of a message that explains how to convert a folder with a pickle."""
     name = source.removeprefix(HUB)
     return (
-        "a pickle, which kway does not read: convert it with `python -c \"import transformers as t; "
+        'a pickle, which kway does not read: convert it with `python -c "import transformers as t; '
         f"n = '{name}'; m = getattr(t, t.AutoConfig.from_pretrained(n).architectures[0]); "
         "m.from_pretrained(n).save_pretrained('converted')\"`, and copy the other files"
     )
