@@ -1,6 +1,7 @@
 """What `kway import` writes, and what it rejects."""
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.hub import serve_model
+from tests.system.processes import KWAY, environment
 from tests.trainer.tiny_classifiers import (
     IMAGE_MODELS,
     IMAGE_PROCESSORS,
@@ -253,3 +256,31 @@ def test_a_timm_model_cannot_name_files_or_the_hub():
     ):
         with pytest.raises(ValueError, match=reason):
             check_timm(TimmWrapperConfig(**options))
+
+
+def run_import(source: str, out: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process, because huggingface_hub reads its environment on import."""
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(out.with_name("cache")), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(
+        [*KWAY, "import", source, "-o", out],
+        env={**environment(), **hub},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
+    model = save_image_classifier(tmp_path / "model")
+    for name in ("pytorch_model.bin", "code.py"):
+        (tmp_path / "model" / name).write_bytes(b"never read")
+    with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
+        out = tmp_path / "bundle"
+        done = run_import("hub:team/animals", out, endpoint)
+        missing = run_import("hub:team/plants", tmp_path / "plants", endpoint)
+    assert done.returncode == 0, done.stderr
+    assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
+    with Bundle.open(out) as bundle:
+        assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
+    assert missing.returncode == 2
+    assert "hub:team/plants was not found on the hub" in missing.stderr

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainer.bundle.spec import ClassEntry
 
@@ -31,7 +32,7 @@ def class_entries(names: Sequence[str]) -> list[ClassEntry]:
     return entries
 
 
-def names_of_config(id2label: Mapping[int, str], num_classes: int) -> list[str]:
+def names_of_config(id2label: Mapping[Any, str], num_classes: int) -> list[str]:
     """Return the names of a transformers configuration, empty where it has none."""
     return [str(id2label.get(number, "")) for number in range(num_classes)]
 

@@ -72,11 +72,11 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     loss = _loss(config, source)
     model = _load(folder, config, source)
     examples = _examples(folder, model, source, options)
-    num_classes = config.num_labels
+    num_classes = config.num_labels or 0
     expected = _logits(model, examples, num_classes, source)
     layer = _last_layer(model, source)
     names = (
-        names_of_config(config.id2label, num_classes)
+        names_of_config(config.id2label or {}, num_classes)
         if options.class_names is None
         else names_in_file(options.class_names, num_classes)
     )

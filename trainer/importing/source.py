@@ -3,7 +3,6 @@
 Only JSON, text and safetensors files are read. Pickles and code are not.
 """
 
-import logging
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -98,13 +97,12 @@ def _not_a_folder(file: Path) -> str:
 
 
 def _downloaded(name: str, max_gib: float) -> Path:
-    patterns = {"allow_patterns": list(_READ), "ignore_patterns": ["*/*"]}
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        listed = snapshot_download(name, dry_run=True, allow_patterns=None, ignore_patterns=["*/*"])
-        files = {file.filename: file.file_size for file in listed}
-        check_files(f"{HUB}{name}", files, max_gib)
-        return Path(snapshot_download(name, **patterns))
+        listed = snapshot_download(name, dry_run=True, ignore_patterns=["*/*"])
+        check_files(
+            f"{HUB}{name}", {file.filename: file.file_size or 0 for file in listed}, max_gib
+        )
+        return Path(snapshot_download(name, allow_patterns=list(_READ), ignore_patterns=["*/*"]))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise FileNotFoundError(
             f"{HUB}{name} was not found on the hub, or the hub cannot be reached "
