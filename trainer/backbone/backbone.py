@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import (
@@ -29,6 +31,7 @@ from trainer.backbone.classifiers import (
 )
 from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.backbone.timm_models import check_timm
+from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
@@ -159,7 +162,38 @@ def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Bac
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
     assert isinstance(config, BackboneConfig)
+    if config.name is None and config.config is None:
+        config = _of_bundle(config)
     return _of_transformers(config, image)
+
+
+def _of_bundle(config: BackboneConfig) -> BackboneConfig:
+    """Return the configuration of the encoder in the bundle `config.init`, with the pooling of the
+    bundle unless the recipe sets another one.
+    """
+    assert config.init is not None
+    spec = read_manifest(config.init).model
+    if spec.backbone is not None:
+        raise ValueError(
+            f"backbone.init is {config.init}, whose backbone is imported: set "
+            f"backbone.kind={spec.backbone.kind}"
+        )
+    pooling = spec.pooling if config.pooling == "auto" else config.pooling
+    return BackboneConfig(
+        name=str(config.init / ENCODER), pooling=pooling, batch_norm=config.batch_norm
+    )
+
+
+def load_weights(backbone: Backbone, bundle: Path, *, source: str) -> None:
+    """Load the weights of a bundle's backbone. `source` describes the architecture in messages.
+
+    Raises ValueError if they do not match.
+    """
+    file = bundle / BACKBONE
+    try:
+        load_model(backbone, str(file), strict=True)
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
 
 
 def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:

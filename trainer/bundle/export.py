@@ -102,7 +102,7 @@ def _evaluation(
 def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
-        pooling=trained.recipe.backbone.pooling,
+        pooling=trained.task.backbone.pooling,
         backbone=_backbone_spec(trained.recipe.backbone),
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
