@@ -149,6 +149,17 @@ class ServingConfig(BaseModel):
             "be repeated",
         )
     )
+    drift_period: Annotated[int | None, Option()] = Field(
+        None,
+        ge=100,
+        description="number of inputs per class after which the share of passing inputs is "
+        "compared with that of the first period (default: drift is not monitored)",
+    )
+    query_log: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        None,
+        description="folder for logs of the numbers of each query, without its inputs "
+        "(default: queries are not logged)",
+    )
     max_watches: int = Field(1000, gt=0, description="maximum total number of watches")
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
@@ -207,7 +218,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "galleries")
+    @field_validator("token_file", "galleries", "query_log")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

@@ -19,9 +19,11 @@ from serving.answer import Query, answer, make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
+from serving.drift import DriftMonitor
 from serving.limits import Uploads
 from serving.model import Model
-from serving.schemas import Answer
+from serving.query_log import QueryLog
+from serving.schemas import Answer, ClassDrift
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
@@ -101,6 +103,10 @@ class Service:
             max_queued=config.max_queued_inputs,
         )
         model.self_check()
+        self._query_log = None if config.query_log is None else QueryLog(config.query_log)
+        self.drift: DriftMonitor | None = None
+        if config.drift_period is not None:
+            self.drift = DriftMonitor(config.drift_period, self._log_period)
 
     def check_health(self) -> None:
         """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
@@ -114,6 +120,10 @@ class Service:
         """Return the number of requests in progress and the number of inputs waiting for the
         model."""
         return self._slots.in_use, self._batcher.num_queued()
+
+    def num_monitored(self) -> tuple[int, int]:
+        """Return how many classes are monitored for drift, and how many of them have drifted."""
+        return (0, 0) if self.drift is None else self.drift.num_monitored()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
@@ -184,7 +194,19 @@ class Service:
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
         """Compute the verdicts for each input. Raises the same exceptions as `features`."""
         features = await self.features(inputs)
-        return await self.in_thread(answer, self.model.bundle, features, query)
+        found: Answer = await self.in_thread(answer, self.model.bundle, features, query)
+        self._observe(found)
+        return found
+
+    def _observe(self, found: Answer) -> None:
+        if self.drift is not None:
+            self.drift.add_answer(found)
+        if self._query_log is not None:
+            self._query_log.add_answer(found)
+
+    def _log_period(self, drift: ClassDrift) -> None:
+        if self._query_log is not None:
+            self._query_log.add_period(drift)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.

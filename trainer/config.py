@@ -198,6 +198,12 @@ class EvalConfig(FrozenConfig):
     batch: int = Field(512, gt=0, description="number of samples per rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
+    confidence: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="confidence of the guarantees and intervals of the thresholds for `recalls`",
+    )
     marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
         (),
         description="values of k for marginalized top-k accuracy, which differs from top-k "

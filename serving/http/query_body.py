@@ -27,8 +27,8 @@ from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
-    "target recall that selects the threshold: the class's own threshold or, if the class has too "
-    "few validation samples, the threshold pooled over all classes"
+    "target recall that selects the threshold of each class. `threshold_source` in the response "
+    "states whether the class has enough validation samples to guarantee the recall"
 )
 
 

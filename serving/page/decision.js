@@ -67,7 +67,7 @@ export class Decision extends EventTarget {
     if (recall !== undefined) {
       // Short enough for one line in a wide window: if the text wrapped, the tabs would move just
       // as a user clicks them.
-      meaning = `Yes at or above the ${percent(recall)} recall threshold, which is pooled over all classes if a class has few validation samples.`;
+      meaning = `Yes at or above the ${percent(recall)} recall threshold of the class, which is guaranteed, estimated or pooled: see below the verdict.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${score} is at least ${threshold}.`;
     }

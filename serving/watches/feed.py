@@ -148,6 +148,9 @@ class Feed:
         features = await service.when_queue_has_room(lambda: service.features([content], _FIELD))
         matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
         self._feeds.counts.count_hits(len(matches))
+        if service.drift is not None:
+            passed = {(match.class_id, match.threshold) for match in matches}
+            service.drift.add_frame(plan.monitored, passed)
         own = []
         for match in matches:
             hit = self._hit(frame, match)

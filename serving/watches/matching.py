@@ -88,6 +88,7 @@ class MatchPlan:
         self._columns = torch.tensor(
             [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
         )
+        self.monitored = {(criterion.class_id, criterion.threshold) for _, criterion in pairs}
         # Compare in float64, as queries do, so that both agree at the threshold.
         self._thresholds = torch.tensor(
             [criterion.threshold for _, criterion in pairs], dtype=torch.float64

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.schemas import ClassThreshold, ErrorDetail, Id
+from serving.schemas import ClassDrift, ClassThreshold, ErrorDetail, Id
 from serving.watches.watch import FeedName
 
 FrameTime = (
@@ -107,6 +107,11 @@ class WatchInfo(BaseModel):
     ttl_seconds: float
     created_at: datetime
     expires_at: datetime
+    drift: list[ClassDrift] = Field(
+        [],
+        description="one entry per class for which this replica has completed two periods "
+        "(`--drift-period`)",
+    )
 
 
 class WatchList(BaseModel):

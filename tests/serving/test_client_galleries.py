@@ -70,7 +70,7 @@ def test_a_search_with_a_threshold_yields_only_matches(url: str) -> None:
     assert [hit.item for hit in found] == matching
     assert (none.hits, none.matches, none.threshold) == ([], 0, 1e6)
     assert none.threshold_source == "request"
-    assert (at_recall.threshold, at_recall.threshold_source) == (1.0, "class")
+    assert (at_recall.threshold, at_recall.threshold_source) == (1.0, "guaranteed")
 
 
 def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str) -> None:

@@ -54,7 +54,7 @@ def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(mo
 def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> None:
     query = make_query(model.bundle, ["malamute", "7"], recall=0.9)
     own, pooled = model.answer([model.prepare(photo(9, 9))], query).results[0].verdicts
-    assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
+    assert (own.threshold, own.threshold_source, own.match) == (1.0, "guaranteed", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 

@@ -152,7 +152,7 @@ class Bundle:
         return self.spec.logits(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
-        """Return the threshold of a class at `recall`: its own or the pooled one.
+        """Return the threshold of a class at `recall`, and what it promises.
 
         Raises ValueError if the bundle contains no thresholds for this recall.
         """

@@ -18,7 +18,7 @@ from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
-from serving.schemas import ClassThreshold
+from serving.schemas import ClassDrift, ClassThreshold
 from serving.service import InProgress, Service
 from serving.watches.listeners import listen_to
 from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
@@ -233,13 +233,26 @@ async def _described(service: Service, watch: Watch) -> WatchInfo:
 
 
 def _describe(service: Service, watch: Watch) -> WatchInfo:
+    classes = [_describe_class(service, watch, name) for name in watch.classes]
     return WatchInfo(
         **watch.model_dump(include={"id", "label", "recall", "threshold", "ttl_seconds"}),
-        classes=[_describe_class(service, watch, name) for name in watch.classes],
+        classes=classes,
+        drift=_drift(service, classes),
         feeds=list(watch.feeds),
         created_at=datetime.fromtimestamp(watch.created_at, UTC),
         expires_at=datetime.fromtimestamp(watch.expires_at, UTC),
     )
+
+
+def _drift(service: Service, classes: Sequence[ClassThreshold]) -> list[ClassDrift]:
+    if service.drift is None:
+        return []
+    found = [
+        service.drift.of(one.class_id, one.threshold)
+        for one in classes
+        if one.threshold is not None
+    ]
+    return [one for one in found if one is not None]
 
 
 def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold:

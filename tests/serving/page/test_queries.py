@@ -48,7 +48,7 @@ def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, 
     yes = sum(card[1][2] == "Yes" for card in expected)
     expect(page.locator("#summary")).to_contain_text(f"{NAMES[6]}: yes for {yes} of 7")
     assert (
-        page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, specific to")
+        page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, recall 90%")
     )
 
 
@@ -127,15 +127,22 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
 ) -> None:
     choose_classes(page, 0, 6)
     add_images(page, image(0))
-    expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
+    expect(page.locator("#decision-meaning")).to_contain_text("guaranteed, estimated or pooled")
     own, pooled = (page.locator(".source").nth(index) for index in range(2))
-    expect(own).to_contain_text("specific to this class · expected precision 62.5%")
-    expect(pooled).to_contain_text("pooled over all classes · expected precision 25%")
+    expect(own).to_contain_text("recall 90% guaranteed · expected precision 62.5% (34.8% to 83")
+    expect(pooled).to_contain_text("pooled over all classes · expected precision unknown")
     lines = page.locator("#thresholds li")
     expect(lines).to_have_count(2)
-    expect(lines.first).to_contain_text("Set on 5 validation samples of this class")
-    pooled = "30 validation samples of all classes, but none of this class"
-    expect(lines.last).to_contain_text(pooled)
+    guarantee = "At least 90% of new samples of this class pass, with confidence 90%."
+    expect(lines.first).to_contain_text(guarantee)
+    expect(lines.first).to_contain_text("5 of the 5 validation samples of this class and 3 samples")
+    for text in (
+        "Not set for this class. About 90%, between 70% and 98% of new samples of this class pass",
+        "In 25% of the classes, fewer than 90% of the validation samples pass.",
+        "No validation sample is of this class; 4 samples of other classes reach the threshold.",
+    ):
+        expect(lines.last).to_contain_text(text)
+    assert "at least" not in lines.last.inner_text().lower()
     page.get_by_label("Score threshold").fill("1")
     expect(lines).to_have_count(0)
 
