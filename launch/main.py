@@ -15,6 +15,7 @@ import typer
 from data.extras import missing_extra
 from data.messages import printable
 from launch.commands import (
+    calibrate,
     demo,
     doctor,
     evaluate,
@@ -50,6 +51,7 @@ app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("import")(import_model.import_model)
+app.command("calibrate")(calibrate.calibrate)
 app.command("index")(index.index)
 app.command("serve")(serve.command)
 app.command("query")(query.query)

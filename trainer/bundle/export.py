@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx
+from trainer.bundle.model_card import thresholds_section
 from trainer.bundle.spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
@@ -22,7 +22,6 @@ from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.run_evaluation import EvaluationRequest
 from trainer.imports import source_version
-from trainer.promises import KINDS
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
@@ -174,7 +173,6 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
         "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
     query = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
-    promises = "\n".join(_promise_rows(thresholds))
     return f"""# {recipe.run.name}
 
 A classifier for {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} from
@@ -198,39 +196,12 @@ The auprc and precision metrics measure how well the logit of a class, on its ow
 samples from all others; they are means over classes, measured on the split that also sets the
 thresholds, so expect slightly lower values on new data.
 
-## Thresholds
-
-The kind of a class's threshold states what it promises at a recall, if new samples come from the
-distribution of this split. `guaranteed`: at least the recall's fraction of new samples of the class
-pass, with confidence {evaluation.promises.confidence:g}. `shrunk`: an estimate from the class and
-similar classes, not a guarantee. `pooled`: one threshold for all classes, which many classes miss.
-The last two columns are means over the classes with samples: the fraction of the class's samples
-that pass, and the fraction of the passing samples that belong to the class (expected precision).
-
-| recall | kind | classes | samples that pass | expected precision |
-|---|---|---|---|---|
-{promises}
-
+{thresholds_section(thresholds)}
 ## Use
 
     kway query BUNDLE --class "{trained.manifest.classes[0].name}" {query}
     kway serve BUNDLE
 """
-
-
-def _promise_rows(thresholds: ClassThresholds) -> Iterator[str]:
-    assert thresholds.reached is not None
-    assert thresholds.kinds is not None
-    for column, entry in enumerate(thresholds.recalls):
-        of_class, of_any = thresholds.reached[:, column].T
-        for number, kind in enumerate(KINDS):
-            used = thresholds.kinds[:, column] == number
-            measured = used & (thresholds.positives > 0)
-            passing = precision = "-"
-            if measured.any():
-                passing = f"{(of_class[measured] / thresholds.positives[measured]).mean():.3f}"
-                precision = f"{(of_class[measured] / np.maximum(of_any[measured], 1)).mean():.3f}"
-            yield f"| {entry.recall:g} | {kind} | {int(used.sum())} | {passing} | {precision} |"
 
 
 def _head_of(head: HeadConfig) -> str:

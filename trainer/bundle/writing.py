@@ -22,12 +22,14 @@ from trainer.bundle.spec import (
     ONNX,
     SPEC,
     TENSOR,
+    THRESHOLDS,
     TOKENIZER,
     WEIGHTS,
     BundleManifest,
     BundleSpec,
     ClassEntry,
     FileEntry,
+    read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds
 
@@ -90,6 +92,40 @@ def write_bundle(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def rewrite_bundle(path: Path, out: Path, *, thresholds: ClassThresholds, model_card: str) -> None:
+    """Write the bundle `path` with other thresholds and another model card to `out`, atomically.
+
+    Unchanged files are hard links if `out` is on the same file system. `out` replaces an existing
+    bundle.
+    """
+    manifest = read_manifest(path)
+    model = manifest.model.model_copy(update={"recalls": tuple(thresholds.recalls)})
+    kept = manifest.files.keys() - {CARD, THRESHOLDS}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
+    try:
+        thresholds.write(temporary, model.num_classes)
+        (temporary / CARD).write_text(model_card, encoding="utf-8")
+        files = {name: manifest.files[name] for name in kept} | _describe_files(temporary)
+        for name in kept:
+            _link(path / name, temporary / name)
+        renewed = BundleManifest(model=model, files=dict(sorted(files.items())))
+        (temporary / SPEC).write_text(_json_of(renewed) + "\n", encoding="utf-8")
+        _make_durable(temporary)
+        _publish(temporary, out, force=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _link(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, target)
 
 
 def _write_classes(
