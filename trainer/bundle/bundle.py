@@ -55,7 +55,7 @@ class Bundle:
     demand.
 
     `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
-    is None if the model was not evaluated.
+    is None if the bundle contains none.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
@@ -158,8 +158,8 @@ class Bundle:
         """
         if self.thresholds is None:
             raise ValueError(
-                "this bundle contains no thresholds, because its run was not evaluated: pass a "
-                "threshold"
+                "this bundle contains no thresholds: pass a threshold, or add thresholds with "
+                "`kway calibrate`"
             )
         return self.thresholds.of(class_id, recall)
 
