@@ -13,8 +13,9 @@ def import_model(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER|hub:NAME",
-            help="folder of a transformers or timm classifier, or its name on the hub",
+            metavar="FOLDER|hub:NAME|FILE.yaml",
+            help="folder of a transformers or timm classifier, its name on the hub, or a file that "
+            "describes the files of a Partial FC run",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
@@ -36,7 +37,7 @@ def import_model(
     ] = 16,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
-    """Turn a trained image or text classifier of transformers or timm into a bundle.
+    """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
 
     Reads only safetensors weights. The logits of the bundle are compared with those of the original
     model before the bundle is published.
@@ -49,13 +50,17 @@ def import_model(
     from transformers.utils import logging
 
     from trainer.importing.classifier import ImportOptions, import_classifier
+    from trainer.importing.partial_fc import import_partial_fc
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
     options = ImportOptions(class_names, max_length, max_gib, force)
     with explain_write_errors(out, "--out"):
-        found = import_classifier(source, out, options)
+        if source.endswith((".yaml", ".yml")):
+            found = import_partial_fc(Path(source), out, options)
+        else:
+            found = import_classifier(source, out, options)
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:

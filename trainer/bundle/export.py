@@ -15,13 +15,11 @@ from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.model_card import thresholds_section
-from trainer.bundle.spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, TextSpec
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
-from trainer.bundle.writing import write_bundle
-from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.run_evaluation import EvaluationRequest
-from trainer.imports import source_version
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
@@ -114,7 +112,7 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
         pooling=trained.task.backbone.pooling,
-        backbone=_backbone_spec(trained.recipe.backbone),
+        backbone=backbone_spec(trained.recipe.backbone),
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         num_classes=head.num_classes,
@@ -129,13 +127,6 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
         dim=head.dim,
         recalls=tuple(thresholds.recalls),
     )
-
-
-def _backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
-    if not isinstance(config, ImportedBackbone):
-        return None
-    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
-    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
 
 
 def _tokenizer(text: TextConfig | None) -> Tokenizer | None:

@@ -25,6 +25,7 @@ from trainer.bundle.spec import (
     THRESHOLDS,
     TOKENIZER,
     WEIGHTS,
+    BackboneSpec,
     BundleManifest,
     BundleSpec,
     ClassEntry,
@@ -32,6 +33,8 @@ from trainer.bundle.spec import (
     read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds
+from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.imports import source_version
 
 
 def write_bundle(
@@ -92,6 +95,14 @@ def write_bundle(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
+    """Return the specification of an imported backbone, or None for other backbones."""
+    if not isinstance(config, ImportedBackbone):
+        return None
+    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
+    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
 
 
 def rewrite_bundle(path: Path, out: Path, *, thresholds: ClassThresholds, model_card: str) -> None:

@@ -91,7 +91,7 @@ def _not_a_folder(file: Path) -> str:
         return (
             f"{file} is a pickle, which kway does not read: save the model with save_pretrained "
             "(transformers) or timm.models.save_for_hf (timm, with safe_serialization=True), and "
-            "pass the folder"
+            "pass the folder; for Partial FC, convert it as in docs/import.md"
         )
     return f"{file} is a file: pass the folder that contains it and {CONFIG}"
 
