@@ -35,6 +35,9 @@ def import_model(
     max_gib: Annotated[
         float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
     ] = 16,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
     """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
@@ -55,7 +58,7 @@ def import_model(
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
-    options = ImportOptions(class_names, max_length, max_gib, force)
+    options = ImportOptions(class_names, max_length, max_gib, onnx, force)
     with explain_write_errors(out, "--out"):
         if source.endswith((".yaml", ".yml")):
             found = import_partial_fc(Path(source), out, options)

@@ -10,6 +10,11 @@ from trainer.promises import KINDS
 
 _HEADING = "## Thresholds"
 _NEXT = "## Use"
+NO_THRESHOLDS = f"""{_HEADING}
+
+The bundle has no thresholds, so queries return scores. `kway calibrate BUNDLE SHARDS` adds
+thresholds from labeled samples.
+"""
 
 
 def thresholds_section(thresholds: ClassThresholds) -> str:

@@ -18,8 +18,10 @@ from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
+from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.bundle.bundle import Bundle
+from trainer.bundle.model_card import NO_THRESHOLDS
 from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import write_bundle
 from trainer.importing.class_names import class_entries, names_in_file, names_of_config
@@ -39,12 +41,14 @@ _REQUIRED = (
 @dataclass(frozen=True)
 class ImportOptions:
     """Options of an import. `class_names` is a file with one name per class, and `max_length` is
-    the maximum number of tokens of a text; both replace those of the model.
+    the maximum number of tokens of a text; both replace those of the model. If `onnx` is true, the
+    backbone is also written for onnxruntime.
     """
 
     class_names: Path | None = None
     max_length: int | None = None
     max_gib: float = 16.0
+    onnx: bool = False
     force: bool = False
 
 
@@ -100,9 +104,10 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
                 f"largest logit: kway supports models that {_REQUIRED[examples.image is None]}"
             )
 
+    backbone = _backbone(model, examples)
     write_bundle(
         out,
-        backbone=_backbone(model, examples),
+        backbone=backbone,
         spec=BundleSpec(
             pooling="classifier",
             image=examples.image,
@@ -119,6 +124,9 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
         weight_blocks=_rows(layer).split(_CLASSES_AT_ONCE),
         model_card=_model_card(source, architecture, num_classes, loss, examples, entries[0].name),
         tokenizer=examples.tokenizer,
+        write_onnx=(
+            (lambda file: write_onnx(backbone, examples.image, file)) if options.onnx else None
+        ),
         check=check,
         force=options.force,
     )
@@ -287,11 +295,7 @@ was trained.
 | loss | {loss.kind}, {alignment} with the Principle of Logit Separation |
 | input | {examples.description} |
 
-## Thresholds
-
-The bundle has no thresholds, so queries return scores. `kway calibrate BUNDLE SHARDS` adds
-thresholds from labeled samples.
-
+{NO_THRESHOLDS}
 ## Use
 
     kway query BUNDLE --class "{example}" {query}

@@ -24,7 +24,9 @@ from data.messages import one_line
 from heads.logits import Cosine
 from heads.losses import CrossEntropy
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
+from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.bundle import Bundle
+from trainer.bundle.model_card import NO_THRESHOLDS
 from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.config import BackboneConfig, ImportedBackbone
@@ -134,6 +136,9 @@ def import_partial_fc(file: Path, out: Path, options: ImportOptions) -> Imported
         thresholds=None,
         weight_blocks=rows.blocks(),
         model_card=_model_card(file, config, num_classes),
+        write_onnx=(
+            (lambda file: write_onnx(backbone, config.image, file)) if options.onnx else None
+        ),
         check=check,
         force=options.force,
     )
@@ -229,11 +234,7 @@ Nothing was trained.
 | loss | NOT aligned with the Principle of Logit Separation |
 | input | images, {image.size} x {image.size} x {image.channels} |
 
-## Thresholds
-
-The bundle has no thresholds, so queries return scores. `kway calibrate BUNDLE SHARDS` adds
-thresholds from labeled samples.
-
+{NO_THRESHOLDS}
 ## Use
 
     kway query BUNDLE --class NAME IMAGE
