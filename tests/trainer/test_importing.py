@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from serving.model import Model
 from tests.hub import serve_model
 from tests.system.processes import KWAY, environment
 from tests.trainer.tiny_classifiers import (
@@ -284,3 +285,12 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
     assert missing.returncode == 2
     assert "hub:team/plants was not found on the hub" in missing.stderr
+
+
+@pytest.mark.parametrize("save", [save_image_classifier, save_text_classifier])
+def test_the_backbone_can_also_be_exported_to_onnx(save, tmp_path):
+    save(tmp_path / "model")
+    imported(tmp_path / "model", onnx=True)
+    model = Model.open(tmp_path / "bundle")
+    assert model.engine == "onnxruntime"
+    model.self_check()
