@@ -7,8 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from heads import ClassRows
+from heads import ClassHead, ClassRows
+from heads.losses import CrossEntropy
 from tests.heads.cases import label_tree
+from tests.ranks import rank_world, run_on_ranks
 from trainer.promises import KINDS, Promises, least_positives, make_promises
 from trainer.promises.bounds import (
     exact_pass_rates,
@@ -16,7 +18,7 @@ from trainer.promises.bounds import (
     guaranteed_rank,
     wilson_interval,
 )
-from trainer.promises.class_groups import groups_of_rows, groups_of_tree
+from trainer.promises.class_groups import groups_of_head, groups_of_rows, groups_of_tree
 
 # 0.999 quantile of the number of standard errors by which a share may differ from its expectation.
 Z = 3.1
@@ -242,3 +244,15 @@ def test_classes_are_grouped_by_the_direction_of_their_rows():
     groups = groups_of_rows(blocks, 96, 16)
     assert groups.max() < 3
     assert all(len(set(of_center[groups == each].tolist())) == 1 for each in set(groups))
+
+
+def groups_on(class_ranks: int | None) -> np.ndarray:
+    head = ClassHead(8, 150, CrossEntropy(), mesh=rank_world(class_ranks).mesh, init_std=1.0)
+    return groups_of_head(head)
+
+
+def test_every_rank_finds_the_groups_of_a_single_process():
+    expected = groups_on(None)
+    assert len(set(expected)) == 4  # 150 classes // 32
+    for found in run_on_ranks(2, groups_on, 2):
+        np.testing.assert_array_equal(found, expected)

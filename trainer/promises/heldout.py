@@ -22,7 +22,7 @@ from trainer.promises.centers import ClassCenters
 LEAST_CLASSES = 30  # the spread of the pass rates of fewer classes is not known well enough
 _MOST_CLASSES = 4096
 _MOST_SAMPLES = 512  # of a class
-_LEAST_PAIRS = 65_536
+_LEAST_PAIRS = 16_384
 _LEAST_ROUNDS = 4
 
 
