@@ -12,8 +12,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-# setup.py and _jpeg.c: the C extension is built again if they change.
-$(READY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c
+# setup.py and the C files: the C extensions are built again if they change.
+$(READY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c heads/losses/_polynomials.c
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch

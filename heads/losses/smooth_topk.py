@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
+from heads.losses.log_polynomials import log_polynomials
 from heads.losses.symmetric import (
     SymmetricStatistics,
-    log_polynomials,
     merge_statistics,
     no_scores,
     symmetric_statistics,

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, group_rank
+from heads.losses.log_polynomials import log_polynomials
 from heads.losses.symmetric import (
     SymmetricStatistics,
-    log_polynomials,
     merge_statistics,
     no_scores,
     symmetric_statistics,
