@@ -234,11 +234,16 @@ def rows(name: str, tallies: dict[tuple[float, str], Tally]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for shards and runs")
+    numbers = range(len(DATA_SETS))
+    parser.add_argument(
+        "numbers", nargs="*", type=int, choices=numbers, help="data sets to check; default: all"
+    )
     options = parser.parse_args(arguments)
     print(HEADER, "|---" * 10 + "|", sep="\n")
     broken = []
     with open_world("cpu") as world:
-        for number, data in enumerate(DATA_SETS):
+        for number in options.numbers or numbers:
+            data = DATA_SETS[number]
             found = scores_of(data, options.out / str(number), world)
             tallies = check(found, np.random.default_rng(number))
             print(*rows(data.name, tallies), sep="\n", flush=True)

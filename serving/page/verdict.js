@@ -78,6 +78,12 @@ function precisionText(decided) {
   return `${precisionOf([decided])}${range}`;
 }
 
+// The kinds of the thresholds of several classes.
+export function kindsOf(classes) {
+  const words = { guaranteed: "guaranteed", shrunk: "estimated", pooled: "pooled", empirical: "not guaranteed" };
+  return [...new Set(classes.map((one) => words[one.threshold_source]))].join(", ");
+}
+
 // The expected precision, or its range over several classes.
 export function precisionOf(classes) {
   const known = classes.map((one) => one.expected_precision).filter((one) => one !== null);
