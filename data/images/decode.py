@@ -219,9 +219,28 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
     return resize(image, max(side, round(height * side / width)), side)
 
 
+def resize_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """Resize [H, W, C] to `config.resize`: the short side, or both sides if the aspect ratio is not
+    kept.
+    """
+    side = config.resize or config.size
+    if config.interpolation == "area" and config.keep_aspect:
+        return resize_short_side(image, side)
+    target = (side, side)
+    if config.keep_aspect:
+        # Round the long side down, like transformers and timm.
+        height, width = image.shape[:2]
+        target = (int(side * height / min(height, width)), int(side * width / min(height, width)))
+    if config.interpolation == "area":
+        return resize(image, *target)
+    resized = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).resize(
+        target[::-1], Image.Resampling[config.interpolation.upper()]
+    )
+    return np.asarray(resized).reshape(*target, image.shape[2])
+
+
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize the short side to `resize`, then crop
-    the center.
+    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize to `resize`, then crop the center.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -236,7 +255,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """
     if config.crops == 1:
         return for_evaluation(image, config)
-    image = resize_short_side(image, config.resize or config.size)
+    image = resize_for_evaluation(image, config)
     bottom, right = (side - config.size for side in image.shape[:2])
     positions = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
     crops = np.stack([planes(_square(image, *position, config.size)) for position in positions])
@@ -244,9 +263,12 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map [H, W, C] to [size, size, C]: resize the short side to `resize`, then crop the center."""
-    image = resize_short_side(image, config.resize or config.size)
-    top, left = ((side - config.size) // 2 for side in image.shape[:2])
+    """Map [H, W, C] to [size, size, C]: resize to `resize`, then crop the center."""
+    image = resize_for_evaluation(image, config)
+    spare = [side - config.size for side in image.shape[:2]]
+    top, left = (
+        round(pixels / 2) if config.crop_offset == "nearest" else pixels // 2 for pixels in spare
+    )
     return _square(image, top, left, config.size)
 
 

@@ -18,22 +18,18 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model
 from torch import Tensor
 
 from data.files import sha256_of
-from data.messages import one_line
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
-from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.backbone import Backbone, build_backbone, load_weights
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
 from trainer.bundle.class_list import ClassList
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
-    BACKBONE,
     ENCODER,
     ONNX,
     TENSOR,
@@ -59,7 +55,7 @@ class Bundle:
     demand.
 
     `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
-    is None if the model was not evaluated.
+    is None if the bundle contains none.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
@@ -173,8 +169,8 @@ class Bundle:
         """
         if self.thresholds is None:
             raise ValueError(
-                "this bundle contains no thresholds, because its run was not evaluated: pass a "
-                "threshold"
+                "this bundle contains no thresholds: pass a threshold, or add thresholds with "
+                "`kway calibrate`"
             )
         return self.thresholds.of(class_id, recall)
 
@@ -210,14 +206,9 @@ class Bundle:
         config = self._backbone_config()
         with torch.random.fork_rng(devices=[]):  # the random initial weights are overwritten below
             backbone = build_backbone(config, image=self.spec.image)
-        file = self.path / BACKBONE
-        try:
-            load_model(backbone, str(file), strict=True)
-        except (RuntimeError, SafetensorError) as error:
-            source = (
-                "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
-            )
-            raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
+        imported = self.spec.backbone
+        source = "encoder/config.json" if imported is None else imported.kind
+        load_weights(backbone, self.path, source=source)
         return backbone.eval().requires_grad_(False)
 
     def _backbone_config(self) -> BackboneOptions:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,14 +14,12 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx
-from trainer.bundle.spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, TextSpec
+from trainer.bundle.model_card import thresholds_section
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
-from trainer.bundle.writing import write_bundle
-from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.run_evaluation import EvaluationRequest
-from trainer.imports import source_version
-from trainer.promises import KINDS
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
@@ -114,8 +111,8 @@ def _evaluation(
 def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
-        pooling=trained.recipe.backbone.pooling,
-        backbone=_backbone_spec(trained.recipe.backbone),
+        pooling=trained.task.backbone.pooling,
+        backbone=backbone_spec(trained.recipe.backbone),
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         num_classes=head.num_classes,
@@ -130,13 +127,6 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
         dim=head.dim,
         recalls=tuple(thresholds.recalls),
     )
-
-
-def _backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
-    if not isinstance(config, ImportedBackbone):
-        return None
-    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
-    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
 
 
 def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
@@ -174,7 +164,6 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
         "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
     query = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
-    promises = "\n".join(_promise_rows(thresholds))
     return f"""# {recipe.run.name}
 
 A classifier for {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} from
@@ -198,40 +187,12 @@ The auprc and precision metrics measure how well the logit of a class, on its ow
 samples from all others; they are means over classes, measured on the split that also sets the
 thresholds, so expect slightly lower values on new data.
 
-## Thresholds
-
-The kind of a class's threshold states what it promises at a recall, if new samples come from the
-distribution of this split. With confidence {evaluation.promises.confidence:g}, `guaranteed` means
-that at least the recall's fraction of new samples of the class pass. `shrunk` is an estimate from
-the class and similar classes, and `pooled` is one threshold for all classes; neither is a guarantee
-for the class. The last two columns are means over the classes with samples: the fraction of the
-class's samples that pass, and the fraction of the passing samples that belong to the class
-(expected precision).
-
-| recall | kind | classes | samples that pass | expected precision |
-|---|---|---|---|---|
-{promises}
-
+{thresholds_section(thresholds)}
 ## Use
 
     kway query BUNDLE --class "{trained.manifest.classes[0].name}" {query}
     kway serve BUNDLE
 """
-
-
-def _promise_rows(thresholds: ClassThresholds) -> Iterator[str]:
-    assert thresholds.reached is not None
-    assert thresholds.kinds is not None
-    for column, entry in enumerate(thresholds.recalls):
-        of_class, of_any = thresholds.reached[:, column].T
-        for number, kind in enumerate(KINDS):
-            used = thresholds.kinds[:, column] == number
-            measured = used & (thresholds.positives > 0)
-            passing = precision = "-"
-            if measured.any():
-                passing = f"{(of_class[measured] / thresholds.positives[measured]).mean():.3f}"
-                precision = f"{(of_class[measured] / np.maximum(of_any[measured], 1)).mean():.3f}"
-            yield f"| {entry.recall:g} | {kind} | {int(used.sum())} | {passing} | {precision} |"
 
 
 def _head_of(head: HeadConfig) -> str:

@@ -14,6 +14,7 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import ScoreKind
+from trainer.config import Pooling
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -117,7 +118,7 @@ class BackboneSpec(Spec):
 class BundleSpec(Spec):
     """The specification without the checksums. A model reads either images or texts."""
 
-    pooling: Literal["auto", "cls", "mean"] = "auto"
+    pooling: Pooling = "auto"
     backbone: BackboneSpec | None = Field(
         None, description="imported backbone; other backbones are described in encoder/config.json"
     )

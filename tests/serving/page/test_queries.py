@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.serving.browsing import until, visit
@@ -19,7 +20,7 @@ from tests.serving.page_driver import (
     image,
     shown_verdicts,
 )
-from tests.tiny_bundle import write_of_format_2, write_of_texts
+from tests.tiny_bundle import write, write_of_format_2, write_of_texts
 
 
 def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, url: str) -> None:
@@ -252,3 +253,18 @@ def test_each_line_of_text_is_queried_and_can_be_sent_to_a_watch(
         page.get_by_label("Text", exact=True).fill(texts[1])
         page.get_by_label("Text", exact=True).press("Enter")
         expect(page.locator(".log-entry .text")).to_have_text(texts[1])
+
+
+def test_a_model_without_thresholds_shows_scores_first(browser: Browser, tmp_path: Path) -> None:
+    bundle = write(tmp_path / "imported", changes={"recalls": []}, measured=None)
+    contents = [image(seed) for seed in range(2)]
+    with listening(application(bundle)) as url, visit(browser, url) as page:
+        expect(page.locator("#decision-meaning")).to_contain_text("has no thresholds for a recall")
+        expect(page.get_by_role("radio", name="none: show scores only")).to_be_checked()
+        page.locator("#class-input").fill("husky")
+        page.locator("#class-input").press("Enter")
+        add_images(page, *contents)
+        expect(page.locator(".verdict")).to_have_count(2)
+        shown = [score.get_attribute("value") for score in page.locator(".verdict .score").all()]
+        expected = [card[0][1] for card in api_verdicts(url, contents, classes=[0])]
+        assert [float(score or "nan") for score in shown] == pytest.approx(expected, abs=1e-5)
