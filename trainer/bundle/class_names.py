@@ -60,7 +60,7 @@ class ClassNames:
         names."""
         return (
             isinstance(wanted, int)
-            or self._exactly(wanted) is not None
+            or self.find(wanted) is not None
             or _number_in(wanted) is not None
         )
 
