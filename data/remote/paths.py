@@ -9,7 +9,7 @@ another machine.
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
@@ -17,8 +17,8 @@ from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 from pydantic import BeforeValidator
 
 from data.remote.config import check_url, is_url
-from data.remote.fetch import explained, file_system, pieces
-from data.retry import retried, wait_before_retry
+from data.remote.fetch import explained, file_system, resumed
+from data.retry import retried
 
 Answer = TypeVar("Answer")
 
@@ -185,17 +185,11 @@ class RemotePath:
 
     def copy_to(self, file: IO[bytes]) -> None:
         """Write the content to `file`. After a transient error, the copy continues where it was."""
-        received, attempt = 0, 1
-        while True:
-            try:
-                with self._named_if_missing(), closing(pieces(self._url, received)) as stream:
-                    for piece in stream:
-                        file.write(piece)
-                        received, attempt = received + len(piece), 1
-                break
-            except OSError as error:
-                wait_before_retry(f"{self} at byte {received:,}", error, attempt)
-                attempt += 1
+        received = 0
+        with self._named_if_missing():
+            for piece in resumed(self._url):
+                received += len(piece)
+                file.write(piece)
         if received != self.stat().st_size:
             raise ValueError(
                 f"{self} has {self.stat().st_size:,} bytes, but {received:,} were received: run "
