@@ -12,7 +12,8 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
-from data.remote.paths import RemotePath, input_path
+from data.remote.input_path import input_path
+from data.remote.path import RemotePath
 from data.shards.manifest import Manifest
 from data.shards.writer import write_shards
 from data.sources import (
