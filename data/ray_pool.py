@@ -4,11 +4,13 @@ kway must be installed on every node, and the nodes must share the files that th
 """
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import ray
@@ -26,19 +28,27 @@ _CANCEL_SECONDS = 10
 
 
 class RayPool(Executor):
-    """Runs each job as a Ray task with one CPU, or with one GPU if `gpu` is true.
+    """Runs each job as a Ray task with `cpus` CPUs, or with one GPU and its share of the node's
+    CPUs if `gpu` is true.
 
-    num_workers: the number of jobs that the cluster can run at the same time when the pool is
-    created.
+    - `cpus`: number of CPUs per job. No more than the largest node has.
+    - `num_workers`: number of jobs that the cluster can run at the same time when the pool is
+      created.
     """
 
-    def __init__(self, *, gpu: bool = False) -> None:
-        needed = "GPU" if gpu else "CPU"
-        self.num_workers = int(ray.cluster_resources().get(needed, 0))
-        if self.num_workers < 1:
+    def __init__(self, *, gpu: bool = False, cpus: int = 1) -> None:
+        nodes = [node for node in alive_nodes() if num_jobs(node, cpus=1, gpus=int(gpu))]
+        if not nodes:
+            needed = "GPU" if gpu else "CPU"
             raise ValueError(f"the Ray cluster has no {needed}: add a node with a {needed}")
+        if gpu:
+            cpus = max(1, min(int(node["CPU"] // node["GPU"]) for node in nodes))
+        self.cpus = min(cpus, max(int(node["CPU"]) for node in nodes))
+        self.num_workers = sum(num_jobs(node, cpus=self.cpus, gpus=int(gpu)) for node in nodes)
+        # Unlike ray.remote(num_gpus=1), this keeps the worker processes, so that jobs can cache a
+        # model.
         self._task = ray.remote(_call).options(
-            num_cpus=1, num_gpus=int(gpu), max_retries=_MAX_RETRIES
+            num_cpus=self.cpus, num_gpus=int(gpu), max_retries=_MAX_RETRIES
         )
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
         self._running: set[ray.ObjectRef[Any]] = set()
@@ -64,18 +74,39 @@ class RayPool(Executor):
             ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
 
 
+def alive_nodes() -> list[dict[str, float]]:
+    """Return the resources of each node of the cluster."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def num_jobs(node: dict[str, float], *, cpus: int, gpus: int) -> int:
+    """Return how many jobs a node with these resources can run at the same time."""
+    limits = [node.get("CPU", 0) // cpus]
+    if gpus:
+        limits.append(node.get("GPU", 0) // gpus)
+    return int(min(limits))
+
+
 @contextmanager
-def ray_pool(address: str, *, gpu: bool = False) -> Iterator[RayPool]:
+def ray_pool(address: str, *, gpu: bool = False, cpus: int = 1) -> Iterator[RayPool]:
+    """Like `ray_cluster`, but yields a pool. Unfinished jobs are canceled when the block ends."""
+    with ray_cluster(address), RayPool(gpu=gpu, cpus=cpus) as pool:
+        yield pool
+
+
+@contextmanager
+def ray_cluster(address: str) -> Iterator[None]:
     """Connect to the cluster at `address` (HOST:PORT, or `auto` for the cluster of this machine).
 
     Errors of a job are raised unchanged. Raises ValueError if there is no such cluster, and
-    TransientError if the cluster fails or a job was killed too often. Unfinished jobs are canceled
-    when the block ends.
+    TransientError if the cluster fails or a job was killed too often. The connection ends with the
+    outermost of nested blocks.
     """
-    _connect(address)
+    is_outermost = not ray.is_initialized()
+    if is_outermost:
+        _connect(address)
     try:
-        with RayPool(gpu=gpu) as pool:
-            yield pool
+        yield
     except RayTaskError as error:
         if isinstance(error.cause, ImportError):
             raise ValueError(
@@ -89,7 +120,8 @@ def ray_pool(address: str, *, gpu: bool = False) -> Iterator[RayPool]:
             f"the Ray cluster {address} failed ({first}): run the same command again"
         ) from error
     finally:
-        ray.shutdown()
+        if is_outermost:
+            ray.shutdown()
 
 
 def _connect(address: str) -> None:
@@ -98,7 +130,7 @@ def _connect(address: str) -> None:
         _check_head(address)
         # Workers search the driver's working directory for modules. A folder data/ there would
         # shadow kway's package of the same name.
-        with chdir(_PACKAGES):
+        with chdir(_PACKAGES), _same_sigterm_handler():
             ray.init(address, log_to_driver=False, configure_logging=False)
     except (OSError, ValueError) as error:
         raise ValueError(
@@ -107,6 +139,15 @@ def _connect(address: str) -> None:
         ) from error
     except RuntimeError as error:  # other versions of Ray or Python
         raise ValueError(f"--ray {address}: {one_line(error)}") from error
+
+
+@contextmanager
+def _same_sigterm_handler() -> Iterator[None]:
+    """Restore the handler that `ray.init` replaces in the main thread. Ray's exits with code 15."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if current_thread() is main_thread():
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_head(address: str) -> None:

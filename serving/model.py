@@ -58,7 +58,7 @@ class Model:
         # Rows that one input occupies in the backbone's batch.
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
-        self.engine: Engine = engine or _best_engine(bundle, device)
+        self.engine: Engine = engine or best_engine(bundle, device)
         self._backbone = _backbone(bundle, self.engine, device, allow_imports)
 
     @classmethod
@@ -118,7 +118,8 @@ class Model:
                 )
 
 
-def _best_engine(bundle: Bundle, device: Device) -> Engine:
+def best_engine(bundle: Bundle, device: Device) -> Engine:
+    """Return the fastest available engine."""
     if device != "cpu" or not bundle.has_onnx:
         return "torch"
     if not onnx_is_installed():

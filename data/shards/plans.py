@@ -133,13 +133,16 @@ def _write_on_cluster(
     """Write each shard in a Ray task, which receives only its own share of the source's tasks."""
     jobs = (_Job(plan.file, plan.split, list(plan.tasks())) for plan in plans)
     work = partial(_write_job, source, output, held_out)
-    for plan, shard in zip(
-        plans, in_order(pool, work, jobs, ahead=2 * pool.num_workers), strict=True
-    ):
-        if shard.info is not None:
-            output.check_visible(shard.info)
-        count(len(plan))
-        yield shard
+    found = in_order(pool, work, jobs, ahead=2 * pool.num_workers)
+    try:
+        for plan, shard in zip(plans, found, strict=True):
+            if shard.info is not None:
+                output.check_visible(shard.info)
+            count(len(plan))
+            yield shard
+    except ValueError:
+        pool.shutdown()  # the files are deleted, so the tasks must not write more
+        raise
 
 
 def _write_job(

@@ -83,7 +83,11 @@ def write_shards(
     if (complete := _complete_manifest(output, about)) is not None:
         output.delete([UNFINISHED])
         return Written(complete, complete_before=True, **_lists(output))
-    with output.claimed(about) as check_claim:
+    # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
+    with (
+        shard_writer(source, output, workers, ray) as write,
+        output.claimed(about) as check_claim,
+    ):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
@@ -92,9 +96,8 @@ def write_shards(
             check_claim()
             report(done, total)
 
-        with shard_writer(source, output, workers, ray) as write:
-            run = _Run(output, plans, write, checked_report)
-            run.write_missing(drop_duplicates)
+        run = _Run(output, plans, write, checked_report)
+        run.write_missing(drop_duplicates)
         run.merge_lists(SKIPPED, ignored)
         run.merge_lists(REPAIRED)
         vectors_sha256 = _write_vectors(output, source.label_vectors())

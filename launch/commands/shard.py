@@ -6,7 +6,8 @@
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,10 +111,9 @@ def verify(
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
     from data.shards.manifest import Manifest
 
-    check_workers(workers, ray)
     started = time.monotonic()
     kinds: Counter[str] = Counter()
-    with progress("verifying") as report:
+    with connected(workers, ray), progress("verifying") as report:
         named = None if name_all else NAMED_PER_SHARD
         found = list(damages(folder, report, decode=decode, named=named, workers=workers, ray=ray))
     for damage in found:
@@ -233,10 +233,9 @@ def index(
     from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
-    check_workers(workers, ray)
     started = time.monotonic()
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
-    with progress("indexing", "MB") as report, explained:
+    with connected(workers, ray), progress("indexing", "MB") as report, explained:
         indexed = index_shards(
             folder,
             out=out,
@@ -269,13 +268,25 @@ def _named_glob(text: str) -> tuple[str, str]:
     return name, glob
 
 
-def check_workers(workers: int | None, ray: str | None) -> None:
-    """Raise ValueError if both --workers and --ray are given."""
-    if workers is not None and ray is not None:
+@contextmanager
+def connected(workers: int | None, ray: str | None) -> Iterator[None]:
+    """Keep a connection to the Ray cluster, if there is one, inside the block.
+
+    Raises ValueError if --workers is given too or there is no such cluster. Enter this block before
+    anything else, because a ValueError can delete the results of an interrupted run.
+    """
+    if ray is None:
+        yield
+        return
+    if workers is not None:
         raise ValueError(
             f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
             "task per CPU"
         )
+    from data.ray_pool import ray_cluster
+
+    with ray_cluster(ray):
+        yield
 
 
 def print_skipped(path: Path | str) -> None:

@@ -24,7 +24,7 @@ from data.shards.duplicates import find_duplicates
 from data.shards.output import OutputFolder, output_folder
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
-from launch.commands.shard import Workers, check_workers, print_skipped, summary
+from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.terminal import Report, progress, seconds_since
@@ -107,16 +107,16 @@ def _shard(
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    check_workers(workers, ray)
     source_class = _reader_of(source_class, given)
     if preview:
-        _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
+        with connected(workers, ray):
+            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     output = output_folder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
-    with progress(*task) as report:
+    with connected(workers, ray), progress(*task) as report:
         source = _source(source_class, given, _work(output), workers, ray, report)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:

@@ -71,6 +71,7 @@ def ray_cluster(folder: Path, **variables: str) -> Iterator[RayCluster]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Listen only on the loopback interface.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_worker_niceness": "0",
         **variables,
     }
     command = [sys.executable, "-P", "-m", "tests.data.ray_cluster"]

@@ -106,31 +106,31 @@ def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     assert contents(out) == contents(tmp_path / "local")
 
 
-def test_a_killed_command_resumes_with_other_workers(cluster: RayCluster, tmp_path: Path) -> None:
-    cluster.resize(2)
+def test_a_command_that_is_killed_twice_resumes_with_other_workers_and_locally(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     for i in range(240):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.jpg", i, 500, 500)
     source, out = ImageFolder(tmp_path / "in"), tmp_path / "out"
     write_shards(source, tmp_path / "local", samples_per_shard=8, workers=2)
     command = ["imagefolder", "in", "-o", "out", "--samples-per-shard", "8"]
-    for then in ("cluster", "locally"):
+    for workers, num_finished in ((2, 4), (3, 12)):
+        cluster.resize(workers)
         killed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
-        wait_until(lambda: len(list(out.glob("*.index.safetensors"))) > 3)
+        wait_until(lambda least=num_finished: _num_finished(out) >= least)
         killed.kill()
         killed.communicate()
         assert not (out / MANIFEST).exists()
         wait_until(lambda: not cluster.workers())
-        if then == "cluster":
-            cluster.resize(3)
-            resumed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
-        else:
-            resumed = _start(cluster, tmp_path, *command)
-        printed, errors = resumed.communicate(timeout=120)
-        assert resumed.returncode == 0, errors
-        assert "resumed after" in printed
-        assert contents(out) == contents(tmp_path / "local")
-        for path in out.iterdir():
-            path.unlink()
+    resumed = _start(cluster, tmp_path, *command)
+    printed, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    assert "resumed after" in printed
+    assert contents(out) == contents(tmp_path / "local")
+
+
+def _num_finished(out: Path) -> int:
+    return len(list(out.glob("*.index.safetensors")))
 
 
 def test_a_killed_local_run_is_resumed_on_ray(cluster: RayCluster, tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.progress import plain_lines
 from data.shards.output import LocalOutput
+from data.shards.writer import write_shards
 from data.skipped import Skipped
+from data.sources import ImageFolder
 from data.sources.source import Modality
 from launch.commands.shard import app
 from launch.commands.shard_source import write
-from launch.terminal import plain_lines
 from tests.data.foreign_tars import Planted
+from tests.data.killed import contents
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -102,7 +105,7 @@ def test_skipped_samples_are_called_images_or_texts(
 def test_progress_lines_start_once_a_rate_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.terminal._SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("data.progress._SECONDS_BETWEEN_LINES", 0)
     report = plain_lines("writing")
     report(100, 1000)
     assert capsys.readouterr().err == ""
@@ -157,6 +160,23 @@ def test_an_address_without_a_ray_cluster_is_an_error_that_names_it(
     assert isinstance(failed.exception, ValueError)
     assert "--ray 127.0.0.1:9: there is no such Ray cluster" in str(failed.exception)
     assert not out.exists()
+
+
+def test_an_address_without_a_ray_cluster_does_not_discard_an_interrupted_run(
+    images: Path, tmp_path: Path
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 15:
+            raise KeyboardInterrupt
+
+    source, out = ImageFolder(images), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(source, out, samples_per_shard=10, workers=1, report=stop)
+    before = contents(out)
+    with pytest.raises(ValueError, match="there is no such Ray cluster"):
+        write_shards(source, out, samples_per_shard=10, ray="127.0.0.1:9")
+    assert contents(out) == before
+    assert "train-000000.tar" in before
 
 
 def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
