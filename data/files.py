@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.remote.paths import InputPath, RemotePath
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.retry import TransientError, retried
 
 AnyPath = TypeVar("AnyPath", bound=InputPath)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.messages import SHARD_AGAIN
-from data.retry import TransientError, wait_before_retry
+from data.retry import ATTEMPTS, DEFAULT_REMEDY, TransientError, wait_before_retry
 
 REMEDY = (
     "check the network and the server, and run the same command again, or raise data.cache.attempts"
@@ -39,6 +39,32 @@ def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     with explained(url), _open(url, start) as stream:
         while piece := stream.read(_PIECE):
             yield piece
+
+
+def resumed(
+    address: str,
+    *,
+    opened: Callable[[str, int], Generator[bytes, None, None]] = pieces,
+    attempts: int = ATTEMPTS,
+    remedy: str = DEFAULT_REMEDY,
+) -> Iterator[bytes]:
+    """Yield the content of a file. After a transient error, reading resumes where it stopped.
+
+    The number of attempts is reset whenever a piece is received. opened: a function that yields the
+    pieces of `address` from a byte on.
+    """
+    received, attempt = 0, 1
+    while True:
+        try:
+            with closing(opened(address, received)) as stream:
+                for piece in stream:
+                    received, attempt = received + len(piece), 1
+                    yield piece
+            return
+        except OSError as error:
+            where = f"{address} at byte {received:,}"
+            wait_before_retry(where, error, attempt, attempts=attempts, remedy=remedy)
+            attempt += 1
 
 
 def _open(url: str, start: int) -> IO[bytes]:

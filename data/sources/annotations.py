@@ -8,7 +8,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import shown
 from data.option import Argument, Option
-from data.remote.paths import Input, InputPath, check_folder
+from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, checked_split, shard_splits, split_name
 from data.skipped import Skipped

@@ -16,7 +16,8 @@ from typing import Any
 
 from data.files import flush, temporary_path
 from data.messages import Report, silent
-from data.remote.paths import InputPath, RemotePath
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.shards.split_names import renamed_splits, shard_splits
 from data.sources.source import CommandSource
 from data.text.records import RecordFile, open_records

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option
-from data.remote.paths import Input, check_folder
+from data.remote.input_path import Input, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import checked_split, split_name
 from data.sources.layouts.class_folders import CLASS_FROM, Listing, list_class_folders

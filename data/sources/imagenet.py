@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.remote.paths import Input, InputPath, check_folder, read_range
+from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.paths import Input, InputPath
+from data.remote.input_path import Input, InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, VALIDATION, split_name
 from data.skipped import Skipped, by_reason

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.remote.paths import Input, InputPath
+from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo
 from data.skipped import Skipped, by_reason

@@ -16,7 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
-from data.remote.paths import Input, InputPath, check_folder
+from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample

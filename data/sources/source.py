@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from data.processes import end_with_parent, in_order, spawned
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 

@@ -14,7 +14,8 @@ from pydantic_core import ArgsKwargs
 
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.paths import Input, InputPath, RemotePath
+from data.remote.input_path import Input, InputPath
+from data.remote.path import RemotePath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
 from data.skipped import Skipped

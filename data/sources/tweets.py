@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
-from data.remote.paths import Input, InputPath
+from data.remote.input_path import Input, InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
 from data.sources.labeled_texts import LabeledTexts

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from data.messages import shown
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.text.lines import text_lines
 
 LABEL_EXTENSIONS = ("cls", "json")

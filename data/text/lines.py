@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 
 _MAX_LINE_BYTES = 1 << 20
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Literal
 
 from data.messages import shown
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 

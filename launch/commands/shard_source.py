@@ -19,7 +19,7 @@ from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
 from data.remote.config import is_url
-from data.remote.paths import input_path
+from data.remote.input_path import input_path
 from data.shards.append import append_shards, appendable
 from data.shards.duplicates import find_duplicates
 from data.shards.output import OutputFolder, output_folder

@@ -12,7 +12,8 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner, Result
 
-from data.remote.paths import RemotePath, input_path
+from data.remote.input_path import input_path
+from data.remote.path import RemotePath
 from data.shards.manifest import Manifest
 from data.shards.writer import write_shards
 from data.sources import (
@@ -226,6 +227,8 @@ def test_the_commands_read_tables_and_label_files_at_urls(tmp_path: Path) -> Non
         assert done.exit_code == 0, done.exception
         assert len(Manifest.load(out).classes) >= 2
         assert not out.with_name(f"{out.name}.first-pass").exists()
+        preview = kway(*command, "--preview")
+        assert preview.exit_code == 0, preview.exception
 
 
 def test_a_folder_is_listed_with_one_paged_request(

@@ -10,7 +10,7 @@ import pytest
 
 from data.inspection.verify import damages
 from data.messages import silent
-from data.remote.paths import input_path
+from data.remote.input_path import input_path
 from data.shards.append import append_shards
 from data.shards.manifest import MANIFEST, Manifest
 from data.shards.writer import write_shards

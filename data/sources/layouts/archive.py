@@ -9,7 +9,7 @@ from lzma import LZMAError
 from pathlib import PurePosixPath
 
 from data.files import is_of_file_system
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 
 # The first bytes of gzip, bzip2 and xz files. A plain tar has its magic number in the first header.
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from data.files import is_hidden, walk_directory
 from data.messages import pluralize
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 

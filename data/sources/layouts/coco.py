@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from data.messages import shown
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.shards.manifest import paused_gc
 
 Several = Literal["skip", "largest"]

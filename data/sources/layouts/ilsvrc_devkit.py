@@ -14,7 +14,7 @@ import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.sources.layouts.archive import archived_files, loose_files
 
 DEVKIT = "ILSVRC2012_devkit_t12"

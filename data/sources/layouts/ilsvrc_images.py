@@ -17,7 +17,8 @@ from typing import IO, NamedTuple
 
 from data.files import is_hidden
 from data.messages import Report, silent
-from data.remote.paths import InputPath, RemotePath
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.skipped import Skipped
 from data.sources.layouts.class_folders import (
     ENDINGS,

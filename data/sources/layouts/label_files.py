@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from data.messages import shown
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 from data.shards.split_names import TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 from data.sources.layouts.class_folders import ENDINGS, File, Listing

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from data.files import is_hidden
 from data.messages import shown
-from data.remote.paths import InputPath, RemotePath
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.shards.split_names import split_name
 
 _MOST_BYTES = 255  # of a file name, in common file systems

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from data.files import flush, is_of_file_system, temporary_path
 from data.messages import one_line, shown
-from data.remote.paths import InputPath
+from data.remote.input_path import InputPath
 
 _ROWS = 10_000
 _ROWS_OF_IMAGES = 64  # to limit memory use

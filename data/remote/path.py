@@ -1,5 +1,4 @@
-"""Input files and folders at a URL, with the part of the interface of `pathlib.Path` that sources
-use.
+"""A file or folder at a URL, with the part of the interface of `pathlib.Path` that sources use.
 
 A folder is listed once, recursively, when its entries are first needed. Its files then answer
 `is_file` and `stat` from this listing. A pickled path contains only the URL, so it can be opened on
@@ -7,55 +6,19 @@ another machine.
 """
 
 import io
-import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
-from pathlib import Path, PurePath, PurePosixPath
-from typing import IO, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from pathlib import PurePosixPath
+from typing import IO, Any, NamedTuple, TypeVar
 
-from pydantic import BeforeValidator
-
-from data.remote.config import check_url, is_url
-from data.remote.fetch import explained, file_system, pieces
-from data.retry import retried, wait_before_retry
+from data.remote.fetch import explained, file_system, resumed
+from data.retry import retried
 
 Answer = TypeVar("Answer")
 
-_FILE = "file://"
 _MISSING = (404, 410)
 _FIRST_WINDOW, _LAST_WINDOW = 1 << 16, 1 << 23
-
-
-class _HasSize(Protocol):
-    @property
-    def st_size(self) -> int: ...
-
-
-class InputPath(Protocol):
-    """A `Path` or a `RemotePath`, which can be read but not written."""
-
-    def __truediv__(self, name: str, /) -> "InputPath": ...
-    def __lt__(self, other: Any, /) -> bool: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def suffix(self) -> str: ...
-    @property
-    def parent(self) -> "InputPath": ...
-    def with_suffix(self, suffix: str) -> "InputPath": ...
-    def relative_to(self, other: Any, /) -> PurePath: ...
-    def resolve(self) -> "InputPath": ...
-    def exists(self) -> bool: ...
-    def is_file(self) -> bool: ...
-    def is_dir(self) -> bool: ...
-    def is_symlink(self) -> bool: ...
-    def stat(self) -> _HasSize: ...
-    def iterdir(self) -> "Iterable[InputPath]": ...
-    def glob(self, pattern: str) -> "Iterable[InputPath]": ...
-    def rglob(self, pattern: str) -> "Iterable[InputPath]": ...
-    def read_bytes(self) -> bytes: ...
-    def open(self, mode: Literal["rb"], buffering: int = -1) -> IO[bytes]: ...
 
 
 class _Stat(NamedTuple):
@@ -123,6 +86,11 @@ class RemotePath:
     def is_symlink(self) -> bool:
         return False
 
+    @property
+    def has_listing(self) -> bool:
+        """Whether the server can list folders, which HTTP servers cannot."""
+        return not self._url.startswith(("http:", "https:"))
+
     def exists(self) -> bool:
         return self.is_file() or self.is_dir()
 
@@ -185,17 +153,11 @@ class RemotePath:
 
     def copy_to(self, file: IO[bytes]) -> None:
         """Write the content to `file`. After a transient error, the copy continues where it was."""
-        received, attempt = 0, 1
-        while True:
-            try:
-                with self._named_if_missing(), closing(pieces(self._url, received)) as stream:
-                    for piece in stream:
-                        file.write(piece)
-                        received, attempt = received + len(piece), 1
-                break
-            except OSError as error:
-                wait_before_retry(f"{self} at byte {received:,}", error, attempt)
-                attempt += 1
+        received = 0
+        with self._named_if_missing():
+            for piece in resumed(self._url):
+                received += len(piece)
+                file.write(piece)
         if received != self.stat().st_size:
             raise ValueError(
                 f"{self} has {self.stat().st_size:,} bytes, but {received:,} were received: run "
@@ -214,7 +176,7 @@ class RemotePath:
             except FileNotFoundError as error:
                 # For HTTP, fsspec reports every failure to get the size as a missing file.
                 cause = error.__cause__
-                if _has_listing(self._url) or getattr(cause, "status", None) in _MISSING:
+                if self.has_listing or getattr(cause, "status", None) in _MISSING:
                     raise
                 raise cause or error from None
 
@@ -228,7 +190,7 @@ class RemotePath:
     @cached_property
     def _size(self) -> int | None:
         """The size of a file, or None if there is no file at this URL."""
-        if self._root is not self and _has_listing(self._url):
+        if self._root is not self and self.has_listing:
             node = self._node
             return node if isinstance(node, int) else None
         try:
@@ -251,7 +213,7 @@ class RemotePath:
 
     @cached_property
     def _tree(self) -> Node | None:
-        if not _has_listing(self._url):
+        if not self.has_listing:
             return None
         found = self._do(lambda files: files.find(self._url, detail=True))
         tree: Node = {}
@@ -322,43 +284,3 @@ class _Ranges(io.RawIOBase):
         self._length = min(2 * self._length, _LAST_WINDOW) if is_near else _FIRST_WINDOW
         size = min(max(wanted, self._length), self._path.stat().st_size - self._at)
         self._window, self._start = self._path.read_range(self._at, size), self._at
-
-
-def input_path(given: str | Path | RemotePath) -> Path | RemotePath:
-    """Convert a text to a local path or, if it is a URL, to a `RemotePath`.
-
-    Raises ValueError for an unsupported URL.
-    """
-    if not isinstance(given, str):
-        return given
-    if not is_url(given):
-        return Path(given)
-    url = check_url(given)
-    return Path(url.removeprefix(_FILE)) if url.startswith(_FILE) else RemotePath(url)
-
-
-Input = Annotated[Path | RemotePath, BeforeValidator(input_path)]
-"""The type of a field for an input file or folder."""
-
-
-def read_range(path: Path | RemotePath, offset: int, size: int) -> bytes:
-    """Return bytes [offset, offset + size) of a file, or fewer at the end of a local file."""
-    if isinstance(path, RemotePath):
-        return path.read_range(offset, size)
-    with path.open("rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, offset)
-
-
-def check_folder(path: InputPath, remedy: str) -> None:
-    """Raise FileNotFoundError if `path` is not a folder."""
-    if path.is_dir():
-        return
-    if isinstance(path, RemotePath) and not _has_listing(str(path)):
-        raise ValueError(
-            f"{path}: HTTP servers do not list folders: copy the folder, or use s3:// or gs://"
-        )
-    raise FileNotFoundError(f"{path} is not a folder: {remedy}")
-
-
-def _has_listing(url: str) -> bool:
-    return not url.startswith("http")
