@@ -155,6 +155,15 @@ def wide_input(folder: Path) -> None:
     type(IMAGE_PROCESSORS["stretched"])(size={"height": 32, "width": 64}).save_pretrained(folder)
 
 
+def huge_images(folder: Path) -> None:
+    size = {"height": 100_000, "width": 100_000}
+    type(IMAGE_PROCESSORS["stretched"])(size=size).save_pretrained(folder)
+
+
+def nested_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
 def large_names(folder: Path) -> None:
     with (folder / "vocab.json").open("wb") as file:
         file.truncate(201 * 2**20)
@@ -169,6 +178,13 @@ REJECTED: list[tuple[Callable[[Path], object], str]] = [
     (damaged_weights, "the weights of ViTForImageClassification cannot be loaded"),
     (no_crop, "its image processor ViTImageProcessor.* cannot"),
     (wide_input, "its image processor ViTImageProcessor.* cannot"),
+    (huge_images, "has sides over 4096 pixels"),
+    (nested_config, "config.json does not describe"),
+    (lambda folder: (folder / "config.json").write_text("[]"), "config.json does not describe"),
+    (lambda folder: edit_config(folder, hidden_size="wide"), "config.json does not describe"),
+    (lambda folder: edit_config(folder, hidden_size=24), "ViTForImageClassification"),
+    (lambda folder: edit_config(folder, id2label={"0": "only one"}), "regression|cannot be loaded"),
+    (lambda folder: edit_config(folder, id2label=["a"] * 5), "config.json does not describe"),
     (large_names, "vocab.json .*over the limit"),
     (lambda folder: edit_config(folder, problem_type="regression"), "is a regression model"),
     (lambda folder: edit_config(folder, model_type="of-tomorrow"), "config.json does not describe"),
@@ -188,6 +204,7 @@ def test_a_model_that_cannot_be_imported_is_rejected_in_one_line(
     spoil(tmp_path / "model")
     with pytest.raises((ValueError, OSError), match=reason):
         imported(tmp_path / "model")
+    capsys.readouterr()
     assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -278,18 +295,19 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
         out = tmp_path / "bundle"
         done = run_import("hub:team/animals", out, endpoint)
-        missing = run_import("hub:team/plants", tmp_path / "plants", endpoint)
     assert done.returncode == 0, done.stderr
     assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
     with Bundle.open(out) as bundle:
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
-    assert missing.returncode == 2
-    assert "hub:team/plants was not found on the hub" in missing.stderr
 
 
-@pytest.mark.parametrize("save", [save_image_classifier, save_text_classifier])
-def test_the_backbone_can_also_be_exported_to_onnx(save, tmp_path):
-    save(tmp_path / "model")
+def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
+    assert kway("import", "hub:not a name", "-o", tmp_path / "bundle") == 2
+    assert "hub:not a name was not found on the hub" in capsys.readouterr().err
+
+
+def test_the_backbone_can_also_be_exported_to_onnx(tmp_path):
+    save_image_classifier(tmp_path / "model")
     imported(tmp_path / "model", onnx=True)
     model = Model.open(tmp_path / "bundle")
     assert model.engine == "onnxruntime"

@@ -36,7 +36,7 @@ from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
 # Errors that transformers raises for fields that are invalid for a model or contradict each other.
-_CONFIGURATION_ERRORS = (
+CONFIGURATION_ERRORS = (
     ValueError,
     TypeError,
     KeyError,
@@ -263,7 +263,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
         else:
             encoder = _encoder(config, settings)
         return _wrapped(encoder, config, image)
-    except _CONFIGURATION_ERRORS as error:
+    except CONFIGURATION_ERRORS as error:
         raise ValueError(
             f"backbone.config does not define a valid model: {one_line(error)}"
         ) from error
@@ -311,7 +311,7 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
             hint = f"did you mean {near[0]}?" if near else f"see the fields of {model_type}"
             raise ValueError(f"{name} is not a known key: {hint}")
         return AutoConfig.for_model(model_type, **fields)
-    except _CONFIGURATION_ERRORS as error:
+    except CONFIGURATION_ERRORS as error:
         raise ValueError(f"backbone.config: {one_line(error)}") from error
 
 

@@ -16,7 +16,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
-from trainer.backbone.backbone import Backbone
+from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
@@ -137,7 +137,7 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
 def _config(folder: Path, source: str) -> PretrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (*CONFIGURATION_ERRORS, OSError, ImportError, RecursionError) as error:
         raise ValueError(
             f"{source}: config.json does not describe a model of transformers or timm that is "
             f"installed here: {one_line(error)}"
@@ -182,15 +182,7 @@ def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedMode
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        SafetensorError,
-    ) as error:
+    except (*CONFIGURATION_ERRORS, OSError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{source}: the weights of {_architecture(config)} cannot be loaded: {one_line(error)}"
         ) from error

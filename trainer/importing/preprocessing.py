@@ -24,6 +24,7 @@ from data.messages import one_line
 TEST_SIZES = ((61, 90), (640, 427), (300, 300), (1000, 150))
 # The largest difference between two normalized pixels, in units of the normalization's range.
 _TOLERANCE = 1e-4
+_MAX_SIDE = 4096  # that of `ImageConfig`
 _Pixels = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -44,6 +45,9 @@ def image_config_of(processor: Any, channels: int, source: str) -> ImageConfig:
     Raises ValueError, with the reason, if there is none.
     """
     kind = type(processor).__name__
+    sizes = [getattr(processor, name, None) for name in ("size", "crop_size")]
+    if any(side > _MAX_SIDE for size in sizes if size for side in dict(size).values() if side):
+        raise ValueError(f"{source}: its image processor {kind} has sides over {_MAX_SIDE} pixels")
     images = [random_image(number, channels) for number in range(len(TEST_SIZES))]
     try:
         expected = [processed(processor, image) for image in images]
