@@ -68,7 +68,7 @@ def append_shards(
         for number in range(2, base.generation + 1):
             shutil.rmtree(_stage(folder, number), ignore_errors=True)  # of a killed process
         about = description(source, samples_per_shard, drop_duplicates=drop_duplicates)
-        if about in base.sources:
+        if _of_samples(about) in map(_of_samples, base.sources):
             return Written(base, complete_before=True)
         addition = _Addition(source, folder, base)
         addition.check()
@@ -139,6 +139,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _stage(folder: Path, generation: int) -> Path:
     return folder / f"append-{generation}"
+
+
+def _of_samples(about: SourceInfo) -> SourceInfo:
+    """Return the description without the options of the writer, which do not add samples."""
+    options = ("samples_per_shard", "drop_duplicates")
+    parameters = {k: v for k, v in about.parameters.items() if k not in options}
+    return SourceInfo(kind=about.kind, parameters=parameters)
 
 
 def _existing(folder: Path, base: Manifest) -> Existing:

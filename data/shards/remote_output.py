@@ -6,8 +6,10 @@ atomically. Failures of the network and the server are retried.
 
 import errno
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -126,9 +128,14 @@ class RemoteOutput(OutputFolder):
 
     def delete(self, files: Iterable[str]) -> None:
         present = self.files()
-        urls = [self.location(file) for file in files if file in present]
-        if urls:
-            self._call("deleted", "", lambda system: system.rm(urls))
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            deque(pool.map(self._delete, (file for file in files if file in present)), maxlen=0)
+
+    def _delete(self, file: str) -> None:
+        # Unlike `rm`, `rm_file` does not interpret `*` and `[` in the name as a pattern.
+        url = self.location(file)
+        with suppress(FileNotFoundError):
+            self._call("deleted", file, lambda files: files.rm_file(url))
 
     def finished(self, files: Iterable[str]) -> dict[str, FinishedShard]:
         sizes = self._sizes()

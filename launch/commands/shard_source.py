@@ -4,6 +4,7 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 """
 
 import inspect
+import os
 import sys
 import tempfile
 import time
@@ -160,6 +161,7 @@ def _work(output: OutputFolder) -> Path:
     """Return the local folder for the result of a first pass."""
     folder = output.folder
     if isinstance(folder, Path):
+        folder = Path(os.path.abspath(folder))  # `.` has no name
         return folder.with_name(f"{folder.name}.first-pass")
     return Path(f"{folder.rpartition('/')[2]}.first-pass")
 

@@ -188,8 +188,9 @@ def test_the_bytes_do_not_depend_on_the_number_of_workers(base: Path, tmp_path: 
 def test_appending_the_same_source_again_changes_nothing(base: Path) -> None:
     append(Texts(["c"], first=50), base)
     before = contents(base)
-    for source in (Texts(["c"], first=50), Texts(["c"], first=50)):
-        written = append_shards(source, base, samples_per_shard=3, workers=0)
+    for options in ({}, {"samples_per_shard": 7}, {"drop_duplicates": True}):
+        options = {"samples_per_shard": 3, **options}
+        written = append_shards(Texts(["c"], first=50), base, workers=0, **options)
         assert written.complete_before
         assert written.manifest.generation == 2
     assert contents(base) == before

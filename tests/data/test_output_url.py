@@ -233,6 +233,20 @@ def test_a_url_with_other_objects_raises(mixed: Path, url: str) -> None:
     assert objects(url) == {"thesis.tex": b"precious"}
 
 
+def test_a_url_with_characters_of_patterns_leaves_other_folders_unchanged(
+    mixed: Path, url: str
+) -> None:
+    other = {name: b"precious" for name in ("unfinished.json", MANIFEST, "train-000000.tar")}
+    for name, content in other.items():
+        fsspec.filesystem("s3").pipe_file(f"{url}1/{name}", content)
+    with pytest.raises(ValueError, match="not an image"):
+        write(ImageFolder(mixed), f"{url}[1]", samples_per_shard=2)
+    assert objects(f"{url}[1]") == {}
+    write(ImageFolder(mixed, skip_bad=True), f"{url}[1]")
+    assert UNFINISHED not in objects(f"{url}[1]")
+    assert objects(f"{url}1") == other
+
+
 def test_a_missing_bucket_raises_in_one_line(mixed: Path) -> None:
     with pytest.raises(OSError, match=r"^s3://missing/set/.* cannot be written .*create") as caught:
         write(ImageFolder(mixed, skip_bad=True), "s3://missing/set")

@@ -37,6 +37,15 @@ def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> 
     assert "is already complete" in again.stdout
 
 
+def test_shards_can_be_written_to_the_working_directory(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = kway_shard("imagefolder", images.resolve(), "-o", ".")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "manifest.json").is_file()
+
+
 def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_path: Path) -> None:
     few = ("--samples", 1, "--confusables", "keep", "-o", tmp_path / "out")
     done = kway_shard("glyphs", "--classes", 5, *few)
