@@ -27,10 +27,11 @@ def thresholds_section(thresholds: ClassThresholds) -> str:
 
 The kind of a class's threshold states what it promises at a recall, if new samples come from the
 distribution of this split. With confidence {confidence:g}, `guaranteed` means that at least the
-recall's fraction of new samples of the class pass. `shrunk` is an estimate from the class and similar
-classes, and `pooled` is one threshold for all classes; neither is a guarantee for the class. The last
-two columns are means over the classes with samples: the fraction of the class's samples that pass,
-and the fraction of the passing samples that belong to the class (expected precision).
+recall's fraction of new samples of the class pass. `shrunk` is an estimate from the class and
+similar classes, and `pooled` is one threshold for all classes; neither is a guarantee for the
+class. The last two columns are means over the classes with samples: the fraction of the class's
+samples that pass, and the fraction of the passing samples that belong to the class (expected
+precision).
 
 | recall | kind | classes | samples that pass | expected precision |
 |---|---|---|---|---|
