@@ -236,7 +236,7 @@ def test_a_url_with_other_objects_raises(mixed: Path, url: str) -> None:
 def test_a_url_with_characters_of_patterns_leaves_other_folders_unchanged(
     mixed: Path, url: str
 ) -> None:
-    other = {name: b"precious" for name in ("unfinished.json", MANIFEST, "train-000000.tar")}
+    other = dict.fromkeys(("unfinished.json", MANIFEST, "train-000000.tar"), b"precious")
     for name, content in other.items():
         fsspec.filesystem("s3").pipe_file(f"{url}1/{name}", content)
     with pytest.raises(ValueError, match="not an image"):
