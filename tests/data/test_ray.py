@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,20 @@ def test_shards_at_a_url_are_the_same_when_a_raylet_is_killed(
 
 def _index(folder: Path, out: Path, ray: str) -> None:
     index_shards(folder, out=out, ray=ray)
+
+
+@pytest.mark.parametrize("token", ["ab" * 32, None])
+def test_a_wrong_or_missing_token_is_an_error_that_names_the_fix(
+    cluster: RayCluster, tmp_path: Path, token: str | None
+) -> None:
+    path = tmp_path / "token"
+    if token is not None:
+        path.write_text(token)
+    other = replace(cluster, environment={**cluster.environment, "RAY_AUTH_TOKEN_PATH": str(path)})
+    error = on_ray(other, tmp_path, SlowNumbers(10), tmp_path / "out").finish()
+    assert error.startswith(f"ValueError: --ray {cluster.address}: the token is missing or")
+    assert "set RAY_AUTH_TOKEN_PATH" in error
+    assert not (tmp_path / "out").exists()
 
 
 def test_tars_indexed_on_ray_have_the_same_indices(
