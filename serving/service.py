@@ -124,6 +124,11 @@ class Service:
         if config.drift_period is not None:
             self.drift = DriftMonitor(config.drift_period, self._log_period)
 
+    def close(self) -> None:
+        """Close the query log."""
+        if self._query_log is not None:
+            self._query_log.close()
+
     def check_health(self) -> None:
         """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
         unhealthy."""

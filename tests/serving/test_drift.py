@@ -103,6 +103,7 @@ def test_the_query_log_contains_only_numbers(tmp_path: Path) -> None:
         client.query([2], [image(0)])  # without a threshold
         for _ in range(4):
             client.query([2], [image(0)] * 50, threshold=1.0)
+    app.state.resources.service.close()
     lines = [json.loads(line) for line in (log / "queries-0.jsonl").read_text().splitlines()]
     passed = [
         sum(bool(result.verdicts[column].match) for result in answer.results) for column in (0, 1)
