@@ -234,9 +234,11 @@ def test_an_evaluation_starts_again_if_a_node_is_killed(cluster, run, of_two_ran
     cluster.resize(3)
     driver = kway_on(cluster, "eval", run, "--nproc", 2)
     wait_until(lambda: len(ranks_of(run)) == 2)
-    node = psutil.Process(ranks_of(run)[0]).parent().ppid()
+    actor = psutil.Process(ranks_of(run)[0]).parent()
+    node = actor.ppid()
     cluster.raylets.sort(key=lambda raylet: raylet != node)  # kill_raylet kills the first
     cluster.kill_raylet()
+    actor.kill()  # before the rank is done: a worker notices only later that its raylet is gone
     _, output = driver.finish()
     assert "restart 1 of 3" in output
     assert evaluations(run) == of_two_ranks
