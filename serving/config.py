@@ -127,6 +127,11 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
+    state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        None,
+        description="folder that keeps watches and their hits across restarts (default: "
+        "BUNDLE-state, beside the bundle); created if it does not exist",
+    )
     max_streams: int = Field(
         8,
         gt=0,
@@ -207,7 +212,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "galleries")
+    @field_validator("token_file", "state", "galleries")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

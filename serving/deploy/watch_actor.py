@@ -1,7 +1,8 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
-Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
-are not stored: they receive an error and must reconnect. Importing this module imports Ray.
+Watches survive a restart of the actor, because they are in the state folder of `kway serve` or, on
+a cluster, in Ray's key-value store. Listeners are not stored: they receive an error and must
+reconnect. Importing this module imports Ray.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
 from serving.watches.board import Board
+from serving.watches.state_file import StateFile
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
@@ -23,10 +25,13 @@ _RESPONSE_SECONDS = 5.0
 
 
 class WatchActor(Board):
-    """The board, with its watches in Ray's key-value store."""
+    """The board, with its storage."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ServingConfig.model_validate(config), storage=KeyValueStore(NAMESPACE))
+        checked = ServingConfig.model_validate(config)
+        state = checked.state
+        storage = KeyValueStore(NAMESPACE) if state is None else StateFile(state)
+        super().__init__(checked, storage=storage)
 
 
 class RayWatches:

@@ -7,10 +7,11 @@ import asyncio
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from serving.config import ServingConfig
 from serving.watches.listeners import Listeners
+from serving.watches.storage import MemoryStorage, Storage
 from serving.watches.watch import (
     Changes,
     HitBatch,
@@ -26,8 +27,7 @@ _REMEMBERED_REMOVALS = 1000
 
 
 class Registry:
-    """Stores the watches within the limits of `config`. `storage` maps ids to JSON and survives
-    restarts.
+    """Stores the watches within the limits of `config`. `storage` maps their ids to JSON.
 
     Every change increments `version`, so a replica can request the changes since its own version.
     Versions restart from 0 with the process; `epoch` identifies the process.
@@ -38,12 +38,12 @@ class Registry:
         config: ServingConfig,
         *,
         clock: Callable[[], float],
-        storage: MutableMapping[str, bytes],
+        storage: Storage,
     ) -> None:
         self.config = config
         self.epoch, self.version = secrets.token_hex(8), 0
         self._clock, self._storage = clock, storage
-        watches = [Watch.model_validate_json(text) for text in storage.values()]
+        watches = [Watch.model_validate_json(text) for _, text in storage.items()]
         self._watches = {watch.id: watch for watch in watches}
         self._changed_at = dict.fromkeys(self._watches, 0)
         self._listened: set[str] = set()
@@ -132,7 +132,7 @@ class Registry:
             )
 
     def _put(self, watch: Watch) -> None:
-        self._storage[watch.id] = watch.model_dump_json().encode()
+        self._storage.apply({watch.id: watch.model_dump_json().encode()})
         self._watches[watch.id] = watch
         self._record_change(watch.id)
 
@@ -141,7 +141,8 @@ class Registry:
         self._changed_at[watch_id] = self.version
 
     def _drop(self, watch_id: str) -> None:
-        del self._storage[watch_id], self._watches[watch_id], self._changed_at[watch_id]
+        self._storage.apply({watch_id: None})
+        del self._watches[watch_id], self._changed_at[watch_id]
         self._listened.discard(watch_id)
         self.version += 1
         self._removals.append((self.version, watch_id))
@@ -168,10 +169,11 @@ class Board:
         config: ServingConfig,
         *,
         clock: Callable[[], float] | None = None,
-        storage: MutableMapping[str, bytes] | None = None,
+        storage: Storage | None = None,
     ) -> None:
         clock = SteadyClock() if clock is None else clock
-        self._registry = Registry(config, clock=clock, storage={} if storage is None else storage)
+        storage = MemoryStorage() if storage is None else storage
+        self._registry = Registry(config, clock=clock, storage=storage)
         self._listeners = Listeners(clock)
         self._listened: set[str] = set()
         self._change = asyncio.Event()

@@ -19,6 +19,7 @@ from serving.pipeline import _Slot, pump_all, pump_latest
 from serving.watches import listeners
 from serving.watches.board import Board, Registry
 from serving.watches.live import HitPublisher, LiveWatches
+from serving.watches.storage import MemoryStorage
 from serving.watches.watch import (
     Changes,
     HitBatch,
@@ -47,7 +48,7 @@ class Clock:
 
 
 def test_a_watch_expires_unless_a_change_renews_it() -> None:
-    clock, storage = Clock(), {}
+    clock, storage = Clock(), MemoryStorage()
     registry = Registry(ServingConfig(), clock=clock, storage=storage)
     first, second = registry.create("a", terms()), registry.create("a", terms(20))
     clock.now += 9
@@ -60,7 +61,9 @@ def test_a_watch_expires_unless_a_change_renews_it() -> None:
 
 
 def test_the_changes_since_a_version_contain_new_and_removed_watches() -> None:
-    registry = Registry(ServingConfig(max_watches_per_client=1), clock=Clock(), storage={})
+    registry = Registry(
+        ServingConfig(max_watches_per_client=1), clock=Clock(), storage=MemoryStorage()
+    )
     first = registry.create("a", terms())
     with pytest.raises(WatchLimitError):
         registry.create("a", terms())
@@ -129,7 +132,7 @@ def test_a_listener_whose_replica_died_is_removed() -> None:
 
 
 def test_a_restarted_registry_restores_its_watches_with_a_new_epoch() -> None:
-    storage: dict[str, bytes] = {}
+    storage = MemoryStorage()
     before = Registry(ServingConfig(), clock=Clock(), storage=storage)
     made = before.create("a", terms())
     after = Registry(ServingConfig(), clock=Clock(), storage=storage)
@@ -141,7 +144,7 @@ def test_a_restarted_registry_restores_its_watches_with_a_new_epoch() -> None:
 
 def test_owned_watches_are_sorted_by_creation_time() -> None:
     clock = Clock()
-    registry = Registry(ServingConfig(), clock=clock, storage={})
+    registry = Registry(ServingConfig(), clock=clock, storage=MemoryStorage())
     made = []
     for _ in range(4):
         clock.now -= 1  # so that creation times are not in insertion order
@@ -150,7 +153,7 @@ def test_owned_watches_are_sorted_by_creation_time() -> None:
 
 
 def test_gaining_the_first_or_losing_the_last_listener_is_one_change() -> None:
-    registry = Registry(ServingConfig(), clock=Clock(), storage={})
+    registry = Registry(ServingConfig(), clock=Clock(), storage=MemoryStorage())
     made, version = registry.create("a", terms()), registry.version
     registry.set_listened(made.id, False)
     registry.set_listened("gone", True)
