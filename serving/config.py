@@ -174,8 +174,14 @@ class ServingConfig(BaseModel):
         description="maximum number of listeners per replica; further listeners "
         "are rejected with status 429",
     )
-    max_listener_hits: int = Field(
-        1000, gt=0, description="maximum number of hits buffered for a listener"
+    max_watch_hits: int = Field(
+        1000, gt=0, description="maximum number of stored hits per watch; the oldest are dropped"
+    )
+    max_hits: int = Field(
+        100_000,
+        gt=0,
+        description="maximum total number of stored hits, each of which takes about 1 kB of memory "
+        "and disk; the oldest are dropped",
     )
     max_feeds: int = Field(
         32,
