@@ -127,6 +127,11 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
+    state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        None,
+        description="folder that keeps watches and their hits across restarts (default: "
+        "BUNDLE-state, beside the bundle); created if it does not exist",
+    )
     max_streams: int = Field(
         8,
         gt=0,
@@ -180,8 +185,14 @@ class ServingConfig(BaseModel):
         description="maximum number of listeners per replica; further listeners "
         "are rejected with status 429",
     )
-    max_listener_hits: int = Field(
-        1000, gt=0, description="maximum number of hits buffered for a listener"
+    max_watch_hits: int = Field(
+        1000, gt=0, description="maximum number of stored hits per watch; the oldest are dropped"
+    )
+    max_hits: int = Field(
+        100_000,
+        gt=0,
+        description="maximum total number of stored hits, each of which takes about 1 kB of memory "
+        "and disk; the oldest are dropped",
     )
     max_feeds: int = Field(
         32,
@@ -218,7 +229,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "galleries", "query_log")
+    @field_validator("token_file", "state", "galleries", "query_log")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

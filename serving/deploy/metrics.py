@@ -116,7 +116,7 @@ class WatchMetrics:
         self._hits = Counter("kway_watch_hits_total", description="Number of hits of all watches.")
         self._lost = Counter(
             "kway_watch_lost_hits_total",
-            description="Number of hits that were not delivered to listeners.",
+            description="Number of hits that were dropped before a listener received them.",
         )
         self._watches = Gauge(
             "kway_watches",

@@ -160,7 +160,7 @@ export class WatchPanel {
   #listen(row) {
     const listener = new Listener(this.#api.tokens, row.watch.id, {
       hit: (hit) => this.#feed?.isOwn(hit) || this.#addHit(hit),
-      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} dropped because this page was too slow`),
+      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} dropped because newer ones exceeded the limit of stored hits`),
       state: (text, isOver) => (isOver ? this.#stopListening(row, text) : (row.state.textContent = text)),
     });
     this.#listeners.set(row.watch.id, listener);

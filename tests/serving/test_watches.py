@@ -215,7 +215,7 @@ def test_a_listener_receives_hits_in_frames_from_other_clients(
         kway.socket(f"/v1/watches/{made['id']}/live") as socket,
         kway.client(BOB) as bob,
     ):
-        assert json.loads(socket.recv()) == {"listening": made["id"]}
+        assert json.loads(socket.recv())["listening"] == made["id"]
         response = alice.get(f"/v1/watches/{made['id']}/hits")
         assert (response.status_code, response.json()["error"]["code"]) == (
             429,
