@@ -141,8 +141,9 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _label_vectors_have_a_digest(self) -> "Manifest":
-        if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
-            raise ValueError("label_vectors and label_vectors_sha256 must be set together")
+        for one in (self, *self.earlier):
+            if (one.label_vectors is None) != (one.label_vectors_sha256 is None):
+                raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
 
     @model_validator(mode="after")

@@ -358,6 +358,15 @@ def test_a_manifest_with_generations_that_shrink_raises(base: Path, change: dict
         Manifest.read(base)
 
 
+def test_a_generation_with_label_vectors_but_no_digest_raises(base: Path) -> None:
+    append(Texts(["c"], first=50), base)
+    stored = json.loads((base / MANIFEST).read_text())
+    stored["earlier"][0]["label_vectors"] = "label_vectors.safetensors"
+    (base / MANIFEST).write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match="label_vectors_sha256 must be set together"):
+        Manifest.read(base)
+
+
 # ---------------------------------------------------------------- kills
 
 
