@@ -8,7 +8,7 @@ images as large as ImageNet's.
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data_images, data_index, data_small_images, data_text
+from benchmarks import data_images, data_index, data_sampling, data_small_images, data_text
 from benchmarks.report import command_line, report
 
 
@@ -22,6 +22,7 @@ def main() -> None:
         "small": data_small_images.rows,
         "text": partial(data_text.rows, options.texts),
         "index": data_index.rows,
+        "sampling": data_sampling.rows,
     }
     report(options, sections)
 

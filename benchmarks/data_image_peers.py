@@ -1,20 +1,18 @@
 """Code that users without kway would write to turn tars of JPEGs into batches.
 
-This module does not import kway. It contains pipelines of webdataset and grain, and a map-style
-dataset that reads the same tars with `tarfile` and `pread`. Each uses a decoder (Pillow,
-simplejpeg, OpenCV or libjpeg-turbo), takes a random crop, flips half of the images and produces
-uint8 batches [B, 3, 224, 224]. All of them resize crops as kway does, with the same OpenCV
+This module does not import kway. It contains pipelines of webdataset and grain;
+`benchmarks/data_tar_samples.py` is a map-style dataset of the same tars. Each uses a decoder
+(Pillow, simplejpeg, OpenCV or libjpeg-turbo), takes a random crop, flips half of the images and
+produces uint8 batches [B, 3, 224, 224]. All of them resize crops as kway does, with the same OpenCV
 functions.
 """
 
 import ctypes
 import io
 import math
-import os
 import random
 import shutil
 import subprocess
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,8 @@ import numpy as np
 import simplejpeg
 import webdataset
 from PIL import Image
-from torch.utils.data import Dataset
+
+from benchmarks.data_tar_samples import TarSamples
 
 SIDE = 224
 _AREA, _RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -134,54 +133,12 @@ def webdataset_batches(
 
 def grain_batches(
     tars: Sequence[str], sampled: Sampled, batch: int, extension: str = "jpg"
-) -> Iterator[tuple[np.ndarray, np.ndarray]] | None:
-    """Return infinite batches of images and labels in random order, or None without grain."""
-    try:
-        import grain
-    except ImportError:
-        return None
-    images = TarImages(tars, sampled, extension)
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Return infinite batches of images and labels in random order."""
+    import grain  # takes a second
+
+    images = TarSamples(tars, sampled, extension)
     dataset = grain.MapDataset.source(images).seed(0).shuffle().repeat()
     # Its threads would not reduce the CPU time.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     return iter(dataset.batch(batch).to_iter_dataset(options))
-
-
-class TarImages(Dataset[tuple[np.ndarray, int]]):
-    """Random access to the samples of `tars`, via a list of offsets and one `pread` per sample."""
-
-    def __init__(self, tars: Sequence[str], sampled: Sampled, suffix: str = "jpg") -> None:
-        self._sampled = sampled
-        self._samples: list[tuple[int, int, int, int]] = []  # descriptor, offset, size, label
-        for path in tars:
-            descriptor = os.open(path, os.O_RDONLY)
-            with tarfile.open(path) as tar:
-                members = {member.name: member for member in tar}
-            for name, member in members.items():
-                key, _, extension = name.partition(".")
-                if extension == suffix:
-                    label = members[f"{key}.cls"]
-                    number = int(os.pread(descriptor, label.size, label.offset_data))
-                    self._samples.append((descriptor, member.offset_data, member.size, number))
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        data, label = self.read(index)
-        return self._sampled(data), label
-
-    def read(self, index: int) -> tuple[bytes, int]:
-        """Return the bytes and the label of a sample."""
-        descriptor, offset, size, label = self._samples[index]
-        return os.pread(descriptor, size, offset), label
-
-    def batches(self, batch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield infinite batches of images and labels, with a new permutation each epoch."""
-        order: list[int] = []
-        while True:
-            while len(order) < batch:
-                order += random.sample(range(len(self)), len(self))
-            indices, order = order[:batch], order[batch:]
-            images, labels = zip(*map(self.__getitem__, indices), strict=True)
-            yield np.stack(images), np.array(labels)

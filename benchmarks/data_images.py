@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,6 @@ from isal import isal_zlib
 from torch.utils.data import DataLoader, RandomSampler
 
 from benchmarks.data_image_peers import (
-    TarImages,
     compiled_crop_and_skip,
     grain_batches,
     webdataset_batches,
@@ -29,7 +29,8 @@ from benchmarks.data_image_peers import (
     with_pillow,
     with_simplejpeg,
 )
-from benchmarks.timing import Row, rate_row, take_turns
+from benchmarks.data_tar_samples import TarSamples
+from benchmarks.timing import Row, rate_row, share_row, take_turns
 from data.config import DataConfig
 from data.images.decode import checked_jpeg_header
 from data.images.jpeg_crop import decoder
@@ -115,9 +116,9 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
         folder = Path(opened.enter_context(TemporaryDirectory()))
         crop_and_skip = compiled_crop_and_skip(folder)
         peers: dict[str, Iterator[object] | None] = {
-            CROP_AND_SKIP: crop_and_skip and TarImages(tars, crop_and_skip).batches(BATCH),
-            "hand-written loop, simplejpeg": TarImages(tars, with_simplejpeg).batches(BATCH),
-            "hand-written loop, OpenCV": TarImages(tars, with_opencv).batches(BATCH),
+            CROP_AND_SKIP: crop_and_skip and TarSamples(tars, crop_and_skip).batches(BATCH),
+            "hand-written loop, simplejpeg": TarSamples(tars, with_simplejpeg).batches(BATCH),
+            "hand-written loop, OpenCV": TarSamples(tars, with_opencv).batches(BATCH),
             "webdataset + simplejpeg": webdataset_batches(tars, with_simplejpeg, BATCH),
             "webdataset + Pillow": webdataset_batches(tars, with_pillow, BATCH),
             "grain + simplejpeg": grain_batches(tars, with_simplejpeg, BATCH),
@@ -130,8 +131,8 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
         times = take_turns(contenders, title=files, seconds=120, clock=time.process_time)
     for peer, at_least in TARGETS.items():
         if peer not in times:
-            missing = "grain" if "grain" in peer else "cc or the headers of libjpeg-turbo"
-            yield Row(f"loader / {peer}, same files", case, "", "", f"{missing} is not installed")
+            remedy = "requires a C compiler and libjpeg-turbo: apt-get install gcc libjpeg-dev"
+            yield Row(f"loader / {peer}, same files", case, details=remedy)
             continue
         yield rate_row(
             f"loader / {peer}, same files",
@@ -142,15 +143,15 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
             count=count,
             unit="images/CPU-s",
         )
-    share = np.median(times["checks"] / times["loader"])
-    each = np.median(times["checks"]) / count
-    yield Row(
-        "checks of the bytes and the header / loader, CPU time",
+    checks = share_row(
+        "checks of the bytes and the header",
         case,
-        f"{share:.1%}",
-        "",
-        f"{1e6 * each:.1f} µs per image; decoder of crops: {decoder()}",
+        times["checks"],
+        times["loader"],
+        count=count,
+        unit="image",
     )
+    yield replace(checks, details=f"{checks.details}; decoder of crops: {decoder()}")
 
 
 def _check(split: Split, count: int) -> None:
@@ -187,7 +188,7 @@ def _packing(originals: Split, packed: Split) -> Row:
 def _one_worker(split: Split) -> Row:
     """Compare kway's loader with a DataLoader over the hand-written dataset, one worker each."""
     count = _in_batches(len(split), 12)
-    dataset = TarImages(_tars(split), with_opencv)
+    dataset = TarSamples(_tars(split), with_opencv)
     theirs = DataLoader(
         dataset,
         batch_size=BATCH,
@@ -229,7 +230,7 @@ def _taking(batches: Iterator[object], count: int) -> Callable[[], None]:
 def _reading(split: Split) -> Iterator[Row]:
     """Compare random reads by index with sequential reads from the tar, without decoding."""
     order = random.Random(0).choices(range(len(split)), k=READS)
-    by_hand = TarImages(_tars(split), with_opencv)
+    by_hand = TarSamples(_tars(split), with_opencv)
 
     def by_index() -> None:
         for index in order:

@@ -1,17 +1,28 @@
-"""Text loading compared with the tokenizer alone, on the same texts in the same order.
+"""Text loading compared with the tokenizer alone, a hand-written loop and packaged loaders.
 
+CPU seconds include all threads of the process; there are no loader processes.
 By default, each text consists of three emoji names in various languages and is about as long as a
 tweet. Other texts are read from shards.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from isal import isal_zlib
 
-from benchmarks.timing import Row, rate_row, take_turns
+from benchmarks.data_text_peers import (
+    Encoder,
+    arrow_batches,
+    grain_batches,
+    hand_written_batches,
+    webdataset_batches,
+)
+from benchmarks.timing import Row, rate_row, share_row, take_turns
 from data.config import DataConfig, TextConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
@@ -19,12 +30,21 @@ from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split import Split, open_split
 from data.shards.writer import write_shards
 from data.sources import EmojiNames, Sample
-from data.text.tokenizer import open_tokenizer
 from data.text.tokenizer_training import train_tokenizer
 
 BATCH, STEPS = 256, 40
 MAX_LENGTH = 64
 NUM_TEXTS = 20_000
+BARE = "bare tokenizer, same texts in memory"
+ARROW = "torch DataLoader + Hugging Face dataset in memory"
+PEERS = {
+    "hand-written loop, same files": hand_written_batches,
+    "webdataset, same files": webdataset_batches,
+    "grain, same files": grain_batches,
+    ARROW: arrow_batches,
+}
+# The target for the ratio of the loader's rate to the peer's rate.
+TARGETS = {BARE: 0.95} | dict.fromkeys(PEERS, 1.0)
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,7 @@ class ThreeNames:
 
 
 def rows(shards: Path | None) -> Iterator[Row]:
-    """Time how long it takes to read, tokenize and pad texts."""
+    """Compare how long it takes to read, tokenize and pad texts."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if shards is None:
@@ -64,36 +84,62 @@ def rows(shards: Path | None) -> Iterator[Row]:
             write_shards(ThreeNames(names), shards, workers=0)
         train_tokenizer(shards, folder / "tokenizer")
         with open_split(shards, "train") as split:
-            yield _against_tokenizer(split, str(folder / "tokenizer"))
+            yield from _compared(split, folder / "tokenizer")
 
 
-def _against_tokenizer(split: Split, tokenizer: str) -> Row:
+def _compared(split: Split, tokenizer: Path) -> Iterator[Row]:
     config = DataConfig(
-        shards=str(split.folder), text=TextConfig(tokenizer=tokenizer, max_length=MAX_LENGTH)
+        shards=str(split.folder), text=TextConfig(tokenizer=str(tokenizer), max_length=MAX_LENGTH)
     )
-    bare = open_tokenizer(tokenizer, max_length=MAX_LENGTH)
+    tars = [split.folder.address(shard) for shard in split.manifest.of_split("train")]
+    encoder = Encoder(tokenizer, MAX_LENGTH)
     loader = TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0))
     batches = [next(loader) for _ in range(STEPS)]
-    texts = [[split.text(index)[0] for index in batch.indices.tolist()] for batch in batches]
     num_tokens = sum(int(batch.inputs["attention_mask"].sum()) for batch in batches)
+    files = [[split.read(i)[0] for i in batch.indices.tolist()] for batch in batches]
+    texts = [[data.decode() for data in batch] for batch in files]
 
     def load() -> None:
         loader.close()
         loader.cursor = Cursor(0)
-        for _ in range(STEPS):
-            next(loader)
+        _take(loader)
 
-    def tokenize() -> None:
-        for batch in texts:
-            bare.encode(batch)
-
-    times = take_turns({"loader": load, "bare": tokenize}, title="text", seconds=60)
-    return rate_row(
-        "texts: loader / bare tokenizer",
-        f"batches of {BATCH}, WordPiece, {num_tokens / (BATCH * STEPS):.0f} tokens per text",
+    # The other contenders read the texts in another order.
+    contenders: dict[str, Callable[[], object]] = {
+        "loader": load,
+        BARE: lambda: [encoder.ids(batch) for batch in texts],
+        "checks": lambda: [isal_zlib.crc32(data) for batch in files for data in batch],
+    }
+    for name, peer in PEERS.items():
+        if (found := peer(tars, encoder, BATCH)) is not None:
+            contenders[name] = partial(_take, found)
+    times = take_turns(contenders, title="text", seconds=90, clock=time.process_time)
+    loader.close()
+    case = f"batches of {BATCH}, WordPiece, {num_tokens / (BATCH * STEPS):.0f} tokens per text"
+    for name, at_least in TARGETS.items():
+        what = f"texts: loader / {name}"
+        if name not in times:
+            yield Row(what, case, details="not installed: pip install datasets")
+            continue
+        yield rate_row(
+            what,
+            case,
+            times["loader"],
+            times[name],
+            at_least=at_least,
+            count=BATCH * STEPS,
+            unit="texts/CPU-s",
+        )
+    yield share_row(
+        "texts: checks of the bytes",
+        case,
+        times["checks"],
         times["loader"],
-        times["bare"],
-        at_least=0.8,
         count=BATCH * STEPS,
-        unit="texts/s",
+        unit="text",
     )
+
+
+def _take(batches: Iterator[object]) -> None:
+    for _ in range(STEPS):
+        next(batches)

@@ -35,7 +35,7 @@ from trainer.config import BackboneConfig
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
 _RECALLS = (
-    RecallSpec(recall=0.9, pooled=0.0, pooled_samples=1000, pooled_precision=0.5, min_positives=9),
+    RecallSpec(recall=0.9, confidence=0.9, pooled=0.0, pooled_samples=1000, min_positives=22),
 )
 _AT_ONCE = 1 << 14
 

@@ -3,7 +3,7 @@
 Images, augmentation and caches are defined in their own modules.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,15 +13,13 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from data.augment.training import AugmentConfig
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.remote.config import CacheConfig, check_url, is_url
+from data.remote.config import CacheConfig, check_url, folder_or_url, is_url
 
 _MAX_STREAM_SHARDS = 1_000_000
 
 
 def _path_or_url(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    return check_url(value) if is_url(value) else Path(value)
+    return folder_or_url(value) if isinstance(value, str) else value
 
 
 ShardFolder = Annotated[Path | str, BeforeValidator(_path_or_url)]
@@ -120,10 +118,21 @@ class SamplingConfig(FrozenConfig):
     )
 
 
+ShardGeneration = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        description="generation of the shards, for sets to which samples were appended; null "
+        "selects the newest when a run starts, which the run then keeps",
+    ),
+]
+
+
 class MixtureSet(FrozenConfig):
     """One of several shard sets on which a run trains."""
 
     shards: ShardFolder = Field(description="folder or URL, as in data.shards")
+    generation: ShardGeneration = None
     split: str = Field("train", description="split of the folder to train on")
     weight: float = Field(
         1,
@@ -148,6 +157,7 @@ class DataConfig(FrozenConfig):
         description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
         "s3://, gs://)"
     )
+    generation: ShardGeneration = None
     cache: CacheConfig = CacheConfig()
     shuffle_shards: int | None = Field(
         None,
@@ -224,6 +234,25 @@ class DataConfig(FrozenConfig):
                 )
             seen.add(found)
         return self
+
+    @property
+    def addresses(self) -> list[str]:
+        """The path or URL of `shards`, followed by those of the sets of `mixture`."""
+        return [str(self.shards), *(str(one.shards) for one in self.mixture)]
+
+    @property
+    def generations(self) -> list[int | None]:
+        """The generation of each of `addresses`."""
+        return [self.generation, *(one.generation for one in self.mixture)]
+
+    def with_generations(self, numbers: Sequence[int]) -> "DataConfig":
+        """Return the same data, with `numbers` as its `generations`."""
+        own, *others = numbers
+        mixture = tuple(
+            one.model_copy(update={"generation": number})
+            for one, number in zip(self.mixture, others, strict=True)
+        )
+        return self.model_copy(update={"generation": own, "mixture": mixture})
 
     @property
     def is_sampled(self) -> bool:

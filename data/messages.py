@@ -25,6 +25,14 @@ def one_line(error: object, limit: int = 300) -> str:
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
+def shown(value: object, limit: int = 60) -> str:
+    """Return a value from a file for a message: quoted, on one line, and cut if it is long."""
+    if isinstance(value, str):
+        return repr(value if len(value) <= limit else value[:limit] + "…")
+    text = repr(value)
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
 def pluralize(number: int, what: str) -> str:
     """Return a count with its noun, such as `1 shard` or `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"

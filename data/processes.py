@@ -23,14 +23,25 @@ _PR_SET_PDEATHSIG = 1
 
 
 def over_jobs(
-    work: Callable[[Job], Result], jobs: Sequence[Job], *, total_bytes: int, workers: int | None
+    work: Callable[[Job], Result],
+    jobs: Sequence[Job],
+    *,
+    total_bytes: int,
+    workers: int | None,
+    ray: str | None = None,
 ) -> Iterator[Result]:
     """Yield `work(job)` for each job, in order. `workers` processes compute the results.
 
     workers: the number of processes. With 0 or 1, this process runs the jobs. None selects one
-    process per core if there is enough to read. `work` must be picklable, such as a module-level
-    function.
+    process per core if there is enough to read. ray: the address of a Ray cluster that runs the
+    jobs instead. `work` must be picklable, such as a module-level function.
     """
+    if ray is not None and jobs:
+        from data.ray_pool import ray_pool
+
+        with ray_pool(ray) as pool:
+            yield from in_order(pool, work, jobs, ahead=2 * pool.num_workers)
+        return
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
     workers = min(workers, len(jobs))

@@ -44,7 +44,7 @@ TRANSIENT_ERRNOS = frozenset(
 ATTEMPTS = 8
 _FIRST_SECONDS = 0.2
 _LONGEST_SECONDS = 20.0
-_REMEDY = "check the disk, the file server and the network, then run the same command again"
+DEFAULT_REMEDY = "check the disk, the file server and the network, then run the same command again"
 
 
 class TransientError(OSError):
@@ -89,7 +89,7 @@ def wait_before_retry(
     *,
     attempts: float = ATTEMPTS,
     deadline: float = math.inf,
-    remedy: str = _REMEDY,
+    remedy: str = DEFAULT_REMEDY,
 ) -> None:
     """Log the error of `attempt` (counted from 1) and wait, with exponential backoff and
     jitter.

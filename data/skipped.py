@@ -1,16 +1,14 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
 `skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. `repaired.jsonl`
-lists the samples that were written after a repair, in the same format. The commands print only a
-few.
+lists the samples that were written after a repair, in the same format. While the shards are being
+written, each shard has its own lists. The commands print only a few.
 """
 
 import json
-from collections.abc import Container, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from data.files import commit, explained, flush
 from data.messages import printable
 
 SKIPPED = "skipped.jsonl"
@@ -50,50 +48,22 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-class SkippedFile:
-    """`skipped.jsonl` or `repaired.jsonl`. The file is created only if there is something to list.
+def list_of_shard(shard: str, name: str) -> str:
+    """Return the file that lists the samples of one shard until all shards have been written.
 
-    ignored: the files that the source does not read. finished: the shards of earlier runs, whose
-    lines are preserved. `last` is the last sample added in this run.
+    Example: `train-000000.tar` and `skipped.jsonl` give `train-000000.skipped.jsonl`.
     """
-
-    def __init__(
-        self, path: Path, *, finished: Container[str], ignored: Iterable[Skipped] = ()
-    ) -> None:
-        self.path = path
-        self.last: Skipped | None = None
-        kept = [line for line in self._lines() if _shard(line) in finished]
-        self._write([*to_lines(ignored).splitlines(keepends=True), *kept])
-
-    def add(self, shard: str, skipped: Sequence[Skipped]) -> None:
-        """Record samples that are missing from `shard`, or that were repaired for it.
-
-        Call this before the shard is finished.
-        """
-        if not skipped:
-            return
-        self.last = skipped[-1]
-        with explained(self.path), self.path.open("ab") as file:
-            file.write(to_lines(skipped, shard=shard))
-            flush(file)
-
-    def finish(self) -> None:
-        """Sort the lines by shard, because a resumed run does not write shards in order."""
-        self._write(sorted(self._lines(), key=lambda line: _shard(line) or ""))
-
-    def _write(self, lines: Sequence[bytes]) -> None:
-        if lines:
-            commit(self.path, b"".join(lines))
-        else:
-            self.path.unlink(missing_ok=True)
-
-    def _lines(self) -> list[bytes]:
-        return self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
+    return f"{shard.removesuffix('.tar')}.{name}"
 
 
-def _shard(line: bytes) -> str | None:
-    """Return the shard in a line, or None if there is no shard or the line is truncated."""
-    try:
-        return str(json.loads(line)["shard"])
-    except (ValueError, KeyError):
-        return None
+def by_shard(lines: Iterable[bytes]) -> dict[str, list[bytes]]:
+    """Group the lines of `skipped.jsonl` by shard. Lines without a shard and truncated lines are
+    omitted.
+    """
+    found: dict[str, list[bytes]] = {}
+    for line in lines:
+        try:
+            found.setdefault(str(json.loads(line)["shard"]), []).append(line)
+        except (ValueError, KeyError):
+            continue
+    return found

@@ -134,6 +134,11 @@ class HeadConfig(_Config):
         description="number format of the class rows in memory and in checkpoints; fp8 is e4m3 "
         "with a scale per row and needs optimizer.head.fused_sgd",
     )
+    init: Path | None = Field(
+        None,
+        description="bundle from which the initial rows and biases are loaded; its classes are "
+        "matched by name, and other classes get random rows",
+    )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int | None = Field(
         None,
@@ -200,6 +205,10 @@ class HeadConfig(_Config):
             raise ValueError(
                 f"factored weights do not support {loss.kind}: set weights.kind=dense, or set "
                 f"loss.kind to one of {', '.join(family)}"
+            )
+        if self.init is not None and (weights != "dense" or self.dtype != "fp32"):
+            raise ValueError(
+                "init loads one float32 row per class: set weights.kind=dense and dtype=fp32"
             )
         if self.dtype != "fp32" and not self.has_class_rows:
             special = loss.kind if loss.over_nodes else weights

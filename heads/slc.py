@@ -21,7 +21,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum, group_rank
 # Shape legend: N samples, C classes of a block, P largest number of positives, R recalls.
 
 _CHUNK = 1 << 22  # numbers processed at a time; bounds the memory needed besides the block
-_PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold", "reached")
+_PER_CLASS = ("class_ids", "positives", "average_precision", "precision_at", "threshold")
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,7 @@ class ClassMeasures:
     `positives` [C] is the number of samples of each class, and `average_precision` [C] is the area
     under the precision-recall curve. `threshold` [C, R] is the largest value for which the decision
     rule `score >= threshold` reaches the recall, and `precision_at` [C, R] is the precision at this
-    threshold. `reached` [C, R, 2] counts the samples at or above the threshold, first those of the
-    class, then those of all classes.
+    threshold.
     """
 
     class_ids: Tensor
@@ -40,7 +39,6 @@ class ClassMeasures:
     average_precision: Tensor
     precision_at: Tensor
     threshold: Tensor
-    reached: Tensor
     recalls: tuple[float, ...]
 
     @staticmethod
@@ -154,14 +152,12 @@ def _measures(
     rank_CR = torch.stack([_needed(positives, recall) for recall in recalls], 1)
     index_CR = (positives[:, None] - rank_CR).clamp(min=0)
     empty = (positives == 0)[:, None]
-    counts = (true_above.gather(1, index_CR), reached_CP.gather(1, index_CR))
     return ClassMeasures(
         class_ids=class_ids,
         positives=positives,
         average_precision=average,
         precision_at=precision_CP.gather(1, index_CR).masked_fill(empty, math.nan),
         threshold=true_CP.gather(1, index_CR).masked_fill(empty, math.nan),
-        reached=torch.stack([count.masked_fill(empty, 0) for count in counts], 2),
         recalls=recalls,
     )
 

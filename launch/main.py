@@ -15,10 +15,12 @@ import typer
 from data.extras import missing_extra
 from data.messages import printable
 from launch.commands import (
+    calibrate,
     demo,
     doctor,
     evaluate,
     export,
+    import_model,
     index,
     k8s,
     losses,
@@ -48,6 +50,8 @@ app.command("tokenizer")(tokenizer.tokenizer)
 app.command("train")(train.train)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
+app.command("import")(import_model.import_model)
+app.command("calibrate")(calibrate.calibrate)
 app.command("index")(index.index)
 app.command("serve")(serve.command)
 app.command("query")(query.query)

@@ -1,8 +1,7 @@
 """Terminal output of the commands: progress, consoles, table cells and durations."""
 
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -17,10 +16,8 @@ from rich.progress import (
 from rich.text import Text
 
 from data.messages import printable
+from data.progress import Rate, Report, plain_lines
 
-_SECONDS_BETWEEN_LINES = 10
-
-Report = Callable[[int, int], None]
 _CELL_LENGTH = 40
 
 
@@ -44,7 +41,7 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
     )
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(verb, total=None, rate="")
-    rate = _Rate()
+    rate = Rate()
 
     def report(done: int, total: int) -> None:
         speed = rate.of(done)
@@ -59,41 +56,6 @@ def progress(verb: str, unit: str = "samples") -> Iterator[Report]:
         yield report
     finally:
         bar.stop()
-
-
-def plain_lines(verb: str, unit: str = "samples") -> Report:
-    """Return a `report` for output that is not a terminal. It prints a line every few seconds."""
-    rate = _Rate()
-    last = time.monotonic()
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        speed = rate.of(done)
-        if speed == 0 or time.monotonic() - last < _SECONDS_BETWEEN_LINES:
-            return
-        last = time.monotonic()
-        left = (total - done) / speed
-        print(
-            f"{verb} {done:,} of {total:,} {unit}, {speed:,.0f} {unit}/s, {left:,.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return report
-
-
-class _Rate:
-    """Units per second since the first report; resumed jobs do not start at zero."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-
-    def of(self, done: int) -> float:
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (now, done)
-        seconds = now - self._first[0]
-        return (done - self._first[1]) / seconds if seconds > 0 else 0.0
 
 
 def wide_console(columns: int) -> Console:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
 from trainer.bundle.bundle import Bundle
+from trainer.bundle.thresholds import Share
 
 NOT_ALIGNED = (
     "this model was trained with {kind}, which does not follow the Principle of Logit Separation: "
@@ -89,7 +90,7 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
-    """Return a class's threshold for this query, together with its validation counts."""
+    """Return a class's threshold for this query, what it promises, and its validation counts."""
     name = bundle.names.names[class_id]
     if query.recall is None:
         return ClassThreshold(
@@ -104,10 +105,19 @@ def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
         class_name=name,
         class_id=class_id,
         threshold=found.score,
-        threshold_source=found.source,
-        expected_precision=found.expected_precision,
-        threshold_samples=found.samples,
+        threshold_source=found.kind,
+        recall=query.recall,
+        confidence=found.confidence,
+        pass_rate=found.pass_rate and found.pass_rate.estimate,
+        pass_rate_interval=_interval(found.pass_rate),
+        expected_precision=found.precision and found.precision.estimate,
+        expected_precision_interval=_interval(found.precision),
+        classes_below_recall=found.below_pooled,
         class_samples=found.class_samples,
         class_reached=found.class_reached,
         all_reached=found.all_reached,
     )
+
+
+def _interval(share: Share | None) -> tuple[float, float] | None:
+    return None if share is None else (share.low, share.high)

@@ -1,35 +1,70 @@
-"""Dynamic batching across requests: inputs that arrive during a forward pass form the next batch.
+"""Dynamic batching across requests: inputs that arrive while a batch runs form the next batch.
 
-The forward pass runs in its own thread, so it does not block the event loop.
+A batch runs in its own thread, so it does not block the event loop. This thread decodes the inputs,
+runs the model and completes the requests, because each switch between threads costs about as much
+CPU time as parsing a request.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 class QueueFullError(Exception):
     """Raised if the model's queue has no room for the inputs."""
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    input: Any
-    result: asyncio.Future[Tensor]
+@dataclass(eq=False)
+class _Request:
+    """A request. The thread of the batches fills `rows`, one per input, and sets `value` or
+    `error`."""
+
+    complete: Callable[[Tensor], Any]
+    result: asyncio.Future[Any]
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    value: Any = None
+    error: Exception | None = None
+
+    def resolve(self) -> None:
+        """Pass the result to the waiting coroutine. Call this on the event loop."""
+        if self.result.done():  # the client has disconnected
+            return
+        if self.error is not None:
+            self.result.set_exception(self.error)
+        else:
+            self.result.set_result(self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """An input of a request. `prepared` is set if a helper thread prepares it."""
+
+    request: _Request
+    position: int
+    num_inputs: int
+    prepare: Callable[[], Any]
+    prepared: Future[Any] | None
+
+    @property
+    def is_last(self) -> bool:
+        return self.position == self.num_inputs - 1
 
 
 class Batcher:
-    """Groups inputs into batches. `forward` maps a batch of B inputs to a tensor [B, ...].
+    """Groups inputs into batches. `forward` maps a batch of B prepared inputs to a tensor [B, ...].
 
     Use it from a single event loop. An idle batcher waits `wait_seconds` before it runs the first
-    batch, unless that batch is already full.
+    batch, unless that batch is already full. With `helpers`, inputs that arrive while a batch runs
+    are prepared by these threads; all other inputs are prepared when their batch runs.
     """
 
     def __init__(
@@ -39,37 +74,38 @@ class Batcher:
         batch_size: int,
         wait_seconds: float,
         max_queued: int,
+        helpers: Executor | None = None,
     ) -> None:
-        self._forward = forward
-        self._batch_size, self._wait_seconds, self._max_queued = (
-            batch_size,
-            wait_seconds,
-            max_queued,
-        )
-        self._queue: deque[_Waiting] = deque()
+        self._forward, self._helpers = forward, helpers
+        self._batch_size, self._wait_seconds = batch_size, wait_seconds
+        self._max_queued = max_queued
+        self._queue: deque[_Input] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._worker: asyncio.Task[None] | None = None
         self._started: float | None = None
 
-    async def submit(self, inputs: Sequence[Any]) -> Tensor:
-        """Queue inputs and return their rows of the output of `forward`, [len(inputs), ...].
+    async def submit(
+        self, inputs: Sequence[Callable[[], Any]], complete: Callable[[Tensor], T]
+    ) -> T:
+        """Queue inputs and return `complete(rows)`, where `rows` [len(inputs), ...] are the outputs
+        of `forward`.
 
-        Raises QueueFullError if the queue has no room for all of the inputs. Exceptions from
-        `forward` propagate.
+        Each input is a function that prepares it, such as decoding an image. Raises QueueFullError
+        if the queue has no room for all of the inputs. Exceptions from these functions, `forward`
+        and `complete` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
             raise QueueFullError
         loop = asyncio.get_running_loop()
-        waiting = [_Waiting(one, loop.create_future()) for one in inputs]
-        self._queue.extend(waiting)
+        request = _Request(complete, loop.create_future())
+        helpers = None if self._started is None else self._helpers
+        for i, prepare in enumerate(inputs):
+            prepared = None if helpers is None else helpers.submit(prepare)
+            self._queue.append(_Input(request, i, len(inputs), prepare, prepared))
         # The worker ends when the queue is empty, so an idle batcher has no running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
-        try:
-            return torch.stack(await asyncio.gather(*(one.result for one in waiting)))
-        finally:
-            for one in waiting:  # do not run the model for clients that have disconnected
-                one.result.cancel()
+        return await request.result  # canceled if the client disconnects
 
     def num_queued(self) -> int:
         """Return the number of inputs waiting for a batch, including those of clients that have
@@ -77,33 +113,66 @@ class Batcher:
         return len(self._queue)
 
     def seconds_in_forward(self) -> float:
-        """Return the seconds since the current forward pass started, or 0 when idle."""
+        """Return the seconds since the current batch started, or 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:
         if self._wait_seconds and len(self._queue) < self._batch_size:
             await asyncio.sleep(self._wait_seconds)
+        loop = asyncio.get_running_loop()
         while batch := self._next_batch():
             self._started = time.monotonic()
             try:
-                rows = await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._forward, [one.input for one in batch]
-                )
-            except Exception as error:  # fail only the requests in this batch
-                for one in batch:
-                    if not one.result.done():
-                        one.result.set_exception(error)
-            else:
-                for one, row in zip(batch, rows, strict=True):
-                    if not one.result.done():
-                        one.result.set_result(row)
+                finished = await loop.run_in_executor(self._thread, self._run, batch)
             finally:
                 self._started = None
+            for request in finished:
+                request.resolve()
 
-    def _next_batch(self) -> list[_Waiting]:
-        batch: list[_Waiting] = []
+    def _next_batch(self) -> list[_Input]:
+        """Remove a batch from the queue, without the inputs of failed or disconnected requests."""
+        batch: list[_Input] = []
         while self._queue and len(batch) < self._batch_size:
             one = self._queue.popleft()
-            if not one.result.done():
+            if not one.request.result.done():
                 batch.append(one)
+            elif one.prepared is not None:
+                one.prepared.cancel()
         return batch
+
+    def _run(self, batch: Sequence[_Input]) -> list[_Request]:
+        """Run a batch and return the requests that succeeded or failed."""
+        ready = _prepared(batch)
+        try:
+            rows = self._forward(list(ready.values())) if ready else ()
+        except Exception as error:  # fail only the requests in this batch
+            for one in ready:
+                one.request.error = error
+        else:
+            for one, row in zip(ready, rows, strict=True):
+                one.request.rows[one.position] = row
+        for one in batch:
+            if one.is_last and one.request.error is None:
+                _complete(one.request)
+        return [one.request for one in batch if one.is_last or one.request.error is not None]
+
+
+def _prepared(batch: Sequence[_Input]) -> dict[_Input, Any]:
+    """Prepare the inputs of a batch. If one fails, so does its request."""
+    found = {}
+    for one in batch:
+        if one.request.error is not None:
+            continue
+        try:
+            found[one] = one.prepare() if one.prepared is None else one.prepared.result()
+        except Exception as error:
+            one.request.error = error
+    return {one: ready for one, ready in found.items() if one.request.error is None}
+
+
+def _complete(request: _Request) -> None:
+    try:
+        rows = torch.stack([request.rows[i] for i in range(len(request.rows))])
+        request.value = request.complete(rows)
+    except Exception as error:
+        request.error = error

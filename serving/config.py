@@ -127,6 +127,11 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
+    state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        None,
+        description="folder that keeps watches and their hits across restarts (default: "
+        "BUNDLE-state, beside the bundle); created if it does not exist",
+    )
     max_streams: int = Field(
         8,
         gt=0,
@@ -149,6 +154,17 @@ class ServingConfig(BaseModel):
             "be repeated",
         )
     )
+    drift_period: Annotated[int | None, Option()] = Field(
+        None,
+        ge=100,
+        description="number of inputs per class after which the share of passing inputs is "
+        "compared with that of the first period (default: drift is not monitored)",
+    )
+    query_log: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
+        None,
+        description="folder for logs of the numbers of each query, without its inputs "
+        "(default: queries are not logged)",
+    )
     max_watches: int = Field(1000, gt=0, description="maximum total number of watches")
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
@@ -169,8 +185,14 @@ class ServingConfig(BaseModel):
         description="maximum number of listeners per replica; further listeners "
         "are rejected with status 429",
     )
-    max_listener_hits: int = Field(
-        1000, gt=0, description="maximum number of hits buffered for a listener"
+    max_watch_hits: int = Field(
+        1000, gt=0, description="maximum number of stored hits per watch; the oldest are dropped"
+    )
+    max_hits: int = Field(
+        100_000,
+        gt=0,
+        description="maximum total number of stored hits, each of which takes about 1 kB of memory "
+        "and disk; the oldest are dropped",
     )
     max_feeds: int = Field(
         32,
@@ -207,7 +229,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "galleries")
+    @field_validator("token_file", "state", "galleries", "query_log")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

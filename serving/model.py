@@ -19,6 +19,7 @@ from data.loading.inputs import pad_tokens
 from data.text.tokenizer import Tokenizer
 from serving.answer import Query, answer
 from serving.schemas import Answer
+from trainer.backbone.folding import fold_batch_norms
 from trainer.bundle.bundle import Bundle, onnx_is_installed
 
 Device = Literal["cpu", "cuda"]
@@ -58,8 +59,24 @@ class Model:
         # Rows that one input occupies in the backbone's batch.
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
-        self.engine: Engine = engine or _best_engine(bundle, device)
-        self._backbone = _backbone(bundle, self.engine, device, allow_imports)
+        self.engine: Engine = engine or best_engine(bundle, device)
+        self._backbone = self._load_backbone(allow_imports)
+
+    def _load_backbone(
+        self, allow_imports: Collection[str]
+    ) -> Callable[[dict[str, Tensor]], Tensor]:
+        bundle, device = self.bundle, self.device
+        if self.engine == "onnxruntime":
+            if device != "cpu" or not bundle.has_onnx:
+                raise ValueError(
+                    "engine onnxruntime requires device cpu and a bundle exported with kway export "
+                    "--onnx. Otherwise, use engine torch"
+                )
+            return bundle.load_onnx_backbone(threads=torch.get_num_threads())
+        backbone = bundle.load_backbone(allow_imports=allow_imports)
+        if device == "cpu":
+            fold_batch_norms(backbone, self._reader.collate(self._reader.examples()))
+        return backbone.to(device)
 
     @classmethod
     def open(
@@ -118,7 +135,8 @@ class Model:
                 )
 
 
-def _best_engine(bundle: Bundle, device: Device) -> Engine:
+def best_engine(bundle: Bundle, device: Device) -> Engine:
+    """Return the fastest available engine."""
     if device != "cpu" or not bundle.has_onnx:
         return "torch"
     if not onnx_is_installed():
@@ -136,19 +154,6 @@ def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]
     requires the code of the backbone, but onnxruntime does not."""
     if device != "cpu" or not bundle.has_onnx or not onnx_is_installed():
         bundle.check_imports(allow_imports)
-
-
-def _backbone(
-    bundle: Bundle, engine: Engine, device: Device, allow_imports: Collection[str]
-) -> Callable[[dict[str, Tensor]], Tensor]:
-    if engine == "onnxruntime":
-        if device != "cpu" or not bundle.has_onnx:
-            raise ValueError(
-                "engine onnxruntime requires device cpu and a bundle exported with kway export "
-                "--onnx. Otherwise, use engine torch"
-            )
-        return bundle.load_onnx_backbone(threads=torch.get_num_threads())
-    return bundle.load_backbone(allow_imports=allow_imports).to(device)
 
 
 class Reader(Protocol):

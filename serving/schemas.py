@@ -6,16 +6,24 @@ Does not import torch or FastAPI. The schemas for watches are in `serving/watche
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
-ThresholdSource = Literal["class", "pooled", "request"]
+# Versions of kway before bundle format 5 returned "class" for an empirical threshold.
+ThresholdSource = Annotated[
+    Literal["guaranteed", "shrunk", "pooled", "empirical", "request"],
+    BeforeValidator(lambda value: "empirical" if value == "class" else value),
+]
 _THRESHOLD_SOURCE = (
-    "whether the threshold is specific to the class, pooled over all classes, or set by the request"
+    "what the threshold promises. `guaranteed`: with `confidence`, at least the fraction `recall` "
+    "of new samples of the class pass. `shrunk`: an estimate from the class and similar classes. "
+    "`pooled`: one threshold for all classes. `empirical`: the fraction `recall` of the class's "
+    "validation samples pass (bundles of older versions). `request`: set by the request"
 )
 _EXPECTED_PRECISION = (
-    "fraction of the validation samples at or above the threshold that belong to the class; for "
-    "a pooled threshold, the mean of this fraction over all classes; null if unknown"
+    "fraction of the validation samples at or above the threshold that belong to the class; null "
+    "if unknown"
 )
+Interval = tuple[float, float]
 
 
 class ModelLogits(BaseModel):
@@ -39,9 +47,9 @@ class ErrorBody(BaseModel):
 
 
 class ClassThreshold(BaseModel):
-    """The threshold of one class and its validation counts. Unknown counts are null. If the request
-    sets the threshold, only `class_samples` is known. Bundles exported by older versions of kway
-    contain no counts."""
+    """The threshold of one class, what it promises, and its validation counts. Unknown values are
+    null. If the request sets the threshold, only `class_samples` is known. Bundles exported by
+    older versions of kway contain no pass rates or no counts."""
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
@@ -51,11 +59,24 @@ class ClassThreshold(BaseModel):
         description="minimum score of a match; null if the class does not have a threshold"
     )
     threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
+    recall: float | None = Field(None, description="recall for which the threshold was computed")
+    confidence: float | None = Field(
+        None, description="confidence of the guarantee and of the intervals"
+    )
+    pass_rate: float | None = Field(
+        None, description="estimated fraction of new samples of the class that pass"
+    )
+    pass_rate_interval: Interval | None = Field(
+        None, description="interval of `pass_rate`; for a guaranteed threshold, one-sided"
+    )
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
-    threshold_samples: int | None = Field(
+    expected_precision_interval: Interval | None = Field(
+        None, description="interval of `expected_precision`"
+    )
+    classes_below_recall: float | None = Field(
         None,
-        description="number of validation samples used to compute the threshold: samples of "
-        "the class or, for a pooled threshold, of all classes",
+        description="for a pooled threshold: fraction of the classes with validation samples in "
+        "which fewer of them than `recall` pass",
     )
     class_samples: int | None = Field(None, description="number of validation samples of the class")
     class_reached: int | None = Field(
@@ -64,6 +85,18 @@ class ClassThreshold(BaseModel):
     all_reached: int | None = Field(
         None, description="number of validation samples of any class at or above the threshold"
     )
+
+
+class ClassDrift(BaseModel):
+    """The share of the inputs that passed a threshold in the last complete period, and the interval
+    that is expected after the first period."""
+
+    class_id: int
+    threshold: float
+    inputs: int = Field(description="number of inputs in the period")
+    pass_share: float
+    expected_interval: Interval
+    has_drifted: bool = Field(description="whether `pass_share` is outside `expected_interval`")
 
 
 class Verdict(BaseModel):
@@ -104,6 +137,32 @@ class Answer(BaseModel):
         "threshold",
     )
     results: list[InputVerdicts]
+
+
+class TopClass(BaseModel):
+    """A class and its score for one input."""
+
+    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
+
+    class_name: str = Field(alias="class")
+    class_id: int
+    score: float = Field(
+        description="the logit, or the score computed from the logit as specified by "
+        "`loss.score` in /v1/model"
+    )
+
+
+class InputClasses(BaseModel):
+    """The classes with the largest scores for one input, in descending order of score."""
+
+    input: int = Field(description="position of the input in the request")
+    classes: list[TopClass]
+
+
+class Classification(BaseModel):
+    """The classes with the largest scores for each input of a request."""
+
+    results: list[InputClasses]
 
 
 Id = (

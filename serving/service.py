@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,17 +20,24 @@ from serving.answer import Query, answer, make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
+from serving.drift import DriftMonitor
 from serving.limits import Uploads
 from serving.model import Model
-from serving.schemas import Answer
+from serving.query_log import QueryLog
+from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
+from serving.top_classes import MAX_TOP, top_classes
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
 _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
-# would hold the GIL just as long, and switching threads costs more than parsing most such bodies.
+# would hold the GIL just as long.
 _SHORT_BYTES = 2**14
+# So does JSON of up to this size if almost all of it is base64 in a few strings.
+_BASE64_BYTES, _BASE64_MARKS = 2**18, 200
+# Looking up a class takes about 5 us.
+_FEW_CLASSES = 16
 # If the model's queue is full, a stream waits this long before it tries again to queue an input.
 _QUEUE_SECONDS = 0.02
 
@@ -94,13 +102,32 @@ class Service:
         self._counts = counts
         self._slots = Slots(config.max_requests)
         self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        has_idle_cores = threads > 1 or config.device != "cpu"
         self._batcher = Batcher(
             model.features,
             batch_size=max(1, config.batch_size // model.crops),
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
+            helpers=self._helpers if has_idle_cores else None,
+        )
+        # Computing all scores can take a second, so it has its own thread. Requests that arrive in
+        # the meantime share the next pass over the class weights.
+        self._ranker = Batcher(
+            self._rank,
+            batch_size=config.batch_size,
+            wait_seconds=0,
+            max_queued=config.max_queued_inputs,
         )
         model.self_check()
+        self._query_log = None if config.query_log is None else QueryLog(config.query_log)
+        self.drift: DriftMonitor | None = None
+        if config.drift_period is not None:
+            self.drift = DriftMonitor(config.drift_period, self._log_period)
+
+    def close(self) -> None:
+        """Close the query log."""
+        if self._query_log is not None:
+            self._query_log.close()
 
     def check_health(self) -> None:
         """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
@@ -114,6 +141,10 @@ class Service:
         """Return the number of requests in progress and the number of inputs waiting for the
         model."""
         return self._slots.in_use, self._batcher.num_queued()
+
+    def num_monitored(self) -> tuple[int, int]:
+        """Return how many classes are monitored for drift, and how many of them have drifted."""
+        return (0, 0) if self.drift is None else self.drift.num_monitored()
 
     @asynccontextmanager
     async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
@@ -164,27 +195,71 @@ class Service:
         self, classes: Sequence[str | int], recall: float | None, threshold: float | None
     ) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""
+        names = self.model.bundle.names
+        if len(classes) <= _FEW_CLASSES and all(map(names.contains, classes)):
+            return self._make_query(classes, recall, threshold)
+        # The error message for an unknown class lists similar names, which takes up to a second.
         return await self.in_thread(self._make_query, classes, recall, threshold)
 
-    async def features(self, inputs: Sequence[bytes | str], field: str | None = None) -> Tensor:
-        """Compute the features [n, dim] of images (bytes) or texts, batched with those of other
-        requests.
+    async def computed(
+        self,
+        inputs: Sequence[bytes | str],
+        complete: Callable[[Tensor], T],
+        field: str | None = None,
+    ) -> T:
+        """Return `complete(features)` for the features [n, dim] of images (bytes) or texts, which
+        are batched with those of other requests. `complete` runs in the model's thread.
 
         Raises ApiError for an input that cannot be decoded, and QueueFullError if the model's queue
         is full. The message of the ApiError names the input by `field` and its index.
         """
-        prepared = await asyncio.gather(
-            *(
-                self.in_thread(self._prepare, position, raw, field)
-                for position, raw in enumerate(inputs)
-            )
-        )
-        return await self._batcher.submit(prepared)
+        prepare = [partial(self._prepare, i, raw, field) for i, raw in enumerate(inputs)]
+        return await self._batcher.submit(prepare, complete)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
-        """Compute the verdicts for each input. Raises the same exceptions as `features`."""
-        features = await self.features(inputs)
-        return await self.in_thread(answer, self.model.bundle, features, query)
+        """Compute the verdicts for each input. Raises the same exceptions as `computed`."""
+        bundle = self.model.bundle
+        found = await self.computed(inputs, lambda features: answer(bundle, features, query))
+        self._observe(found)
+        return found
+
+    async def classify(self, inputs: Sequence[bytes | str], top: int) -> Classification:
+        """Find the `top` classes with the largest scores of each input. Raises the same exceptions
+        as `computed`."""
+        features = await self.computed(inputs, lambda features: features)
+        rows = [partial(features.__getitem__, i) for i in range(len(features))]
+        return await self._ranker.submit(rows, partial(self._classification, top=top))
+
+    def _rank(self, features: Sequence[Tensor]) -> Tensor:
+        """Return the scores and class ids [B, MAX_TOP or all classes, 2]. Float64 represents both
+        exactly."""
+        scores, ids = top_classes(self.model.bundle, torch.stack(list(features)), MAX_TOP)
+        return torch.stack([scores.double(), ids.double()], dim=-1)
+
+    def _classification(self, ranked: Tensor, *, top: int) -> Classification:
+        names = self.model.bundle.names.names
+        return Classification(
+            results=[
+                InputClasses(
+                    input=position,
+                    classes=[
+                        TopClass(class_name=names[int(id_)], class_id=int(id_), score=score)
+                        for score, id_ in pairs
+                    ],
+                )
+                for position, pairs in enumerate(ranked[:, :top].tolist())
+            ]
+        )
+
+    def _observe(self, found: Answer) -> None:
+        if self.drift is not None:
+            self.drift.add_answer(found)
+        if self._query_log is not None:
+            self._query_log.add_answer(found)
+
+    def _log_period(self, drift: ClassDrift) -> None:
+        if self._query_log is not None:
+            self._query_log.add_period(drift)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.
@@ -211,9 +286,9 @@ class Service:
         return await loop.run_in_executor(self._helpers, function, *arguments)
 
     async def parsed(self, function: Any, raw: bytes, *arguments: Any) -> Any:
-        """Return `function(raw, …)`. Short input is parsed on the event loop, because a thread
-        switch costs more than the parsing; longer input is parsed in a thread."""
-        if len(raw) <= _SHORT_BYTES:
+        """Return `function(raw, …)`. JSON that parses in about 1 ms is parsed on the event loop,
+        because a thread switch costs more than most of it; other JSON is parsed in a thread."""
+        if len(raw) <= _SHORT_BYTES or _is_mostly_base64(raw):
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
@@ -242,6 +317,11 @@ class Service:
         """Return one page of the ids of the classes whose names contain `text`, and the total
         number of such classes."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
+
+
+def _is_mostly_base64(raw: bytes) -> bool:
+    """Return whether JSON has few values and escapes."""
+    return len(raw) <= _BASE64_BYTES and sum(map(raw.count, b'"\\,{[')) <= _BASE64_MARKS
 
 
 def _too_many_requests() -> ApiError:

@@ -16,6 +16,7 @@ from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, Te
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
+from trainer.promises import KINDS
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))
 NAMES = ("husky", "malamute", "samoyed", "tabby cat", "siamese cat", "#3", "7")
@@ -66,9 +67,14 @@ def spec(*, bias: bool = True) -> BundleSpec:
         dim=DIM,
         recalls=(
             RecallSpec(
-                recall=0.9, pooled=0.5, pooled_samples=30, pooled_precision=0.25, min_positives=5
+                recall=0.9,
+                confidence=0.9,
+                pooled=0.5,
+                pooled_samples=30,
+                below_pooled=0.25,
+                min_positives=5,
             ),
-            RecallSpec(recall=0.99, pooled=None, min_positives=5),
+            RecallSpec(recall=0.99, confidence=0.9, pooled=None, min_positives=5),
         ),
     )
 
@@ -80,28 +86,55 @@ def classes() -> list[ClassEntry]:
 def thresholds() -> ClassThresholds:
     """Return thresholds: j for class j at every recall.
 
-    All 5 samples of a class and 3 samples of other classes reach its threshold. The last class has
-    no positives, and 4 samples of other classes reach the pooled threshold.
+    All 5 samples of a class and 3 samples of other classes reach its threshold, which is guaranteed
+    for all classes but class 5, for which it is shrunk. The last class has no positives. 4 samples
+    of other classes reach the pooled threshold, which it has only at recall 0.9.
     """
-    of_class = np.array([*range(len(NAMES) - 1), np.nan], np.float32)
-    positives = np.array([5] * (len(NAMES) - 1) + [0], np.int32)
-    reached = np.array([[[5, 8]] * 2] * (len(NAMES) - 1) + [[[0, 4]] * 2], np.int32)
-    return ClassThresholds(spec().recalls, positives, np.stack([of_class] * 2, axis=1), reached)
+    num, last = len(NAMES), len(NAMES) - 1
+    of_class = np.array([[j, j] for j in range(last)] + [[0.5, np.nan]], np.float32)
+    positives = np.array([5] * last + [0], np.int32)
+    reached = np.array([[[5, 8]] * 2] * last + [[[0, 4]] * 2], np.int32)
+    kinds = np.full((num, 2), KINDS.index("guaranteed"), np.uint8)
+    kinds[5], kinds[6] = KINDS.index("shrunk"), KINDS.index("pooled")
+    pass_rates = np.tile(np.array([0.95, 0.91, 1.0], np.float32), (num, 2, 1))
+    pass_rates[5:] = 0.9, 0.7, 0.98
+    return ClassThresholds(spec().recalls, positives, of_class, reached, kinds, pass_rates)
 
 
 def write_of_format_2(path: Path) -> Path:
     """Write the same bundle in format 2, which has no counts of samples that reach a threshold."""
-    recalls = [
-        recall.model_copy(update={"pooled_samples": None, "pooled_precision": None})
-        for recall in spec().recalls
-    ]
-    write(path, changes={"recalls": recalls}, measured=replace(thresholds(), reached=None))
+    _write_of_older_format(path, replace(_without_promises(), reached=None))
     file = path / "bundle.json"
     manifest = json.loads(file.read_text())
     for recall in manifest["model"]["recalls"]:
         del recall["pooled_samples"], recall["pooled_precision"]
     del manifest["model"]["logits"]
     file.write_text(json.dumps({**manifest, "format_version": 2}))
+    return path
+
+
+def write_of_format_4(path: Path) -> Path:
+    """Write the same bundle in format 4, whose thresholds promise nothing."""
+    return _write_of_older_format(path, _without_promises())
+
+
+def _without_promises() -> ClassThresholds:
+    of_class = thresholds().thresholds.copy()
+    of_class[-1] = np.nan
+    return replace(thresholds(), thresholds=of_class, kinds=None, pass_rates=None)
+
+
+def _write_of_older_format(path: Path, measured: ClassThresholds) -> Path:
+    recalls = [
+        recall.model_copy(update={"confidence": None, "below_pooled": None})
+        for recall in spec().recalls
+    ]
+    write(path, changes={"recalls": recalls}, measured=measured)
+    file = path / "bundle.json"
+    manifest = json.loads(file.read_text())
+    for recall in manifest["model"]["recalls"]:
+        del recall["confidence"], recall["below_pooled"]
+    file.write_text(json.dumps({**manifest, "format_version": 4}))
     return path
 
 

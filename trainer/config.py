@@ -17,16 +17,22 @@ from trainer.schedules import Cosine, Schedule
 from trainer.strategies import DDP, StrategyConfig
 from trainer.world import RankGroup
 
+Pooling = Literal["auto", "cls", "mean", "classifier"]
+
 
 class BackboneOptions(FrozenConfig, ABC):
     """Options shared by all backbones."""
 
-    pooling: Literal["auto", "cls", "mean"] = Field(
+    pooling: Pooling = Field(
         "auto",
-        description="pooling of the encoder's output; auto uses the first token of a "
-        "sequence or the mean of a feature map",
+        description="pooling of the encoder's output; auto uses the first token of a sequence or "
+        "the mean of a feature map, and classifier uses the input of the last linear layer of a "
+        "…ForImageClassification or …ForSequenceClassification model",
     )
     batch_norm: Literal["sync", "local", "frozen"] = "sync"
+    init: Path | None = Field(
+        None, description="bundle from which the initial weights of the backbone are loaded"
+    )
 
     @property
     @abstractmethod
@@ -63,8 +69,8 @@ class ImportedBackbone(BackboneOptions):
 
 
 class BackboneConfig(BackboneOptions):
-    """A transformers encoder, specified by `name` (a hub ID or local folder) or `config` (the
-    fields of its configuration).
+    """A transformers encoder, specified by `name` (a hub ID or local folder), `config` (the fields
+    of its configuration) or `init` (a bundle).
 
     `config` accepts `model_type` and any field of that type's transformers configuration:
     `{model_type: resnet}` is ResNet-50, and `{model_type: bert, vocab_size: 119547}` is
@@ -78,17 +84,21 @@ class BackboneConfig(BackboneOptions):
 
     @model_validator(mode="after")
     def _one_source(self) -> "BackboneConfig":
-        if (self.name is None) == (self.config is None):
-            raise ValueError("set exactly one of name and config")
+        if self.name is not None and self.config is not None:
+            raise ValueError("set only one of name and config")
+        if self.name is None and self.config is None and self.init is None:
+            raise ValueError("set name, config or init")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("config requires model_type, for example resnet or bert")
         if self.weights == "pretrained" and self.name is None:
             raise ValueError("weights=pretrained requires name")
+        if self.weights == "pretrained" and self.init is not None:
+            raise ValueError("weights=pretrained and init both set the weights: remove one of them")
         return self
 
     @property
     def label(self) -> str:
-        return self.name or (self.config or {})["model_type"]
+        return self.name or (self.config or {}).get("model_type") or str(self.init)
 
     def without_weights(self) -> Self:
         return self.model_copy(update={"weights": "random"})
@@ -188,6 +198,12 @@ class EvalConfig(FrozenConfig):
     batch: int = Field(512, gt=0, description="number of samples per rank and forward pass")
     topk: tuple[Annotated[int, Field(gt=0)], ...] = Field((1, 5), min_length=1)
     recalls: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field((0.9, 0.99), min_length=1)
+    confidence: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="confidence of the guarantees and intervals of the thresholds for `recalls`",
+    )
     marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
         (),
         description="values of k for marginalized top-k accuracy, which differs from top-k "

@@ -21,6 +21,7 @@ from trainer.backbone.batch_norm import (
     persistent_buffers,
 )
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
+from trainer.bundle.initial import load_initial_weights
 from trainer.config import Recipe
 from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
 from trainer.steps.deferred import accepts_flag, create_momentum
@@ -252,7 +253,10 @@ def build_task(
     class_paths: Sequence[Sequence[str]] | None = None,
     phases: Phases | None = None,
 ) -> Task:
-    """Build a recipe's task. The initial weights do not depend on the rank or the world size."""
+    """Build a recipe's task. The initial weights do not depend on the rank or the world size.
+
+    Raises the errors of `load_initial_weights`.
+    """
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, image=recipe.data.image)
     head = build_head(
@@ -267,4 +271,5 @@ def build_task(
         class_counts=class_counts,
         class_paths=class_paths,
     )
+    load_initial_weights(backbone, head, recipe, class_names)
     return Task(backbone, head, recipe, world, phases)

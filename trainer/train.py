@@ -16,7 +16,6 @@ import torch
 from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
-from data.shards.mixture import load_manifest
 from heads.collectives import collective_hook
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
@@ -33,6 +32,7 @@ from trainer.run.training_data import (
     class_paths_of,
     epoch_length,
     label_vectors_of,
+    load_run_manifest,
     open_loader,
     open_training,
 )
@@ -83,8 +83,8 @@ def _train(
     opened.enter_context(collective_hook(phases.collective))
 
     # ---------------------------------------------------------------- data
+    recipe, manifest = load_run_manifest(recipe, folder, world)
     data = recipe.data
-    manifest = load_manifest(data)
     training = open_training(data, manifest)
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
     label_vectors = label_vectors_of(recipe, manifest)

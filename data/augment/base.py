@@ -15,7 +15,7 @@ Fill = tuple[float, ...]
 """The value of each channel in pixels that an augmentation leaves empty."""
 
 # Separate these draws from other uses of the same seed.
-_SAMPLES = 0x6B776179  # "kway"
+SAMPLES = 0x6B776179  # "kway"
 _PAIRS = 0x70616972  # "pair"
 _BOX_ATTEMPTS = 10
 
@@ -50,7 +50,7 @@ class SampleGenerator:
     """
 
     def __init__(self) -> None:
-        self._generator = _generator(0, _SAMPLES, 0, 0)
+        self._generator = _generator(0, SAMPLES, 0, 0)
         self._start = self._generator.bit_generator.state
 
     def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:

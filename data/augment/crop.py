@@ -109,8 +109,6 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
 def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
     """Return a random window of [H, W, C] after padding each side with `pad` pixels of `fill`."""
     height, width, channels = image.shape
-    padded = np.empty((height + 2 * pad, width + 2 * pad, channels), np.uint8)
-    padded[:] = fill
-    padded[pad : pad + height, pad : pad + width] = image
-    top, left = rng.integers(2 * pad + 1, size=2)
-    return padded[top : top + height, left : left + width]
+    padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_CONSTANT, value=fill)
+    top, left = rng.integers(2 * pad + 1, size=2).tolist()
+    return padded.reshape(*padded.shape[:2], channels)[top : top + height, left : left + width]

@@ -86,28 +86,36 @@ class TrainingImages:
     augment: AugmentConfig
 
     @cached_property
-    def _fill(self) -> Fill:
+    def fill(self) -> Fill:
+        """The values of pixels that an augmentation leaves empty."""
         return tuple(round(255 * min(max(mean, 0.0), 1.0)) for mean in self.config.mean)
 
     @cached_property
     def _changes(self) -> list[Augmentation]:
         return self.augment.changes
 
+    @cached_property
+    def only_shifts_and_flips(self) -> bool:
+        """Whether `pad` and `flip` are the only augmentations, as is usual for small images."""
+        inactive = self.augment.flip, Grayscale(0), Erase(0)
+        others = [change for change in self._changes if change not in inactive]
+        return self.augment.crop_area is None and not others and not self.augment.custom
+
     def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""
-        return self.augment.decoded(data, self.config, self._fill, rng)
+        return self.augment.decoded(data, self.config, self.fill, rng)
 
     def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C]."""
-        return self.augment.cropped(image, self.config, self._fill, rng)
+        return self.augment.cropped(image, self.config, self.fill, rng)
 
     def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
         drawn = crop[:, :, 0] if self.config.channels == 1 else crop
         for change in self._changes:
-            drawn = change(drawn, self._fill, rng)
+            drawn = change(drawn, self.fill, rng)
         for augmentation in self.augment.custom:
-            drawn = augmentation.checked(drawn, self._fill, rng)
+            drawn = augmentation.checked(drawn, self.fill, rng)
         return channels_first(drawn)
 
 

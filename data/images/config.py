@@ -6,18 +6,36 @@ from pydantic import Field, model_validator
 
 from data.base_config import FrozenConfig
 
+Interpolation = Literal["area", "nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+
 
 class ImageConfig(FrozenConfig):
     """Image preprocessing. The bundle contains these settings, so that serving and evaluation
     preprocess images in the same way.
 
     Evaluation resizes the short side to `resize` and crops `size` x `size` pixels at the center or
-    at several positions. The device computes `(x / 255 - mean) / std`.
+    at several positions. If `keep_aspect` is false, both sides are resized to `resize`. The device
+    computes `(x / 255 - mean) / std`. Imported models set `interpolation`,
+    `keep_aspect` and `crop_offset`; random training crops do not use them.
     """
 
     size: int = Field(224, gt=0, le=4096, description="side of the square input in pixels")
     resize: int | None = Field(
         None, gt=0, le=4096, description="short side in pixels before the crop; default: size"
+    )
+    interpolation: Interpolation = Field(
+        "area",
+        description="how evaluation resizes images; area: OpenCV's area averaging to shrink and "
+        "bilinear interpolation to enlarge; the others are Pillow's filters, which transformers "
+        "and timm use",
+    )
+    keep_aspect: bool = Field(
+        True, description="whether evaluation keeps the aspect ratio when it resizes an image"
+    )
+    crop_offset: Literal["down", "nearest"] = Field(
+        "down",
+        description="rounding of the offset of the center crop; down: as in transformers, nearest: "
+        "to the nearest integer (a half to the even one), as in timm",
     )
     crops: Literal[1, 5, 10] = Field(
         1,

@@ -8,6 +8,7 @@ import io
 import struct
 import warnings
 import zlib
+from functools import lru_cache
 
 import cv2
 import numpy as np
@@ -43,6 +44,9 @@ MAX_ASPECT = 100
 # The maximum number of scans of a JPEG. Each scan requires a pass over all pixels, so decoding a
 # few kilobytes could take minutes.
 MAX_SCANS = 100
+
+# numpy copies images of up to this size in bytes faster than OpenCV does.
+_SMALL = 3 * 48 * 48
 
 # OpenCV's flags for images that are scaled down while they are decoded.
 _REDUCED = {
@@ -97,11 +101,14 @@ def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
             )
     except _DAMAGE as error:
         raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
-    _check_size(height, width, max_pixels)
+    check_size(height, width, max_pixels)
     return extension, transparent
 
 
-def _check_size(height: int, width: int, max_pixels: int) -> None:
+# Many images have the same size.
+@lru_cache(maxsize=256)
+def check_size(height: int, width: int, max_pixels: int) -> None:
+    """Raise ValueError for more than `max_pixels` pixels and for an aspect ratio above 100."""
     if width * height > max_pixels:
         raise ValueError(
             f"the image has {width} x {height} pixels, but the limit is {max_pixels}: make it "
@@ -128,9 +135,13 @@ def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarr
     Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
     pixels, and for an aspect ratio above 100.
     """
-    if (header := checked_jpeg_header(data, max_pixels)) is not None:
+    if (png := png_header(data)) is not None:
+        check_size(png.height, png.width, max_pixels)
+        extension, transparent = "png", png.transparent
+    elif (header := checked_jpeg_header(data, max_pixels)) is not None:
         return decode_jpeg(data, header, channels)
-    extension, transparent = _checked(data, max_pixels)
+    else:
+        extension, transparent = _inspect(data, max_pixels)
     if transparent:
         image = _on_white(data)
         return image if channels == 3 else cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[:, :, None]
@@ -146,7 +157,7 @@ def checked_jpeg_header(data: bytes, max_pixels: int = MAX_PIXELS) -> JpegHeader
     """
     header = jpeg_header(data)
     if header is not None:
-        _check_size(header.height, header.width, max_pixels)
+        check_size(header.height, header.width, max_pixels)
     return header
 
 
@@ -173,14 +184,6 @@ def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
-
-
-def _checked(data: bytes, max_pixels: int) -> tuple[str, bool]:
-    """Like `_inspect`, but plain PNG headers are parsed without Pillow."""
-    if (header := png_header(data)) is not None:
-        _check_size(header.height, header.width, max_pixels)
-        return "png", header.transparent
-    return _inspect(data, max_pixels)
 
 
 def _on_white(data: bytes) -> np.ndarray:
@@ -216,9 +219,28 @@ def resize_short_side(image: np.ndarray, side: int) -> np.ndarray:
     return resize(image, max(side, round(height * side / width)), side)
 
 
+def resize_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
+    """Resize [H, W, C] to `config.resize`: the short side, or both sides if the aspect ratio is not
+    kept.
+    """
+    side = config.resize or config.size
+    if config.interpolation == "area" and config.keep_aspect:
+        return resize_short_side(image, side)
+    target = (side, side)
+    if config.keep_aspect:
+        # Round the long side down, like transformers and timm.
+        height, width = image.shape[:2]
+        target = (int(side * height / min(height, width)), int(side * width / min(height, width)))
+    if config.interpolation == "area":
+        return resize(image, *target)
+    resized = Image.fromarray(image[:, :, 0] if image.shape[2] == 1 else image).resize(
+        target[::-1], Image.Resampling[config.interpolation.upper()]
+    )
+    return np.asarray(resized).reshape(*target, image.shape[2])
+
+
 def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize the short side to `resize`, then crop
-    the center.
+    """Map uint8 [H, W, C] to uint8 [C, size, size]: resize to `resize`, then crop the center.
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
@@ -233,7 +255,7 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     """
     if config.crops == 1:
         return for_evaluation(image, config)
-    image = resize_short_side(image, config.resize or config.size)
+    image = resize_for_evaluation(image, config)
     bottom, right = (side - config.size for side in image.shape[:2])
     positions = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
     crops = np.stack([planes(_square(image, *position, config.size)) for position in positions])
@@ -241,9 +263,12 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
 
 def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
-    """Map [H, W, C] to [size, size, C]: resize the short side to `resize`, then crop the center."""
-    image = resize_short_side(image, config.resize or config.size)
-    top, left = ((side - config.size) // 2 for side in image.shape[:2])
+    """Map [H, W, C] to [size, size, C]: resize to `resize`, then crop the center."""
+    image = resize_for_evaluation(image, config)
+    spare = [side - config.size for side in image.shape[:2]]
+    top, left = (
+        round(pixels / 2) if config.crop_offset == "nearest" else pixels // 2 for pixels in spare
+    )
     return _square(image, top, left, config.size)
 
 
@@ -271,10 +296,10 @@ def contiguous(image: np.ndarray) -> np.ndarray:
 def copy_planes(image: np.ndarray, result: np.ndarray) -> None:
     """Copy an image [C, H, W] to `result`, which is contiguous and of the same shape and type.
 
-    For views of [H, W, C], OpenCV is several times as fast as numpy.
+    For large views of [H, W, C], OpenCV is several times as fast as numpy.
     """
-    if image.ndim == 3 and image.strides[0] == image.itemsize and len(image) > 1:
+    if image.size <= _SMALL or image.ndim > 3 or image.strides[0] > 1 or len(image) == 1:
+        result[:] = image
+    else:
         # OpenCV writes to the given arrays only if their shape and type are right.
         cv2.split(image.transpose(1, 2, 0), list(result))
-    else:
-        result[:] = image

@@ -9,6 +9,7 @@ time it takes to decode a JPEG.
 import re
 import struct
 import zlib
+from functools import lru_cache
 from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
@@ -120,14 +121,26 @@ class PngHeader(NamedTuple):
 
 def png_header(data: bytes) -> PngHeader | None:
     """Return the header of a PNG with 8 bits per channel, or None if the header is not plain."""
-    if data[:16] != _PNG_SIGNATURE + b"\0\0\0\x0dIHDR" or len(data) < _PNG_HEADER_END:
+    if data[:8] != _PNG_SIGNATURE:
         return None
-    width, height, depth, color, *methods, crc = struct.unpack_from(">IIBBBBBI", data, 16)
+    header = _png_header(data[:_PNG_HEADER_END])
+    if header is None or not (data[37:41] == b"IDAT" or _pixels_follow(data)):
+        return None
+    return header
+
+
+# Most images of a set of small images have the same header.
+@lru_cache(maxsize=256)
+def _png_header(start: bytes) -> PngHeader | None:
+    """Parse the first 33 bytes of a PNG."""
+    if start[8:16] != b"\0\0\0\x0dIHDR" or len(start) < _PNG_HEADER_END:
+        return None
+    width, height, depth, color, *methods, crc = struct.unpack_from(">IIBBBBBI", start, 16)
     if depth != 8 or color not in _PNG_COLOR_TYPES or any(methods) or not (width and height):
         return None
-    if zlib.crc32(data[12:29]) != crc:
-        return None
-    return PngHeader(height, width, color in _WITH_ALPHA) if _pixels_follow(data) else None
+    return (
+        PngHeader(height, width, color in _WITH_ALPHA) if zlib.crc32(start[12:29]) == crc else None
+    )
 
 
 def _pixels_follow(data: bytes) -> bool:

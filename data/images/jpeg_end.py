@@ -13,14 +13,14 @@ import struct
 import numpy as np
 from PIL.JpegImagePlugin import JpegImageFile
 
-from data.images.headers import END_OF_IMAGE, MARKER, START_OF_SCAN
+from data.images.headers import END_OF_IMAGE, MARKER, START_OF_SCAN, has_more_scans
 
 MISSING_END_MARKER = "the end marker of the JPEG was missing and has been added"
 _END = b"\xff" + END_OF_IMAGE
 _SEQUENTIAL, _PROGRESSIVE = frozenset({b"\xc0", b"\xc1", b"\xc9"}), frozenset({b"\xc2", b"\xca"})
 _COEFFICIENTS = 64
-# A file that ends with more zero bytes than this is padded. A scan may also end with a few.
-_PADDING = 16
+# Each of the up to 27 decodings below processes all pixels for each scan. Encoders write about ten.
+_MAX_SCANS = 20
 _DAMAGE = (SyntaxError, OSError, ValueError, EOFError, IndexError, OverflowError, struct.error)
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 # Random bytes, without 0xFF, which would begin a marker. One sequence may leave the pixels
@@ -33,17 +33,28 @@ def lacks_end(data: bytes) -> bool:
     return not data.endswith(_END) and all(marker != END_OF_IMAGE for marker, _ in _segments(data))
 
 
+def is_jpeg_without_end(data: bytes | memoryview) -> bool:
+    """Return whether this is a JPEG whose end marker is missing. Other data is rejected quickly."""
+    return data[:3] == b"\xff\xd8\xff" and data[-2:] != _END and lacks_end(bytes(data))
+
+
 def completed(data: bytes) -> bytes | None:
     """Return a JPEG whose end marker is missing with the marker added, or None if pixels are
     missing as well.
 
-    Zeros at the end, with which some cameras and file systems pad files, are removed.
+    Zeros at the end, with which some cameras and file systems pad files, are removed. JPEGs with
+    more than 20 scans are not repaired.
     """
-    body = data.rstrip(b"\0")
-    if len(data) - len(body) <= _PADDING:
-        body = data
-    body = body.removesuffix(b"\xff")
-    return body + _END if _is_complete(body) else None
+    if has_more_scans(data, _MAX_SCANS):
+        return None
+    body = data.rstrip(b"\0").removesuffix(b"\xff")
+    if _is_complete(body):
+        return body + _END
+    # A scan may itself end with zeros. If one zero less also completes it, zeros were appended, and
+    # they may stand in for missing data. A truncated file that was padded with exactly the number
+    # of missing bytes cannot be distinguished from a complete one.
+    is_whole = data.endswith(b"\0") and _is_complete(data) and not _is_complete(data[:-1])
+    return data + _END if is_whole else None
 
 
 def _is_complete(body: bytes) -> bool:

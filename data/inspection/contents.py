@@ -41,7 +41,7 @@ class Bin(NamedTuple):
     classes: int
 
 
-def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
+def contents(folder: Path | str, manifest: Manifest) -> list[SplitContents]:
     """Return the contents of each split. Raises the errors of `open_split`."""
     found = []
     for name in manifest.splits:
@@ -52,7 +52,7 @@ def contents(folder: Path, manifest: Manifest) -> list[SplitContents]:
     return found
 
 
-def open_all(folder: Path, manifest: Manifest, name: str) -> Split:
+def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:
     """Open a split to display it, without a limit on bad labels."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
 

@@ -126,7 +126,7 @@ class _Model:
 
 
 def check_leaks(
-    folder: Path, *, split: str = "train", limit: int = 100_000, threshold: float = MIN_DROP
+    folder: Path | str, *, split: str = "train", limit: int = 100_000, threshold: float = MIN_DROP
 ) -> LeakReport:
     """Rank the characters of the texts in `folder` by the amount of information that they reveal
     about the label.
@@ -175,7 +175,7 @@ def check_leaks(
 
 
 def _read(
-    folder: Path, manifest: Manifest, split: str, limit: int
+    folder: Path | str, manifest: Manifest, split: str, limit: int
 ) -> tuple[list[str], np.ndarray, list[str]]:
     with open_split(folder, split, manifest=manifest) as opened:
         num = min(len(opened), limit)

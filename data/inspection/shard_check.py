@@ -6,7 +6,7 @@ match.
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,8 +14,19 @@ from typing import Literal
 import numpy as np
 from isal import isal_zlib
 
-from data.messages import printable
-from data.shards.index import ShardIndex, open_index, read_key
+from data.messages import SHARD_AGAIN, printable
+from data.remote.config import file_url
+from data.remote.fetch import fetch
+from data.remote.temporary import download, unnamed_file
+from data.retry import RetriesExhaustedError
+from data.shards.index import (
+    ShardIndex,
+    index_path,
+    map_index,
+    max_index_bytes,
+    open_index,
+    read_key,
+)
 from data.shards.manifest import ShardInfo
 from data.tars.headers import BLOCK, Fault, header_size, walk
 from data.tars.labels import ClassList, label_text
@@ -56,10 +67,11 @@ class Rules:
     classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
     labels are already numbers. incomplete: the shards that the manifest lists as incomplete. named:
     the maximum number of samples per shard that are reported on separate lines, or None for no
-    limit.
+    limit. max_bytes: the size at which a download of a shard is stopped. attempts: the number of
+    attempts per download.
     """
 
-    folder: Path
+    folder: Path | str
     text: bool
     num_classes: int
     classes: ClassList | None
@@ -68,6 +80,8 @@ class Rules:
     incomplete: Collection[str]
     decode: bool
     named: int | None
+    max_bytes: int
+    attempts: int
 
 
 _TRUNCATED_BEFORE_INDEXING = (
@@ -80,17 +94,73 @@ _Wrong = dict[int, tuple[Kind, str]]
 
 
 def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
-    """Return all damage in one shard."""
+    """Return all damage in one shard.
+
+    A shard at a URL is first downloaded to a temporary file. Raises RetriesExhaustedError if a
+    server cannot be reached.
+    """
+    if isinstance(rules.folder, str):
+        return _check_at_url(rules, shard, rules.folder)
     path = rules.folder / shard.file
     if not path.is_file():
-        return [Damage("missing shard", f"{path} is missing: {shard.samples:,} samples are lost")]
+        return [_missing(path, shard)]
+    return _check_tar(rules, shard, path, str(path), lambda: open_index(path))
+
+
+def _check_at_url(rules: Rules, shard: ShardInfo, folder: str) -> list[Damage]:
+    url = file_url(folder, shard.file)
+    with unnamed_file() as tar:
+        try:
+            download(
+                url,
+                tar,
+                attempts=rules.attempts,
+                max_bytes=rules.max_bytes,
+                sha256=shard.sha256,
+            )
+        except FileNotFoundError:
+            return [_missing(url, shard)]
+        except (PermissionError, ValueError) as error:
+            return [Damage("changed shard", str(error))]
+        return _check_tar(
+            rules, shard, Path(tar.name), url, lambda: _index_at_url(folder, shard, rules.attempts)
+        )
+
+
+def _index_at_url(folder: str, shard: ShardInfo, attempts: int) -> ShardIndex:
+    """Download an index and map it. Its memory stays mapped after the file is closed."""
+    url = file_url(folder, index_path(Path(shard.file)).name)
+    with unnamed_file() as file:
+        try:
+            fetch(
+                url,
+                file,
+                attempts=attempts,
+                max_bytes=max_index_bytes(shard),
+                check=map_index,
+            )
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
+        return map_index(Path(file.name))
+
+
+def _missing(name: Path | str, shard: ShardInfo) -> Damage:
+    return Damage("missing shard", f"{name} is missing: {shard.samples:,} samples are lost")
+
+
+def _check_tar(
+    rules: Rules, shard: ShardInfo, path: Path, name: str, open_index: Callable[[], ShardIndex]
+) -> list[Damage]:
+    """Return the damage in the tar at `path` and in its index. Messages contain `name`."""
     found: list[Damage] = []
     index = None
     try:
-        index = open_index(path)
+        index = open_index()
         if index.info != shard:
             index = None
-            raise ValueError(f"{path}: its index does not match the manifest")
+            raise ValueError(f"{name}: its index does not match the manifest")
+    except RetriesExhaustedError:
+        raise
     except (ValueError, OSError) as error:
         found.append(Damage("index", str(error)))
     try:
@@ -100,17 +170,18 @@ def check_shard(rules: Rules, shard: ShardInfo) -> list[Damage]:
         as_indexed = digest == shard.sha256 and shard.file not in rules.incomplete
         end = _end_fault(path, index) if as_indexed else None
     except (ValueError, OSError) as error:  # the disk is unreadable, or entries overlap
-        return [*found, Damage("changed shard", f"{path} cannot be read: {error}")]
+        return [*found, Damage("changed shard", f"{name} cannot be read: {error}")]
     if digest != shard.sha256:
-        damage = _of_file(rules, path, shard, digest, wrong)
+        size = path.stat().st_size
+        damage = _of_file(rules, name, size, shard, digest, wrong)
         found.append(damage)
         if damage.kind == "replaced shard":
             return found
     if end is not None:
-        line = f"{path}, at byte {end.offset:,}: {end.what}; {_TRUNCATED_BEFORE_INDEXING}"
+        line = f"{name}, at byte {end.offset:,}: {end.what}; {_TRUNCATED_BEFORE_INDEXING}"
         found.append(Damage("truncated shard", line))
     if index is not None:
-        found += _of_samples(rules, path, index, wrong, changed=digest != shard.sha256)
+        found += _of_samples(rules, path, name, index, wrong, changed=digest != shard.sha256)
     return found
 
 
@@ -187,29 +258,30 @@ def _of_label(
     return "label", f".{extension} differs from the label in the index, {label}"
 
 
-def _of_file(rules: Rules, path: Path, shard: ShardInfo, digest: str, wrong: _Wrong) -> Damage:
+def _of_file(
+    rules: Rules, name: str, size: int, shard: ShardInfo, digest: str, wrong: _Wrong
+) -> Damage:
     """Return the damage in a file whose SHA-256 does not match."""
     if (other := rules.file_of_sha256.get(digest)) is not None:
-        return Damage("replaced shard", f"{path} is a copy of {other}: copy the correct shard")
+        return Damage("replaced shard", f"{name} is a copy of {other}: copy the correct shard")
     sums = f"its SHA-256 is {digest[:12]}…, but the manifest lists {shard.sha256[:12]}…"
     hit = [text for kind, text in wrong.values() if kind == "bytes"]
-    size = path.stat().st_size
     if len(hit) == shard.samples and not all(text.endswith(_ENDS_BEFORE) for text in hit):
         line = (
-            f"{path} contains none of its {shard.samples:,} samples, so it is a different file: "
+            f"{name} contains none of its {shard.samples:,} samples, so it is a different file: "
             f"{sums}"
         )
         return Damage("replaced shard", line)
     if size < shard.bytes:
         return Damage(
-            "truncated shard", f"{path} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
+            "truncated shard", f"{name} is truncated to {size:,} of {shard.bytes:,} bytes: {sums}"
         )
     more = "" if size == shard.bytes else f"; it has {size:,} bytes, not {shard.bytes:,}"
-    return Damage("changed shard", f"{path} was changed: {sums}{more}")
+    return Damage("changed shard", f"{name} was changed: {sums}{more}")
 
 
 def _of_samples(
-    rules: Rules, path: Path, index: ShardIndex, wrong: _Wrong, *, changed: bool
+    rules: Rules, path: Path, name: str, index: ShardIndex, wrong: _Wrong, *, changed: bool
 ) -> list[Damage]:
     """Return one `Damage` per bad sample, and then one per bad header. Those beyond `named` share
     one `Damage`.
@@ -220,18 +292,18 @@ def _of_samples(
         bad_headers = _bad_headers(descriptor, index) if changed else []
         for row in sorted(wrong):
             kind, text = wrong[row]
-            found.append(Damage(kind, f"{path}: {_key(descriptor, index, row)}{text}"))
+            found.append(Damage(kind, f"{name}: {_key(descriptor, index, row)}{text}"))
             if len(found) == rules.named:
                 break
     finally:
         os.close(descriptor)
     found += [
-        Damage("tar header", f"{path}: the tar header of {what} is damaged")
+        Damage("tar header", f"{name}: the tar header of {what} is damaged")
         for what in bad_headers[: rules.named]
     ]
     more = len(wrong) + len(bad_headers) - len(found)
     if more:
-        found.append(Damage("bytes", f"{path}: {more:,} more damaged samples or headers", more))
+        found.append(Damage("bytes", f"{name}: {more:,} more damaged samples or headers", more))
     return found
 
 

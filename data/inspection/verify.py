@@ -1,4 +1,4 @@
-"""Reads all shards of a folder, several in parallel, and reports damage.
+"""Reads all shards of a folder or at a URL, several in parallel, and reports damage.
 
 `data/inspection/shard_check.py` checks a single shard.
 """
@@ -10,7 +10,9 @@ from pathlib import Path
 from data.inspection.shard_check import Damage, Rules, check_shard
 from data.messages import Report, pluralize
 from data.processes import over_jobs
-from data.shards.label_vectors import load_label_vectors
+from data.remote.config import DEFAULT_CACHE
+from data.retry import RetriesExhaustedError
+from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest
 from data.skipped import SKIPPED
 from data.tars.indexing import INDEXED
@@ -21,37 +23,50 @@ _DECODING_COST = 20  # time per byte, relative to reading
 
 
 def damages(
-    folder: Path,
+    folder: Path | str,
     report: Report,
     *,
     decode: bool = False,
     named: int | None = NAMED_PER_SHARD,
     workers: int | None = None,
+    ray: str | None = None,
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
     decode: whether to also decode images. named: the maximum number of samples per shard that are
     reported on separate lines, or None for no limit; the others share one line. workers: the number
-    of processes; None selects one per core if there is enough to read.
+    of processes; None selects one per core if there is enough to read. ray: the address of a Ray
+    cluster to use instead.
+
+    For a URL, each process downloads one shard at a time to a temporary file, and the cache is not
+    used. Raises RetriesExhaustedError if the server cannot be reached.
     """
     manifest = Manifest.read(folder)
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
     work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
-    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples
         report(done, total)
-    if manifest.label_vectors is not None:
+    yield from _of_label_vectors(folder, manifest)
+
+
+def _of_label_vectors(folder: Path | str, manifest: Manifest) -> Iterator[Damage]:
+    """Yield the damage in the label vectors of all generations, each of which may have its own."""
+    of_file = {one.label_vectors: one for one in manifest.generations if one.label_vectors}
+    for generation in of_file.values():
         try:
-            load_label_vectors(folder, manifest)
+            check_label_vectors(folder, generation)
+        except RetriesExhaustedError:
+            raise
         except (ValueError, OSError) as error:
             yield Damage("label vectors", str(error))
 
 
-def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
+def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
     """Return one line for each loss of samples that `kway shard index` recorded. Such losses do not
     count as damage.
     """
@@ -63,12 +78,13 @@ def recorded_losses(folder: Path, manifest: Manifest) -> list[str]:
         lines.append(f"{indexed:,} samples are indexed, but {expected:,} were expected")
     if manifest.source.kind == INDEXED and (problems := about.get("left_out")):
         # Earlier versions counted the problems but did not list them in this file.
-        where = f", listed in {SKIPPED}" if (folder / SKIPPED).is_file() else ""
+        listed = not isinstance(folder, str) and (folder / SKIPPED).is_file()
+        where = f", listed in {SKIPPED}" if listed else ""
         lines.append(f"{pluralize(int(problems), 'problem')} skipped{where}")
     return lines
 
 
-def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
+def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
     about = manifest.source.parameters
     classes = None
     if manifest.source.kind == INDEXED:
@@ -83,4 +99,7 @@ def _rules(folder: Path, manifest: Manifest, *, decode: bool, named: int | None)
         incomplete=manifest.incomplete,
         decode=decode,
         named=named,
+        # Large enough for a copy of any other shard, which is then reported as such.
+        max_bytes=2 * max(shard.bytes for shard in manifest.shards),
+        attempts=DEFAULT_CACHE.attempts,
     )

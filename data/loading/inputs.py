@@ -14,6 +14,7 @@ from torch import Tensor
 
 from data.augment.base import SampleGenerator
 from data.augment.training import AugmentConfig, TrainingImages
+from data.augment.training_batch import training_batch
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
 from data.images.decode import copy_planes, crops_for_evaluation, decode
@@ -27,6 +28,21 @@ from data.text.tokenizer import open_tokenizer
 _WIDTH_MULTIPLE = 8
 
 
+class TrainingItems(Protocol):
+    """Converts the samples of a batch to items for training."""
+
+    def decode(self, row: int, data: bytes) -> Any:
+        """Decode the part of a sample that training needs, such as a random crop.
+
+        Raises ValueError if `data` is damaged.
+        """
+
+    def augment(self, row: int, decoded: Any) -> Any:
+        """Apply the remaining random augmentation to the sample that `decode` decoded last, and
+        return its item.
+        """
+
+
 class Inputs(Protocol):
     """Converts samples of one modality into model inputs."""
 
@@ -36,20 +52,13 @@ class Inputs(Protocol):
     def decode(self, data: bytes) -> Any:
         """Decode a sample's bytes. Raises ValueError if they are damaged."""
 
-    def decode_for_training(
-        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
-    ) -> Any:
-        """Decode the part of a sample that training needs, such as a random crop.
+    def training_batch(
+        self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
+    ) -> TrainingItems:
+        """Return the conversion of the samples `indices` in `epochs` (int64 [n] each).
 
-        The random numbers are keyed by (seed, epoch, index). Raises ValueError if `data` is
-        damaged.
-
-        side: the height and width of the image in pixels.
-        """
-
-    def for_training(self, decoded: Any) -> Any:
-        """Apply the remaining random augmentation to the sample that `decode_for_training`
-        decoded last, and return its item.
+        The random numbers of a sample are keyed by (seed, epoch, index). side: the height and width
+        of the images in pixels.
         """
 
     def for_evaluation(self, decoded: Any) -> Any:
@@ -96,21 +105,18 @@ class ImageInputs:
         self._image = image
         self._augment = augment
         self._training = TrainingImages(image, augment)
-        self._draws = SampleGenerator()
+        self._generator = SampleGenerator()
         self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
         return decode(data, self._image.channels)
 
-    def decode_for_training(
-        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
-    ) -> np.ndarray:
+    def training_batch(
+        self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
+    ) -> TrainingItems:
         if side != self._training.config.size:
             self._training = TrainingImages(self._image.scaled_to(side), self._augment)
-        return self._training.decoded(data, self._draws.at(seed, epoch, index))
-
-    def for_training(self, decoded: np.ndarray) -> np.ndarray:
-        return self._training.augmented(decoded, self._draws.last)
+        return training_batch(self._training, self._generator, seed, epochs, indices)
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
@@ -122,9 +128,10 @@ class ImageInputs:
         pixels = self._memory.empty((num, *shape))
         # Items are copied one at a time, so that each item can reuse the memory of the previous
         # one.
-        rows = pixels.numpy()
-        for row, item in enumerate(chain(() if first is None else (first,), items)):
-            copy_planes(item, rows[row])
+        for item, row in zip(
+            chain([] if first is None else [first], items), pixels.numpy(), strict=True
+        ):
+            copy_planes(item, row)
         return {"pixel_values": pixels}
 
 
@@ -139,13 +146,10 @@ class TextInputs:
     def decode(self, data: bytes) -> str:
         return decode_text(data)
 
-    def decode_for_training(
-        self, data: bytes, *, side: int, seed: int, epoch: int, index: int
-    ) -> str:
-        return decode_text(data)
-
-    def for_training(self, decoded: str) -> str:
-        return decoded
+    def training_batch(
+        self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
+    ) -> TrainingItems:
+        return _Texts()
 
     def for_evaluation(self, decoded: str) -> str:
         return decoded
@@ -154,6 +158,16 @@ class TextInputs:
         tokenizer = self.tokenizer
         tokens = tokenizer.encode(list(items))
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)
+
+
+class _Texts:
+    """Texts are not augmented."""
+
+    def decode(self, row: int, data: bytes) -> str:
+        return decode_text(data)
+
+    def augment(self, row: int, decoded: str) -> str:
+        return decoded
 
 
 def pad_tokens(

@@ -23,12 +23,15 @@ the order in which some classes or shard sets are sampled more often than others
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
+# Up to 67,108,864 samples, the tables of an epoch take at most 512 KiB.
+_MAX_TABLE_BITS = 13
 # The constants of `_mix`.
 _SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -56,16 +59,39 @@ def permuted_index(
     position = np.asarray(position)
     if len(outside := position[(position < 0) | (position >= num_samples)]):
         raise ValueError(f"position {outside[0]} is not in an epoch of {num_samples} samples")
-    half = np.uint64(max(1, -(-(num_samples - 1).bit_length() // 2)))
-    keys = _round_keys(seed, epoch, part)
-    value = _feistel(position.astype(np.uint64), half, keys)
+    half = max(1, -(-(num_samples - 1).bit_length() // 2))
+    permute = _tabulated if half <= _MAX_TABLE_BITS else _keyed
+    value = permute(position.reshape(-1), half, seed, epoch, part)
     # The network permutes [0, 4**half), which is larger than the epoch. Applying it again to values
     # outside the epoch follows their cycle in the permutation. Every cycle returns to its start,
     # which is inside the epoch, so the walk ends. Two positions cannot reach the same sample,
     # because every value has exactly one predecessor. The result is therefore also a bijection.
-    while len(walking := np.flatnonzero(value >= np.uint64(num_samples))):
-        value.flat[walking] = _feistel(value.flat[walking], half, keys)
-    return value.astype(np.int64)
+    while len(walking := np.flatnonzero(value >= num_samples)):
+        value[walking] = permute(value[walking], half, seed, epoch, part)
+    return value.reshape(position.shape)
+
+
+def _keyed(value: np.ndarray, half: int, seed: int, epoch: int, part: int | None) -> np.ndarray:
+    """Permute `value`, int64 [...] below 4**half."""
+    keys = _round_keys(seed, epoch, part)
+    return _feistel(value.astype(np.uint64), np.uint64(half), keys).astype(np.int64)
+
+
+def _tabulated(value: np.ndarray, half: int, seed: int, epoch: int, part: int | None) -> np.ndarray:
+    """Like `_keyed`, but with tables, which takes a fifth of the time for a batch."""
+    left, right = value >> half, value & ((1 << half) - 1)
+    for table in _round_tables(half, seed, epoch, part):
+        left, right = right, left ^ table[right]
+    permuted: np.ndarray = (left << half) | right
+    return permuted
+
+
+@lru_cache(maxsize=8)
+def _round_tables(half: int, seed: int, epoch: int, part: int | None) -> list[np.ndarray]:
+    """Return f(right) of `_feistel` for each round and every `right`, int64 [2**half] each."""
+    right, mask = np.arange(1 << half, dtype=np.uint64), np.uint64((1 << half) - 1)
+    keys = _round_keys(seed, epoch, part)
+    return [(_mix(right + np.uint64(key)) & mask).astype(np.int64) for key in keys]
 
 
 def permuted_in_groups(

@@ -5,7 +5,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +23,6 @@ from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
 from data.shards.mixture import Mixture
 from data.shards.split import Split
-
-# An item, its label, and, if the sample is bad, its substitute.
-Row = tuple[Any, int, Substitute | None]
 
 
 class Share(NamedTuple):
@@ -62,37 +58,12 @@ class Reader(Dataset):
         """
         return read_ahead(self, requests, workers=workers, pinned=pinned)
 
-    def batch(self, rows: Iterable[Row], indices: np.ndarray, *, side: int) -> Batch:
-        """Collate `rows`, which contain the samples `indices`. Rows are consumed one at a time."""
-        labels, substitutes = np.empty(len(indices), np.int64), []
+    def decoded(self, index: int, decode: Callable[[bytes], Any]) -> tuple[Any, int]:
+        """Read sample `index`, and return the result of `decode` for its bytes, and its label.
 
-        def items() -> Iterator[Any]:
-            for position, (item, label, substitute) in enumerate(rows):
-                labels[position] = label
-                if substitute is not None:
-                    substitutes.append(substitute)
-                yield item
-
-        inputs = self.inputs.collate(items(), len(indices), side=side)
-        return Batch(
-            inputs,
-            torch.from_numpy(labels),
-            torch.from_numpy(indices),
-            substitutes=tuple(substitutes),
-        )
-
-    def decoded(
-        self, index: int, decode: Callable[[bytes], Any], read: tuple[bytes, int] | None = None
-    ) -> tuple[Any, int]:
-        """Return the result of `decode` for the bytes of sample `index`, and its label. Raises
-        BadSampleError if the sample is damaged.
-
-        read: the sample's bytes and label, if they have already been read.
+        Raises BadSampleError if the sample is damaged.
         """
-        if read is None:
-            data, _, label = self.split.read(index)
-        else:
-            data, label = read
+        data, _, label = self.split.read(index)
         try:
             return decode(data), label
         except ValueError as error:
@@ -115,11 +86,21 @@ class EvaluationReader(Reader):
     def read(self, request: np.ndarray) -> Batch:
         if self._will_read is not None and len(request):
             self._will_read(int(request[0]))
-        decode = self.inputs.decode
-        reads = zip(request.tolist(), self.split.read_many(request), strict=True)
-        decoded = (self.decoded(index, decode, read) for index, read in reads)
-        rows = ((self.inputs.for_evaluation(item), label, None) for item, label in decoded)
-        return self.batch(rows, request, side=self._side)
+        labels, contents = self.split.read_many(request)
+        items = self._items(request.tolist(), contents)
+        inputs = self.inputs.collate(items, len(request), side=self._side)
+        return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
+
+    def _items(self, indices: list[int], contents: Iterator[bytes | None]) -> Iterator[Any]:
+        decode, item = self.inputs.decode, self.inputs.for_evaluation
+        for index, data in zip(indices, contents, strict=True):
+            try:
+                if data is None:
+                    raise ValueError("bad sample")  # caught below
+                decoded = decode(data)
+            except ValueError:  # read the sample again, and raise an error that names it
+                decoded = self.decoded(index, decode)[0]
+            yield item(decoded)
 
 
 class TrainingReader(Reader):
@@ -154,32 +135,47 @@ class TrainingReader(Reader):
         if mix is not None and self.split.manifest.modality == "image":
             return self._mixed(positions, side, mix)
         passes, indices = self._locate(positions)
-        return self.batch(self._rows(passes, indices, side), indices, side=side)
+        labels, items, substitutes = self._items(passes, indices, side)
+        inputs = self.inputs.collate(items, len(indices), side=side)
+        return Batch(
+            inputs,
+            torch.from_numpy(labels),
+            torch.from_numpy(indices),
+            substitutes=tuple(substitutes.values()),
+        )
 
-    def _rows(self, passes: np.ndarray, indices: np.ndarray, side: int) -> Iterator[Row]:
-        """Yield the augmented samples `indices` of `passes`, or their substitutes."""
-        reads = self.split.read_many(indices)
-        for epoch, index, read in zip(passes.tolist(), indices.tolist(), reads, strict=True):
-            decode = partial(
-                self.inputs.decode_for_training,
-                side=side,
-                seed=self._seed,
-                epoch=epoch,
-                index=index,
-            )
-            substitute = None
-            try:
-                data, label = read or self.split.read(index)[::2]
-                decoded = decode(data)
-            except ValueError:  # read the sample again, and replace it if the error recurs
-                (decoded, label), substitute = read_or_substitute(
-                    partial(self.decoded, decode=decode),
-                    self._seed,
-                    epoch,
-                    index,
-                    len(self.split),
-                )
-            yield self.inputs.for_training(decoded), label, substitute
+    def _items(
+        self, passes: np.ndarray, indices: np.ndarray, side: int
+    ) -> tuple[np.ndarray, Iterator[Any], dict[int, Substitute]]:
+        """Return the labels of the samples `indices` of `passes`, their augmented items, and the
+        substitutes of bad samples by row.
+
+        The labels and substitutes are complete when the items have been consumed.
+        """
+        labels, contents = self.split.read_many(indices)
+        substitutes: dict[int, Substitute] = {}
+        batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
+
+        def items() -> Iterator[Any]:
+            decode, augment = batch.decode, batch.augment
+            for row, data in enumerate(contents):
+                try:
+                    if data is None:
+                        raise ValueError("bad sample")  # caught below
+                    decoded = decode(row, data)
+                except ValueError:  # read the sample again, and replace it if the error recurs
+                    (decoded, labels[row]), substitute = read_or_substitute(
+                        partial(self.decoded, decode=partial(decode, row)),
+                        self._seed,
+                        int(passes[row]),
+                        int(indices[row]),
+                        len(self.split),
+                    )
+                    if substitute is not None:
+                        substitutes[row] = substitute
+                yield augment(row, decoded)
+
+        return labels, items(), substitutes
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
@@ -190,15 +186,17 @@ class TrainingReader(Reader):
         """
         wanted = np.union1d(positions, positions ^ 1)
         passes, indices = self._locate(wanted)
-        rows = [(contiguous(item), *row) for item, *row in self._rows(passes, indices, side)]
+        labels, items, substitutes = self._items(passes, indices, side)
+        images = [contiguous(item) for item in items]
         own, other = (np.searchsorted(wanted, position) for position in (positions, positions ^ 1))
         draws = [mix.draw(side, pair_rng(self._seed, at)) for at in positions.tolist()]
         pairs = zip(own.tolist(), other.tolist(), draws, strict=True)
-        batch = self.batch(
-            ((draw(rows[a][0], rows[b][0]), *rows[a][1:]) for a, b, draw in pairs),
-            indices[own],
-            side=side,
-        )
-        labels = torch.tensor([rows[position][1] for position in other.tolist()], dtype=torch.int64)
+        mixed = (draw(images[a], images[b]) for a, b, draw in pairs)
         weights = torch.tensor([draw.weight for draw in draws], dtype=torch.float32)
-        return replace(batch, mixed=Mixed(labels, weights))
+        return Batch(
+            self.inputs.collate(mixed, len(positions), side=side),
+            torch.from_numpy(labels[own]),
+            torch.from_numpy(indices[own]),
+            mixed=Mixed(torch.from_numpy(labels[other]), weights),
+            substitutes=tuple(substitutes[row] for row in own.tolist() if row in substitutes),
+        )

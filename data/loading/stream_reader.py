@@ -126,15 +126,11 @@ class StreamReader(IterableDataset):
         damaged.
         """
         for epoch, sample in samples:
+            # After a resume, the random values differ from those of the interrupted pass.
+            key = np.array([epoch + self._rank_share.start]), np.array([sample.number])
+            items = self._inputs.training_batch(self._rank_share.seed, *key, side=side)
             try:
-                decoded = self._inputs.decode_for_training(
-                    sample.data,
-                    side=side,
-                    seed=self._rank_share.seed,
-                    # After a resume, the random values differ from those of the interrupted pass.
-                    epoch=epoch + self._rank_share.start,
-                    index=sample.number,
-                )
+                decoded = items.decode(0, sample.data)
             except ValueError as error:
                 self._undecoded[sample.number] += 1
                 if self._undecoded[sample.number] == _MAX_REPEATS:
@@ -142,7 +138,7 @@ class StreamReader(IterableDataset):
                 self._skip(Substitute(sample.number, None, f"{sample.name}: {error}"))
                 continue
             self._undecoded.clear()
-            yield self._inputs.for_training(decoded), sample
+            yield items.augment(0, decoded), sample
 
     def _skip(self, skipped: Substitute) -> None:
         """Record a new bad sample. Raises ValueError, with the list of bad samples, if there are

@@ -18,6 +18,11 @@ def is_url(shards: Path | str) -> bool:
     return isinstance(shards, str) and "://" in shards
 
 
+def folder_or_url(text: str) -> Path | str:
+    """Return a URL as checked text, and any other text as a local path."""
+    return check_url(text) if is_url(text) else Path(text)
+
+
 def check_url(url: str) -> str:
     """Return `url` without trailing slashes. Raises ValueError for an unsupported URL."""
     scheme, _, rest = url.partition("://")

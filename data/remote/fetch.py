@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.messages import SHARD_AGAIN
-from data.retry import TransientError, wait_before_retry
+from data.retry import ATTEMPTS, DEFAULT_REMEDY, TransientError, wait_before_retry
 
 REMEDY = (
     "check the network and the server, and run the same command again, or raise data.cache.attempts"
@@ -36,34 +36,68 @@ def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
     FileNotFoundError and PermissionError, with the URL; and ValueError if the package for this kind
     of URL is missing.
     """
-    with _explained(url), _open(url, start) as stream:
+    with explained(url), _open(url, start) as stream:
         while piece := stream.read(_PIECE):
             yield piece
 
 
+def resumed(
+    address: str,
+    *,
+    opened: Callable[[str, int], Generator[bytes, None, None]] = pieces,
+    attempts: int = ATTEMPTS,
+    remedy: str = DEFAULT_REMEDY,
+) -> Iterator[bytes]:
+    """Yield the content of a file. After a transient error, reading resumes where it stopped.
+
+    The number of attempts is reset whenever a piece is received. opened: a function that yields the
+    pieces of `address` from a byte on.
+    """
+    received, attempt = 0, 1
+    while True:
+        try:
+            with closing(opened(address, received)) as stream:
+                for piece in stream:
+                    received, attempt = received + len(piece), 1
+                    yield piece
+            return
+        except OSError as error:
+            where = f"{address} at byte {received:,}"
+            wait_before_retry(where, error, attempt, attempts=attempts, remedy=remedy)
+            attempt += 1
+
+
 def _open(url: str, start: int) -> IO[bytes]:
+    if url.startswith(("http://", "https://")):
+        files = file_system(url)
+        # With a size and block_size=0, fsspec sends a single GET request and no HEAD request before
+        # it. The range starts one byte early, because servers reject a range that begins at the end
+        # of the file.
+        options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
+        stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
+        if start:
+            _skip(stream, 1 if stream.r.status == _PARTIAL_CONTENT else start)
+    else:
+        files = file_system(url)
+        stream = files.open(url, "rb", cache_type="readahead", block_size=_RANGE)
+        stream.seek(start)
+    return stream
+
+
+def file_system(url: str, **options: Any) -> Any:
+    """Return fsspec's file system for `url`.
+
+    Call this for each operation, because fsspec caches one instance per process, which does not
+    survive a fork. Raises ValueError if the package for this kind of URL is missing.
+    """
     import fsspec
 
-    scheme = url.partition("://")[0]
+    if url.startswith(("http://", "https://")):
+        options["get_client"] = _client
     try:
-        # Create the file system for each call, because fsspec caches one instance per process,
-        # which does not survive a fork.
-        if scheme in ("http", "https"):
-            files = fsspec.filesystem(scheme, get_client=_client)
-            # With a size and block_size=0, fsspec sends a single GET request and no HEAD request
-            # before it. The range starts one byte early, because servers reject a range that begins
-            # at the end of the file.
-            options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
-            stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
-            if start:
-                _skip(stream, 1 if stream.r.status == _PARTIAL_CONTENT else start)
-        else:
-            files = fsspec.filesystem(scheme)
-            stream = files.open(url, "rb", cache_type="readahead", block_size=_RANGE)
-            stream.seek(start)
+        return fsspec.filesystem(url.partition("://")[0], **options)
     except ImportError as error:
         raise ValueError(f"{url}: {error}: run pip install 'kway[remote]'") from error
-    return stream
 
 
 def _skip(stream: IO[bytes], count: int) -> None:
@@ -96,39 +130,46 @@ async def _check_redirect(session: Any, context: Any, request: Any) -> None:
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
-    """Map the errors of each backend to transient and permanent errors."""
+def explained(url: str, operation: str = "read") -> Iterator[None]:
+    """Map the errors of each backend to transient and permanent errors.
+
+    operation: what is done with the file, as a participle: `read` or `written`.
+    """
     try:
         yield
     except FileNotFoundError as error:
+        if operation != "read":
+            raise FileNotFoundError(
+                f"{url} cannot be {operation} ({_reason(error)}): create it, or change the URL"
+            ) from error
         raise FileNotFoundError(
             f"{url} does not exist: check data.shards, or copy the file there"
         ) from error
     except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        raise _denied(url, error) from error
+        raise _denied(url, error, operation) from error
     except (OSError, TimeoutError) as error:
-        raise _of_status(url, error) from error
+        raise _of_status(url, error, operation) from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _BACKENDS:
             raise
-        raise _of_status(url, error) from error
+        raise _of_status(url, error, operation) from error
 
 
-def _of_status(url: str, error: Exception) -> OSError:
+def _of_status(url: str, error: Exception, operation: str) -> OSError:
     """Classify an error by its HTTP status, if it has a status. gcsfs stores the status as text."""
     kind = type(error).__name__
     if kind == "TooManyRedirects" or "Credential" in kind:
-        return _denied(url, error)
+        return _denied(url, error, operation)
     code = str(getattr(error, "status", None) or getattr(error, "code", None))
     status = int(code) if code.isdecimal() else None
     if status and 400 <= status < 500 and status not in _TRANSIENT_STATUS:
-        return _denied(url, error)
+        return _denied(url, error, operation)
     return TransientError(_reason(error))
 
 
-def _denied(url: str, error: Exception) -> PermissionError:
+def _denied(url: str, error: Exception, operation: str) -> PermissionError:
     return PermissionError(
-        f"{url} cannot be read ({_reason(error)}): check the URL and your credentials"
+        f"{url} cannot be {operation} ({_reason(error)}): check the URL and your credentials"
     )
 
 

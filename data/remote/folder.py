@@ -20,7 +20,7 @@ from data.remote.cache import Cache
 from data.remote.config import CacheConfig, check_url, file_url
 from data.remote.fetch import fetch
 from data.shards.folder import ShardFolder
-from data.shards.index import ShardIndex, index_path, map_index
+from data.shards.index import ShardIndex, index_path, map_index, max_index_bytes
 from data.shards.manifest import ShardInfo
 
 _log = logging.getLogger("kway.data")
@@ -28,8 +28,6 @@ _log = logging.getLogger("kway.data")
 _INDEX_THREADS = 16
 _INDEX_TRIES = 10
 _REPORT_SECONDS = 5.0
-# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
-_MAX_INDEX_BYTES = (1 << 16, 30)
 
 
 class RemoteFolder(ShardFolder):
@@ -89,7 +87,7 @@ class RemoteFolder(ShardFolder):
 
     def _check_indices(self, shards: Sequence[ShardInfo]) -> None:
         """Raise ValueError, before any fetch, if the cache is too small for the indices."""
-        most = sum(map(_max_index_bytes, shards))
+        most = sum(map(max_index_bytes, shards))
         if most > self._cache.max_bytes:
             raise ValueError(
                 f"{self.url} has {len(shards):,} indices, up to {_gigabytes(most)} in total, but "
@@ -118,7 +116,7 @@ class RemoteFolder(ShardFolder):
                 file_url(self.url, url),
                 file,
                 attempts=self._attempts,
-                max_bytes=_max_index_bytes(shard),
+                max_bytes=max_index_bytes(shard),
                 check=lambda path: _open_index(path, shard),
             )
 
@@ -198,11 +196,6 @@ def _key(shard: ShardInfo) -> str:
 
 def _index_name(shard: ShardInfo) -> str:
     return index_path(Path(_key(shard))).name
-
-
-def _max_index_bytes(shard: ShardInfo) -> int:
-    header, each = _MAX_INDEX_BYTES
-    return header + each * shard.samples
 
 
 def _open_index(path: Path, shard: ShardInfo) -> ShardIndex:

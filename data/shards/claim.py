@@ -3,7 +3,7 @@
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -18,7 +18,7 @@ from data.skipped import REPAIRED, SKIPPED
 UNFINISHED = "unfinished.json"
 
 
-def check_same(folder: Path, found: SourceInfo, expected: SourceInfo) -> None:
+def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> None:
     """Raise ValueError if `folder` contains shards from a different source."""
     if found != expected:
         raise ValueError(
@@ -27,10 +27,11 @@ def check_same(folder: Path, found: SourceInfo, expected: SourceInfo) -> None:
 
 
 @contextmanager
-def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
+def claimed(folder: Path, about: SourceInfo) -> Iterator[Callable[[], None]]:
     """Lock `folder` while shards of the source `about` are written to it.
 
-    The folder is created if it is missing. Raises ValueError, and changes nothing, if the folder
+    Yields a function that does nothing: the lock cannot be lost. The folder is created if it is
+    missing. Raises ValueError, and changes nothing, if the folder
     contains files other than these shards or is locked by another process. If the block raises
     ValueError, the files written so far are deleted: the input must be changed, so the run cannot
     be resumed. A folder that was already finished keeps its shards.
@@ -43,11 +44,11 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
     # Create and lock the file before writing to it, so that only one of two concurrent runs claims
     # the folder.
     with note.open("ab+", buffering=0) as held:
-        _lock(held, folder)
+        lock(held, note, folder)
         _check_note(held, folder, about, new=new)
         finished_before = (folder / MANIFEST).is_file()
         try:
-            yield
+            yield lambda: None
         except ValueError:
             if not finished_before:
                 _discard(folder, remove_folder=new)
@@ -57,12 +58,16 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[None]:
         note.unlink()
 
 
-def _lock(held: IO[bytes], folder: Path) -> None:
+def lock(held: IO[bytes], path: Path, folder: Path) -> None:
+    """Lock the open file `held` at `path` for a writer of `folder`.
+
+    Raises ValueError if another process holds the lock or has removed the file.
+    """
     busy = f"{folder} is being written by another kway shard process: wait until it finishes"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed this file since it was opened.
-        if not os.path.samestat(os.fstat(held.fileno()), (folder / UNFINISHED).stat()):
+        if not os.path.samestat(os.fstat(held.fileno()), path.stat()):
             raise ValueError(busy)
     except (BlockingIOError, FileNotFoundError) as error:
         raise ValueError(busy) from error
@@ -107,7 +112,13 @@ def _discard(folder: Path, *, remove_folder: bool) -> None:
     if remove_folder:
         shutil.rmtree(folder)
         return
-    names = (LABEL_VECTORS, SKIPPED, REPAIRED, UNFINISHED)
-    for pattern in ("*.tar", "*.index.safetensors", f"*{TEMPORARY}", *names):
-        for path in folder.glob(pattern):
+    for path in folder.iterdir():
+        if written_here(path.name) or path.name.endswith(TEMPORARY):
             path.unlink()
+
+
+def written_here(file: str) -> bool:
+    """Return whether `kway shard` writes files with this name to an unfinished folder."""
+    return file in (LABEL_VECTORS, UNFINISHED) or file.endswith(
+        (".tar", ".index.safetensors", SKIPPED, REPAIRED)
+    )

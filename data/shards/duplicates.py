@@ -6,7 +6,6 @@ merely look similar are not found.
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,11 +14,16 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
-from data.shards.index import ShardIndex, open_index, read_member
+from data.shards.index import ShardIndex
 from data.shards.manifest import Manifest
+from data.shards.output import OutputFolder, output_folder
 from data.shards.split_names import TRAIN
 from data.skipped import Skipped
 from data.sources.source import Sample
+from data.tars.headers import BLOCK
+
+DUPLICATE = "duplicate of a sample in another split"
+"""The reason for which `HeldOut` skips a sample."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +51,22 @@ class Duplicates:
         return f"{self.split}: {'; '.join(parts) or 'none'}"
 
 
-def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
-    """Count exact duplicates in each split of finished shards.
+def find_duplicates(folder: Path | str) -> tuple[Duplicates, ...]:
+    """Count exact duplicates in each split of the finished shards at a path or URL.
 
     This requires about 30 bytes of memory per sample. Raises the errors of `Manifest.load`, and
     ValueError for a damaged sample.
     """
-    manifest = Manifest.load(folder)
+    output = output_folder(folder)
+    manifest = Manifest.load(output.folder)
     found = {
         split: Duplicates(split, sum(shard.samples for shard in manifest.of_split(split)))
         for split in manifest.splits
     }
-    shards = _Shards(folder / shard.file for shard in manifest.shards)
+    shards = _Shards((output, shard.file) for shard in manifest.shards)
     groups: dict[bytes, list[tuple[str, int]]] = {}
-    for shard, row, data in shards.read(shards.candidates()):
-        member = (manifest.shards[shard].split, int(shards.indices[shard].labels[row]))
+    for sample, shard, data in shards.read(shards.candidates()):
+        member = (manifest.shards[shard].split, int(shards.labels[sample]))
         groups.setdefault(hashlib.sha256(data).digest(), []).append(member)
     for members in groups.values():
         trained = {label for split, label in members if split == TRAIN}
@@ -82,21 +87,20 @@ def find_duplicates(folder: Path) -> tuple[Duplicates, ...]:
 class HeldOut:
     """The samples of the evaluation splits. `without` removes identical samples from training.
 
-    dropped: the number of samples removed so far.
+    This requires about 30 bytes of memory per sample. The workers on a node of a Ray cluster share
+    this memory.
     """
 
-    def __init__(self, shards: Iterable[Path]) -> None:
+    def __init__(self, shards: Iterable[tuple[OutputFolder, str]]) -> None:
         self._shards = _Shards(shards)
         self._order = np.argsort(self._shards.fingerprints, kind="stable")
         self._sorted = self._shards.fingerprints[self._order]
-        self.dropped = 0
 
     def without(self, samples: Iterable[Sample | Skipped]) -> Iterator[Sample | Skipped]:
         """Yield `samples`. Those that also occur in another split are replaced with `Skipped`."""
         for sample in samples:
             if isinstance(sample, Sample) and self._contains(sample.data):
-                self.dropped += 1
-                yield Skipped(sample.key, "duplicate of a sample in another split")
+                yield Skipped(sample.key, DUPLICATE)
             else:
                 yield sample
 
@@ -111,16 +115,18 @@ class HeldOut:
 class _Shards:
     """The samples of several shards, numbered consecutively.
 
-    fingerprints: the size and crc32 of each sample, uint64 [N].
+    fingerprints: the size and crc32 of each sample, uint64 [N]. labels: int32 [N].
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self.paths = list(paths)
-        self.indices = [open_index(path) for path in self.paths]
-        self.fingerprints = np.concatenate(
-            [np.zeros(0, np.uint64), *map(_fingerprints, self.indices)]
+    def __init__(self, shards: Iterable[tuple[OutputFolder, str]]) -> None:
+        self._files = list(shards)
+        indices = [output.index(file) for output, file in self._files]
+        self.fingerprints = np.concatenate([np.zeros(0, np.uint64), *map(_fingerprints, indices)])
+        self.labels = np.concatenate([np.zeros(0, np.int32), *(one.labels for one in indices)])
+        self._blocks = np.concatenate(
+            [np.zeros(0, np.uint32), *(one.blocks[:, 0] for one in indices)]
         )
-        self._starts = np.cumsum([0, *(index.info.samples for index in self.indices)])
+        self._starts = np.cumsum([0, *(one.info.samples for one in indices)])
 
     def candidates(self) -> np.ndarray:
         """Return the samples, int64 [M], whose fingerprint occurs more than once."""
@@ -129,21 +135,19 @@ class _Shards:
         return np.union1d(order[1:][same], order[:-1][same])
 
     def read(self, samples: np.ndarray) -> Iterator[tuple[int, int, bytes]]:
-        """Yield (shard, row, bytes) for `samples`, which must be sorted."""
-        numbers = np.searchsorted(self._starts, samples, side="right") - 1
-        for shard in np.unique(numbers).tolist():
-            path, index = self.paths[shard], self.indices[shard]
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                for row in (samples[numbers == shard] - self._starts[shard]).tolist():
-                    data = read_member(descriptor, index, row)
-                    if data is None:
-                        raise ValueError(
-                            f"{path}: sample {row} is damaged: run kway shard verify {path.parent}"
-                        )
-                    yield shard, row, data
-            finally:
-                os.close(descriptor)
+        """Yield (sample, shard, bytes) for each of `samples`."""
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        for sample, shard in zip(samples.tolist(), shards.tolist(), strict=True):
+            (output, file), fingerprint = self._files[shard], int(self.fingerprints[sample])
+            size = fingerprint >> 32
+            data = output.read(file, int(self._blocks[sample]) * BLOCK, size)
+            if len(data) != size or isal_zlib.crc32(data) != fingerprint & 0xFFFFFFFF:
+                row = sample - int(self._starts[shard])
+                raise ValueError(
+                    f"{output.location(file)}: sample {row} is damaged: run kway shard verify "
+                    f"{output}"
+                )
+            yield sample, shard, data
 
 
 def _fingerprints(index: ShardIndex) -> np.ndarray:

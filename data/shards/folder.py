@@ -131,6 +131,15 @@ class OpenShards:
                 wait_before_retry(address, error, attempt)
             attempt += 1
 
+    def pread(self, shard: int, size: int, offset: int) -> bytes:
+        """Like `read` with `os.pread`, but faster in the usual case, for small samples."""
+        try:
+            descriptor = self._files[shard]
+            self._files.move_to_end(shard)
+            return os.pread(descriptor, size, offset)
+        except (KeyError, OSError):
+            return self.read(shard, os.pread, size, offset)
+
     def close(self) -> None:
         """Close all files. A later read opens them again."""
         while self._files:
@@ -145,9 +154,9 @@ class OpenShards:
 
         If too many descriptors are open, the least recently used one is closed.
         """
-        if shard in self._files:
+        if (descriptor := self._files.get(shard)) is not None:
             self._files.move_to_end(shard)
-            return self._files[shard]
+            return descriptor
         self._files[shard] = self._folder.open(self._shards[shard])
         while len(self._files) > 1 and (
             len(self._files) > _MAX_OPEN_FILES

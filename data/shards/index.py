@@ -27,6 +27,10 @@ from data.tars.headers import BLOCK, member_name
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 _MAX_HEADER = 1 << 20
+# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
+_MAX_BYTES = (1 << 16, 30)
+HEADER_BYTES = 1 << 15
+"""The header of an index that kway wrote fits in this many bytes."""
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
@@ -147,6 +151,12 @@ def index_path(shard: Path) -> Path:
     return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
 
 
+def max_index_bytes(shard: ShardInfo) -> int:
+    """Return an upper limit of the size of the index of a shard."""
+    header, each = _MAX_BYTES
+    return header + each * shard.samples
+
+
 def open_index(shard: Path) -> ShardIndex:
     """Map the index of `shard`.
 
@@ -179,6 +189,32 @@ def map_index(path: Path) -> ShardIndex:
         raise ValueError(f"is damaged ({reason})") from error
 
 
+class IndexHeader(NamedTuple):
+    """The metadata of an index. num_bytes: the size of the whole index file."""
+
+    info: ShardInfo
+    duplicates: int
+    num_bytes: int
+
+
+def read_header(start: bytes) -> IndexHeader:
+    """Parse the first `HEADER_BYTES` of an index. Raises ValueError if they are not valid."""
+    try:
+        about, where = _layout(np.frombuffer(start, np.uint8))
+        info = ShardInfo.model_validate(about["shard"])
+        end = max(part.stop for part in where.values())
+        return IndexHeader(info, _num_duplicates(about), end)
+    except (*_DAMAGE, RecursionError) as error:
+        raise ValueError(f"is damaged ({error})") from error
+
+
+def _num_duplicates(about: Mapping[str, Any]) -> int:
+    duplicates = about.get("duplicates", 0)
+    if type(duplicates) is not int or duplicates < 0:
+        raise ValueError(f"duplicates is {duplicates!r}"[:100])
+    return duplicates
+
+
 def _open(path: Path) -> ShardIndex:
     with path.open("rb") as file:
         # Read and check the file first and then map it, so that only the pages that are used later
@@ -187,9 +223,7 @@ def _open(path: Path) -> ShardIndex:
         about, where = _layout(content)
         info = ShardInfo.model_validate(about["shard"])
         extensions = tuple(str(extension) for extension in about["extensions"])
-        duplicates = about.get("duplicates", 0)
-        if type(duplicates) is not int or duplicates < 0:
-            raise ValueError(f"duplicates is {duplicates!r}"[:100])
+        duplicates = _num_duplicates(about)
         _check(extensions, _tensors(content, where, info.samples), info)
         tensors = _tensors(mapped(file), where, info.samples)
     disable_readahead(tensors["places"][1], tensors["extension"][0])

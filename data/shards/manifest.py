@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,7 +22,9 @@ from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
-FORMAT_VERSION = 1
+# Version 2 is used only for sets to which samples were appended, so that earlier versions of kway
+# report that they cannot read them.
+FORMAT_VERSION = 2
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its label
@@ -29,7 +32,7 @@ _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its labe
 # A name inside the folder, because a manifest from an untrusted source must not refer to files
 # outside it.
 FileName = Annotated[str, Field(pattern=r"^[^/\\\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
-SplitName = Annotated[str, Field(pattern=r"^[^\p{Cc}\p{Zl}\p{Zp}]+$", max_length=255)]
+SplitName = FileName  # it may become part of a file name
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -91,10 +94,26 @@ class SourceInfo(_Record):
         return f"{self.kind}({', '.join(f'{k}={v}' for k, v in self.parameters.items())})"
 
 
-class Manifest(_Record):
-    """The contents of a folder of shards. The label of a class is its position in `classes`."""
+class Generation(_Record):
+    """A generation of a set before samples were appended to it (`data/shards/append.py`): the first
+    `shards` shards and the first `classes` classes of the manifest.
+    """
 
-    format_version: Literal[1] = 1
+    source: SourceInfo
+    shards: int = Field(gt=0)
+    classes: int = Field(gt=0)
+    label_vectors: FileName | None = None
+    label_vectors_sha256: Digest | None = None
+
+
+class Manifest(_Record):
+    """The contents of a folder of shards. The label of a class is its position in `classes`.
+
+    Appending samples creates a new generation of the set, which contains the earlier ones. `source`
+    is the source of the samples that the newest generation added.
+    """
+
+    format_version: Literal[1, 2] = 1
     modality: Literal["image", "text"] = Field(
         "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
@@ -108,6 +127,7 @@ class Manifest(_Record):
         description="for each shard with missing samples, why they are missing, as recorded by "
         "`kway shard index --skip-bad`",
     )
+    earlier: tuple[Generation, ...] = Field((), description="earlier generations, oldest first")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Manifest":
@@ -121,9 +141,63 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _label_vectors_have_a_digest(self) -> "Manifest":
-        if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
-            raise ValueError("label_vectors and label_vectors_sha256 must be set together")
+        for one in (self, *self.earlier):
+            if (one.label_vectors is None) != (one.label_vectors_sha256 is None):
+                raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
+
+    @model_validator(mode="after")
+    def _generations_grow(self) -> "Manifest":
+        sizes = [(one.shards, one.classes) for one in self.earlier]
+        sizes.append((len(self.shards), len(self.classes)))
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(sizes)):
+            raise ValueError("a generation is not larger than the one before it")
+        return self
+
+    @property
+    def generation(self) -> int:
+        """The number of this generation, counted from 1."""
+        return len(self.earlier) + 1
+
+    def of_generation(self, number: int, *, origin: Path | str) -> "Manifest":
+        """Return the manifest as it was in generation `number`, with the same fingerprint.
+
+        Raises ValueError, which names the `origin` of the manifest, if this generation does not
+        exist.
+        """
+        if number == self.generation:
+            return self
+        if not 0 < number < self.generation:
+            raise ValueError(
+                f"{origin}: generation {number} does not exist: choose from 1 to "
+                f"{self.generation}, or copy the newest manifest.json"
+            )
+        then = self.earlier[number - 1]
+        shards = self.shards[: then.shards]
+        files = {shard.file for shard in shards}
+        return self.model_copy(
+            update={
+                "format_version": 2 if number > 1 else 1,
+                "source": then.source,
+                "classes": self.classes[: then.classes],
+                "shards": shards,
+                "label_vectors": then.label_vectors,
+                "label_vectors_sha256": then.label_vectors_sha256,
+                "incomplete": {f: why for f, why in self.incomplete.items() if f in files},
+                "earlier": self.earlier[: number - 1],
+            }
+        )
+
+    @property
+    def generations(self) -> Iterator["Manifest"]:
+        """The manifests of all generations, oldest first."""
+        numbers = range(1, self.generation + 1)
+        return (self.of_generation(number, origin="the manifest") for number in numbers)
+
+    @property
+    def sources(self) -> tuple[SourceInfo, ...]:
+        """The sources of the samples that each generation added, oldest first."""
+        return (*(one.source for one in self.earlier), self.source)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -157,17 +231,30 @@ class Manifest(_Record):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
+    def load(
+        cls,
+        folder: Path | str,
+        cache: CacheConfig = DEFAULT_CACHE,
+        *,
+        generation: int | None = None,
+    ) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
+        generation: the generation to return; None selects the newest one.
+
         Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
-        or a shard is missing; ValueError for damaged JSON, a newer format or a shard of the wrong
-        size; and RetriesExhaustedError if the folder or the URL cannot be read.
+        or a shard is missing; ValueError for damaged JSON, a newer format, an unknown generation or
+        a shard of the wrong size; and RetriesExhaustedError if the folder or the URL cannot be
+        read.
         """
-        manifest = cls.read(folder, cache)
-        if not is_url(folder):
-            retried(str(folder), lambda: manifest._check_shards(Path(folder)))
+        manifest = cls.read(folder, cache, generation=generation)
+        manifest.check_shards(folder)
         return manifest
+
+    def check_shards(self, folder: Path | str) -> None:
+        """Check that every shard exists and has its full size. Raises the errors of `load`."""
+        if not is_url(folder):
+            retried(str(folder), lambda: self._check_shards(Path(folder)))
 
     def _check_shards(self, folder: Path) -> None:
         for shard in self.shards:
@@ -181,8 +268,19 @@ class Manifest(_Record):
                 )
 
     @classmethod
-    def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
+    def read(
+        cls,
+        folder: Path | str,
+        cache: CacheConfig = DEFAULT_CACHE,
+        *,
+        generation: int | None = None,
+    ) -> "Manifest":
         """Read the manifest without checking the shards."""
+        newest = cls._read(folder, cache)
+        return newest if generation is None else newest.of_generation(generation, origin=folder)
+
+    @classmethod
+    def _read(cls, folder: Path | str, cache: CacheConfig) -> "Manifest":
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
             content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
@@ -230,16 +328,15 @@ class Manifest(_Record):
     def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`: the manifest and its checksum."""
         stored = _Stored(**dict(self), checksum=self.fingerprint())
-        # Omit the key `incomplete` if possible, so that earlier versions of kway can read the
-        # manifest.
-        exclude = set() if self.incomplete else {"incomplete"}
+        # Omit these keys if possible, so that earlier versions of kway can read the manifest.
+        exclude = {name for name in ("incomplete", "earlier") if not getattr(self, name)}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the manifest's values."""
         # Hash the values, not the file, so that JSON whitespace does not matter.
         values = self.model_dump(mode="json")
-        for added_later in ("label_vectors_sha256", "incomplete"):
+        for added_later in ("label_vectors_sha256", "incomplete", "earlier"):
             if not values[added_later]:
                 del values[added_later]  # keeps the checksums of earlier manifests valid
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

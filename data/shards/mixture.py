@@ -23,8 +23,18 @@ def load_manifest(data: DataConfig) -> Manifest:
 
     Raises the errors of `Manifest.load` and `united_manifest`.
     """
-    others = [Manifest.load(one.shards, data.cache) for one in data.mixture]
-    return united_manifest(data, Manifest.load(data.shards, data.cache), others)
+    manifests = read_manifests(data)
+    for address, manifest in zip(data.addresses, manifests, strict=True):
+        manifest.check_shards(address)
+    return united_manifest(data, manifests[0], manifests[1:])
+
+
+def read_manifests(data: DataConfig) -> list[Manifest]:
+    """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
+    shards.
+    """
+    sets = zip(data.addresses, data.generations, strict=True)
+    return [Manifest.read(address, data.cache, generation=number) for address, number in sets]
 
 
 @paused_gc()
@@ -56,7 +66,7 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> "Mixture":
     """
     splits = []
     for number, one in enumerate(data.mixture):
-        own = Manifest.load(one.shards, data.cache)
+        own = Manifest.load(one.shards, data.cache, generation=one.generation)
         own.of_split(one.split, key=f"data.mixture[{number}].split")
         most = data.max_bad_samples
         splits.append(
@@ -133,16 +143,17 @@ class Mixture:
         data, extension, label = self.splits[number].read(row)
         return data, extension, int(self._labels[number][label])
 
-    def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
-        """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample."""
-        numbers = self._split_numbers(samples)
-        reads = [
-            split.read_many(samples[numbers == number] - start)
-            for number, (split, start) in enumerate(zip(self.splits, self._starts, strict=False))
-        ]
-        for number in numbers.tolist():
-            found = next(reads[number])
-            yield found and (found[0], int(self._labels[number][found[1]]))
+    def read_many(self, samples: np.ndarray) -> tuple[np.ndarray, Iterator[bytes | None]]:
+        """Return the labels and the bytes of `samples`. See `Split.read_many`."""
+        numbers, labels = self._split_numbers(samples), np.empty(len(samples), np.int64)
+        contents: dict[int, Iterator[bytes | None]] = {}
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            own, contents[number] = self.splits[number].read_many(
+                samples[here] - self._starts[number]
+            )
+            labels[here] = self._labels[number][own]
+        return labels, (next(contents[number]) for number in numbers.tolist())
 
     def bad(self, i: int, reason: str) -> BadSampleError:
         """Return an error that names the shard and key of sample `i`."""

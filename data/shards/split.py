@@ -3,7 +3,6 @@
 This module does not depend on ranks or pixels. It uses an order only to prefetch shards.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,19 +133,29 @@ class Split:
             raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
         return data, index.extensions[int(index.extension[row, 0])], label
 
-    def read_many(self, samples: np.ndarray) -> Iterator[tuple[bytes, int] | None]:
-        """Yield (bytes, label) for each of `samples` (int64 [n]), or None for a bad sample.
+    def read_many(self, samples: np.ndarray) -> tuple[np.ndarray, Iterator[bytes | None]]:
+        """Return the labels of `samples` (int64 [n]), int64 [n], and an iterator over their bytes.
 
-        The index entries are looked up in one batch, because lookups take most of the time for
-        small samples.
+        The iterator reads one sample at a time. It yields None for a bad sample. An out-of-range
+        label is returned as 0. The index entries are looked up in one batch, because lookups take
+        most of the time for small samples.
         """
-        for shard, block, size, crc32, label in zip(*self._entries(samples), strict=True):
-            data = self._files.read(shard, os.pread, size, block * BLOCK)
-            sound = isal_zlib.crc32(data) == crc32 and 0 <= label < self.num_classes
-            yield (data, label) if sound else None
+        shards, blocks, sizes, crc32, labels = self._entries(samples)
+        has_class = (labels >= 0) & (labels < self.num_classes)
+        # No checksum is negative, so samples without a class are bad.
+        columns = shards, sizes, blocks * BLOCK, np.where(has_class, crc32, -1)
+        return np.where(has_class, labels, 0), self._contents(*(one.tolist() for one in columns))
 
-    def _entries(self, samples: np.ndarray) -> list[list[int]]:
-        """Return the shard, block, size, crc32 and label of each of `samples`."""
+    def _contents(
+        self, shards: list[int], sizes: list[int], offsets: list[int], crc32: list[int]
+    ) -> Iterator[bytes | None]:
+        pread, checksum = self._files.pread, isal_zlib.crc32
+        for shard, size, offset, expected in zip(shards, sizes, offsets, crc32, strict=True):
+            data = pread(shard, size, offset)
+            yield data if checksum(data) == expected else None
+
+    def _entries(self, samples: np.ndarray) -> np.ndarray:
+        """Return the shard, block, size, crc32 and label of each of `samples`, int64 [5, n]."""
         shards = np.searchsorted(self._starts, samples, side="right") - 1
         table = np.empty((5, len(samples)), np.int64)
         table[0] = shards
@@ -156,8 +165,7 @@ class Split:
             columns = index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0], index.labels
             for number, column in enumerate(columns, start=1):
                 table[number, here] = column[rows]
-        entries: list[list[int]] = table.tolist()
-        return entries
+        return table
 
     def text(self, i: int) -> tuple[str, int]:
         """Return (text, label) of sample `i`.

@@ -9,6 +9,8 @@ become `validation`.
 import re
 from collections.abc import Iterable
 
+from data.messages import shown
+
 TRAIN, TEST, VALIDATION = "train", "test", "validation"
 
 # The words that sources use for splits, in lower case.
@@ -28,12 +30,17 @@ def split_name(word: str) -> str:
 
 def checked_split(word: str) -> str:
     """Return `split_name(word)`. Raises ValueError for a name that cannot begin a file name."""
+    check_split(word)
+    return split_name(word)
+
+
+def check_split(word: str) -> None:
+    """Raise ValueError for a name that cannot begin a file name."""
     if not re.fullmatch(r"\w[\w.-]*", word):
         raise ValueError(
-            f"{word!r} cannot be the name of a split: use letters, digits, underscores, dots and "
-            "hyphens"
+            f"{shown(word)} cannot be the name of a split: use letters, digits, underscores, "
+            "dots and hyphens"
         )
-    return split_name(word)
 
 
 def split_in_name(name: str) -> str | None:

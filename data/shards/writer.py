@@ -3,34 +3,27 @@ interrupted safely.
 
 Each shard is written atomically, and `manifest.json` is written last. A second identical run
 resumes where the first one stopped. The bytes depend only on the source, not on the number of
-workers.
+workers or on whether they are processes of this machine or tasks on a Ray cluster.
 """
 
 import hashlib
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
-from webdataset.writer import TarWriter
 
-from data.files import commit, flush, sha256_of, temporary_path
-from data.loading.order import permuted_index
 from data.messages import Report, silent
-from data.shards.claim import UNFINISHED, check_same, claimed
+from data.shards.claim import UNFINISHED, check_same
 from data.shards.duplicates import HeldOut
-from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path, open_index
-from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.output import OutputFolder, output_folder
+from data.shards.plans import Plan, Write, plan_shards, shard_writer
 from data.shards.split_names import TRAIN
-from data.skipped import REPAIRED, SKIPPED, Skipped, SkippedFile
-from data.sources.source import Sample, Source, num_workers, rendered
-
-_CHOSEN_AT_ONCE = 1 << 14
+from data.skipped import REPAIRED, SKIPPED, Skipped, by_shard, list_of_shard, to_lines
+from data.sources.source import Source
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,8 @@ class Written:
     resumed: the number of shards that already existed. num_skipped: the total number of samples
     that the source skipped. duplicates: the total number of samples dropped from training. skipped:
     the file that lists the skipped samples and the files that the source ignored, or None if there
-    are none. repaired: the file that lists the repaired samples, or None.
+    are none. repaired: the file that lists the repaired samples, or None. num_repaired: the number
+    of samples in it. notes: lines about the label vectors of an appended set.
     """
 
     manifest: Manifest
@@ -48,54 +42,46 @@ class Written:
     resumed: int = 0
     num_skipped: int = 0
     duplicates: int = 0
-    skipped: Path | None = None
-    repaired: Path | None = None
+    skipped: Path | str | None = None
+    repaired: Path | str | None = None
+    num_repaired: int = 0
+    notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A shard: positions [start, stop) in the shuffled order of a split."""
+@dataclass(frozen=True)
+class Existing:
+    """What the writer must know about a set to which its shards will be added.
 
-    file: str
-    split: str
-    of_split: Sequence[Any]
-    start: int
-    stop: int
+    output: the set. numbers: the number of the first new shard of each split. held_out: the files
+    of the evaluation splits, with which training samples are compared.
+    """
 
-    def __len__(self) -> int:
-        return self.stop - self.start
-
-    def tasks(self) -> Iterator[Any]:
-        """Yield the samples in shuffled order, so that a streaming reader gets a mix of all
-        classes.
-
-        Positions are permuted in chunks as they are requested, so no list of the entire split is
-        built.
-        """
-        total = len(self.of_split)
-        for start in range(self.start, self.stop, _CHOSEN_AT_ONCE):
-            positions = np.arange(start, min(start + _CHOSEN_AT_ONCE, self.stop))
-            for i in permuted_index(0, 0, positions, total).tolist():
-                yield self.of_split[i]
+    output: OutputFolder
+    numbers: Mapping[str, int]
+    held_out: Sequence[str]
 
 
 def write_shards(
     source: Source,
-    folder: Path,
+    folder: Path | str,
     *,
     samples_per_shard: int = 10_000,
     workers: int | None = None,
+    ray: str | None = None,
     drop_duplicates: bool = False,
     ignored: Sequence[Skipped] = (),
     report: Report = silent,
+    existing: Existing | None = None,
 ) -> Written:
-    """Write `source` to `folder`, or resume an earlier run.
+    """Write `source` to a local folder or to an s3:// or gs:// URL, or resume an earlier run.
 
     ignored: files that the source does not read. `skipped.jsonl` lists them along with the bad
     samples. workers: the number of processes; None selects one per core if there is enough work.
-    drop_duplicates: whether to remove training samples that are byte-identical to a sample in
-    another split; the other splits are then written first. report: a callback that is called as
-    `report(done, total)` with sample counts.
+    ray: the address of a Ray cluster whose tasks write whole shards instead; a local folder must
+    then be shared by all nodes. drop_duplicates: whether to remove training samples that are
+    byte-identical to a sample in another split; the other splits are then written first. report: a
+    callback that is called as `report(done, total)` with sample counts. existing: the set to which
+    the shards will be added.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
     changes nothing, if the folder contains files other than these shards. A bad sample also raises
@@ -104,219 +90,176 @@ def write_shards(
     """
     if samples_per_shard < 1:
         raise ValueError(f"samples_per_shard is {samples_per_shard}: it must be at least 1")
-    about = source.describe()
-    parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
-    if drop_duplicates:
-        parameters["drop_duplicates"] = True
-    about = SourceInfo(kind=about.kind, parameters=parameters)
-    if (complete := _complete_manifest(folder, about)) is not None:
-        (folder / UNFINISHED).unlink(missing_ok=True)
-        return Written(complete, complete_before=True, **_lists(folder))
-    with claimed(folder, about):
+    about = description(source, samples_per_shard, drop_duplicates=drop_duplicates)
+    output = output_folder(folder)
+    if (complete := _complete_manifest(output, about)) is not None:
+        output.delete([UNFINISHED])
+        return Written(complete, complete_before=True, **_lists(output))
+    # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
+    with (
+        shard_writer(source, output, workers, ray) as write,
+        output.claimed(about) as check_claim,
+    ):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
-        (folder / MANIFEST).unlink(missing_ok=True)
-        plans = list(_plans(source, samples_per_shard))
-        shards, resumed, duplicates = _write_plans(
-            source, folder, plans, workers, report, drop_duplicates, ignored
-        )
-        vectors_sha256 = _write_vectors(folder / LABEL_VECTORS, source.label_vectors())
+        output.delete([MANIFEST])
+        plans = list(plan_shards(source, samples_per_shard, existing.numbers if existing else {}))
+
+        def checked_report(done: int, total: int) -> None:
+            check_claim()
+            report(done, total)
+
+        run = _Run(output, plans, write, checked_report)
+        run.write_missing(drop_duplicates, existing)
+        run.merge_lists(SKIPPED, ignored)
+        run.merge_lists(REPAIRED)
+        vectors_sha256 = _write_vectors(output, source.label_vectors())
         manifest = Manifest(
             modality=source.modality,
             source=about,
             classes=source.classes(),
-            shards=tuple(shards),
+            shards=tuple(run.shards()),
             label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
             label_vectors_sha256=vectors_sha256,
         )
-        commit(folder / MANIFEST, manifest.to_bytes())
+        check_claim()
+        output.write(MANIFEST, manifest.to_bytes())
     planned = sum(len(plan) for plan in plans)
     return Written(
         manifest,
-        resumed=resumed,
-        num_skipped=planned - duplicates - sum(shard.samples for shard in shards),
-        duplicates=duplicates,
-        **_lists(folder),
+        resumed=run.resumed,
+        num_skipped=planned - run.duplicates - sum(shard.samples for shard in manifest.shards),
+        duplicates=run.duplicates,
+        **_lists(output),
     )
 
 
-def _lists(folder: Path) -> dict[str, Any]:
+def description(
+    source: Source, samples_per_shard: int, *, drop_duplicates: bool = False
+) -> SourceInfo:
+    """Return the description of the shards that `write_shards` writes."""
+    about = source.describe()
+    parameters = {**about.parameters, "samples_per_shard": samples_per_shard}
+    if drop_duplicates:
+        parameters["drop_duplicates"] = True
+    return SourceInfo(kind=about.kind, parameters=parameters)
+
+
+def _lists(output: OutputFolder) -> dict[str, Any]:
     """Return the files that list skipped and repaired samples, if they exist."""
-    names = {"skipped": SKIPPED, "repaired": REPAIRED}
-    return {what: folder / name for what, name in names.items() if (folder / name).is_file()}
+    present = output.files()
+    found: dict[str, Any] = {}
+    if SKIPPED in present:
+        found["skipped"] = output.location(SKIPPED)
+    if REPAIRED in present:
+        found["repaired"] = output.location(REPAIRED)
+        found["num_repaired"] = output.read(REPAIRED).count(b"\n")
+    return found
 
 
-def _write_vectors(path: Path, vectors: np.ndarray | None) -> str | None:
+def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | None:
     """Write the vectors and return the SHA-256 of the file. If `vectors` is None, write nothing and
     return None.
     """
     if vectors is None:
         return None
     content = save({"vectors": np.ascontiguousarray(vectors)})
-    commit(path, content)
+    output.write(LABEL_VECTORS, content)
     return hashlib.sha256(content).hexdigest()
 
 
-def _complete_manifest(folder: Path, about: SourceInfo) -> Manifest | None:
-    """Return the manifest if every file that it lists exists with its full size, otherwise None."""
-    if not (folder / MANIFEST).is_file():
+def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | None:
+    """Return the manifest if every file that it lists exists with its full size, otherwise None.
+
+    Raises FileNotFoundError or ValueError if a file is missing and samples have been appended.
+    """
+    if (manifest := output.manifest()) is None:
         return None
-    manifest = Manifest.read(folder)
-    check_same(folder, manifest.source, about)
-    if any(_finished(folder / shard.file) != shard for shard in manifest.shards):
+    check_same(output.folder, manifest.sources[0], about)
+    if manifest.earlier:
+        # Writing the first generation again would remove the manifest of the later ones.
+        return Manifest.load(output.folder)
+    found = output.finished([shard.file for shard in manifest.shards])
+    if any(shard.file not in found or found[shard.file].info != shard for shard in manifest.shards):
         return None
-    if manifest.label_vectors is not None:
-        try:
-            load_label_vectors(folder, manifest)
-        except (ValueError, OSError):
-            return None
+    if manifest.label_vectors is not None and not output.has_label_vectors(manifest):
+        return None
     return manifest
 
 
-def _plans(source: Source, samples_per_shard: int) -> Iterator[_Plan]:
-    """Yield the shards to write, each with its range of samples.
-
-    This requires about 100 bytes of memory per shard and none per sample.
+class _Run:
+    """Writes the shards that are missing. duplicates: the number of samples dropped from all
+    shards. resumed: the number of shards that already existed.
     """
-    for split, tasks in source.splits().items():
-        if split.startswith(".") or "/" in split or "\\" in split:
-            raise ValueError(f"split {split!r} would write outside the folder: rename it")
-        for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
-            stop = min(start + samples_per_shard, len(tasks))
-            yield _Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)
 
+    def __init__(
+        self, output: OutputFolder, plans: Sequence[Plan], write: Write, report: Report
+    ) -> None:
+        self._output = output
+        self._plans = plans
+        self._write = write
+        self._report = report
+        found = output.finished([plan.file for plan in plans])
+        self._before = frozenset(found)
+        self._finished = {file: shard.info for file, shard in found.items()}
+        self.duplicates = sum(shard.duplicates for shard in found.values())
+        self.resumed = len(found)
+        self._last_skipped: Skipped | None = None
 
-def _write_plans(
-    source: Source,
-    folder: Path,
-    plans: list[_Plan],
-    workers: int | None,
-    report: Report,
-    drop_duplicates: bool,
-    ignored: Sequence[Skipped],
-) -> tuple[list[ShardInfo], int, int]:
-    """Return the shards in the order of `plans`, the number of shards that already existed, and all
-    duplicates.
-    """
-    total = sum(len(plan) for plan in plans)
-    finished = {plan.file: info for plan in plans if (info := _finished(folder / plan.file))}
-    missing = [plan for plan in plans if plan.file not in finished]
-    done = total - sum(len(plan) for plan in missing)
-    resumed = len(finished)
-    skipped = SkippedFile(folder / SKIPPED, finished=finished, ignored=ignored)
-    repaired = SkippedFile(folder / REPAIRED, finished=finished)
-    duplicates = 0
-    held_out: HeldOut | None = None
-    if drop_duplicates:
-        duplicates = sum(open_index(folder / file).duplicates for file in finished)
-        # False sorts first, so the evaluation splits are written before the training split, which
-        # is compared with them.
-        missing.sort(key=lambda plan: plan.split == TRAIN)
-    tasks = (task for plan in missing for task in plan.tasks())
-    with rendered(source, tasks, num_workers(workers, total - done)) as samples:
-        for plan in missing:
+    def shards(self) -> list[ShardInfo]:
+        """Return the shards in the order of the plans."""
+        return [self._finished[plan.file] for plan in self._plans if plan.file in self._finished]
 
-            def count(row: int, done: int = done) -> None:
-                report(done + row, total)
-
-            if drop_duplicates and plan.split == TRAIN and held_out is None:
-                others = [info.file for info in finished.values() if info.split != TRAIN]
-                held_out = HeldOut(folder / file for file in others)
-            info = _write_shard(
-                folder / plan.file, plan, samples, count, held_out, skipped, repaired
+    def write_missing(self, drop_duplicates: bool, existing: Existing | None) -> None:
+        missing = [plan for plan in self._plans if plan.file not in self._finished]
+        if not drop_duplicates:
+            self._write_all(missing, missing, None)
+        else:
+            # The training samples are compared with the other splits.
+            training = [plan for plan in missing if plan.split == TRAIN]
+            self._write_all([plan for plan in missing if plan.split != TRAIN], missing, None)
+            others = [info.file for info in self._finished.values() if info.split != TRAIN]
+            held_out = [(self._output, file) for file in others]
+            if existing is not None:
+                held_out += [(existing.output, file) for file in existing.held_out]
+            self._write_all(training, training, HeldOut(held_out))
+        if not self._finished:
+            raise ValueError(
+                f"no shards were written, because all samples were skipped: {self._last_skipped}"
             )
-            done += len(plan)
-            if info is not None:
-                finished[plan.file] = info
-    if not finished:
-        raise ValueError(
-            f"no shards were written, because all samples were skipped: {skipped.last}"
-        )
-    skipped.finish()
-    repaired.finish()
-    duplicates += held_out.dropped if held_out else 0
-    return [finished[plan.file] for plan in plans if plan.file in finished], resumed, duplicates
 
+    def _write_all(
+        self, plans: Sequence[Plan], left: Sequence[Plan], held_out: HeldOut | None
+    ) -> None:
+        """Write `plans`. left: all plans that have not been written yet."""
+        total = sum(len(plan) for plan in self._plans)
+        done = total - sum(len(plan) for plan in left)
 
-def _finished(shard: Path) -> ShardInfo | None:
-    """Return the info of a finished shard, or None if the shard is not finished.
+        def count(number: int) -> None:
+            nonlocal done
+            done += number
+            self._report(done, total)
 
-    The index is renamed last, so its existence implies that the shard is complete.
-    """
-    try:
-        info = open_index(shard).info
-    except (ValueError, FileNotFoundError):
-        return None  # missing or damaged, so the shard is written again
-    return info if shard.is_file() and shard.stat().st_size == info.bytes else None
+        for shard in self._write(plans, held_out, count):
+            self.duplicates += shard.duplicates
+            self._last_skipped = shard.last_skipped or self._last_skipped
+            if shard.info is not None:
+                self._finished[shard.file] = shard.info
 
+    def merge_lists(self, name: str, ignored: Iterable[Skipped] = ()) -> None:
+        """Replace the lists of the shards with the file `name`, sorted by shard.
 
-def _write_shard(
-    path: Path,
-    plan: _Plan,
-    samples: Iterator[Sample | Skipped],
-    count: Callable[[int], None],
-    held_out: HeldOut | None,
-    skipped: SkippedFile,
-    repaired: SkippedFile,
-) -> ShardInfo | None:
-    """Write one tar and its index. If every sample was skipped, write nothing and return None."""
-    index = IndexBuilder()
-    samples = islice(samples, len(plan))
-    dropped_before = held_out.dropped if held_out else 0
-    with temporary_path(path) as temporary:
-        kept = held_out.without(samples) if held_out else samples
-        missing, changed = _write_tar(temporary, index, kept, count)
-        skipped.add(path.name, missing)
-        repaired.add(path.name, changed)
-        if not len(index):
-            temporary.unlink()
-            return None
-        info = ShardInfo(
-            file=path.name,
-            split=plan.split,
-            samples=len(index),
-            bytes=temporary.stat().st_size,
-            sha256=sha256_of(temporary),
-            index_crc32=index.crc32(),
-        )
-        # The tar is renamed before its index is committed, because the index marks the shard as
-        # finished.
-        temporary.replace(path)
-    duplicates = held_out.dropped - dropped_before if held_out else 0
-    commit(index_path(path), index.to_bytes(info, duplicates=duplicates))
-    return info
-
-
-def _write_tar(
-    path: Path,
-    index: IndexBuilder,
-    samples: Iterator[Sample | Skipped],
-    count: Callable[[int], None],
-) -> tuple[list[Skipped], list[Skipped]]:
-    """Write the samples. Return the skipped and the repaired ones."""
-    skipped, repaired = [], []
-    with path.open("wb") as file:
-        with TarWriter(
-            file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
-        ) as writer:
-            # webdataset documents USTAR but opens the tar in Python's default format. For non-ASCII
-            # names, that format adds header blocks, but the index expects a single header block
-            # before the content.
-            writer.tarstream.format = tarfile.USTAR_FORMAT
-            for row, sample in enumerate(samples, start=1):
-                if isinstance(sample, Skipped):
-                    skipped.append(sample)
-                else:
-                    _add(writer, index, sample)
-                    if sample.repaired is not None:
-                        repaired.append(Skipped(sample.key, sample.repaired))
-                count(row)
-        flush(file)
-    return skipped, repaired
-
-
-def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:
-    members = {sample.extension: sample.data, LABEL_EXTENSION: str(sample.label).encode()}
-    offset = writer.tarstream.offset
-    writer.write({"__key__": sample.key, **members})
-    end = index.add(members, offset=offset, sample=sample.extension, label=sample.label)
-    assert writer.tarstream.offset == end
+        A finished folder has no lists of shards. If some of its shards were lost and written again,
+        the lines of the other shards come from its file `name`.
+        """
+        present = self._output.files()
+        old = self._output.read(name).splitlines(keepends=True) if name in present else []
+        lines = {file: b"".join(of) for file, of in by_shard(old).items() if file in self._before}
+        lists = {plan.file: list_of_shard(plan.file, name) for plan in self._plans}
+        lists = {file: listed for file, listed in lists.items() if listed in present}
+        lines |= zip(lists, self._output.read_all(list(lists.values())), strict=True)
+        content = to_lines(ignored) + b"".join(lines[file] for file in sorted(lines))
+        if content:
+            self._output.write(name, content)
+        else:
+            self._output.delete([name])
+        self._output.delete(lists.values())

@@ -1,13 +1,14 @@
 """Images with JSON annotations in the format of COCO and iNaturalist."""
 
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.messages import shown
 from data.option import Argument, Option
+from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, checked_split, shard_splits, split_name
 from data.skipped import Skipped
@@ -35,9 +36,9 @@ class AnnotatedImages(ListedImages):
     compares_splits = True
 
     folder: Annotated[
-        Path, Argument(), Field(description="folder that contains the images, at any depth")
+        Input, Argument(), Field(description="folder that contains the images, at any depth")
     ]
-    annotations: Annotated[dict[str, Path], Option(metavar="SPLIT=FILE.json")] = Field(
+    annotations: Annotated[dict[str, Input], Option(metavar="SPLIT=FILE.json")] = Field(
         min_length=1, description="annotations of a split, such as train or val; can be repeated"
     )
     several: Several = Field(
@@ -47,8 +48,7 @@ class AnnotatedImages(ListedImages):
     )
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise FileNotFoundError(f"{self.folder} is not a folder: pass the folder of the images")
+        check_folder(self.folder, "pass the folder of the images")
         splits = [checked_split(name) for name in self.annotations]
         if TRAIN not in splits:
             raise ValueError("annotations: pass --annotations train=FILE.json")
@@ -101,15 +101,15 @@ class AnnotatedImages(ListedImages):
                 one, two = first.categories[number].name, other.categories[number].name
                 if one != two:
                     raise ValueError(
-                        f"{other.path}: category {number!r} is {two!r}, but {one!r} in "
-                        f"{first.path}: use annotations with the same categories"
+                        f"{other.path}: category {shown(number)} is {shown(two)}, but "
+                        f"{shown(one)} in {first.path}: use annotations with the same categories"
                     )
         return first.categories
 
     @cached_property
     def _listing(self) -> Listing:
         listing = Listing()
-        seen: dict[str, Path] = {}
+        seen: dict[str, InputPath] = {}
         files: list[File] = []
         for split, found in self._read.items():
             files += self._of_split(listing, split, found, seen)
@@ -122,24 +122,25 @@ class AnnotatedImages(ListedImages):
                 listing.files.append(file._replace(split=of_file))
             else:
                 listing.skipped.append(Skipped(file.path, "its category has no training images"))
+        listing.skip_unlisted(self.folder, seen)
         listing.files.sort()
         listing.skipped.sort()
         return listing
 
     def _of_split(
-        self, listing: Listing, split: str, found: Annotations, seen: dict[str, Path]
+        self, listing: Listing, split: str, found: Annotations, seen: dict[str, InputPath]
     ) -> list[File]:
         base = base_of(self.folder, list(found.names.values())[:_NAMES_FOR_BASE], split, found.path)
         files = []
         for number, name in found.names.items():
+            where = f"{found.path}, image {shown(number)}"
             try:
                 path = path_inside(self.folder, name, base)
             except ValueError as error:
-                raise ValueError(f"{found.path}, image {number!r}: {error}") from error
+                raise ValueError(f"{where}: {error}") from error
             if path in seen:
                 raise ValueError(
-                    f"{found.path}, image {number!r}: {name!r} is also an image in {seen[path]}: "
-                    "remove one of them"
+                    f"{where}: {shown(name)} is also an image in {seen[path]}: remove one of them"
                 )
             seen[path] = found.path
             if (reason := found.unusable.get(number)) is not None:
@@ -147,7 +148,7 @@ class AnnotatedImages(ListedImages):
             elif not (self.folder / path).is_file():
                 if not self.skip_bad:
                     raise FileNotFoundError(
-                        f"{found.path}, image {number!r}: {path!r} is missing from {self.folder}: "
+                        f"{where}: {shown(path)} is missing from {self.folder}: "
                         "add it, or pass --skip-bad"
                     )
                 listing.skipped.append(Skipped(path, f"in {found.path.name}, but missing"))

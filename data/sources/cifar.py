@@ -8,7 +8,6 @@ are not supported.
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
+from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.layouts.archive import archived_files, loose_files
@@ -40,7 +40,7 @@ class _Cifar(CommandSource):
     """
 
     path: Annotated[
-        Path,
+        Input,
         Argument(metavar="ARCHIVE"),
         Field(description="binary version: the tar.gz archive or its unpacked folder"),
     ]
@@ -83,7 +83,7 @@ class _Cifar(CommandSource):
         return Sample(task.key, lossless(image), "png", task.label)
 
     @property
-    def origin(self) -> Path:
+    def origin(self) -> InputPath:
         return self.path
 
     def notes(self) -> list[str]:

@@ -2,13 +2,13 @@
 
 from dataclasses import field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option
+from data.remote.input_path import Input, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import checked_split, split_name
 from data.sources.layouts.class_folders import CLASS_FROM, Listing, list_class_folders
@@ -35,21 +35,21 @@ class ImageFolder(ListedImages):
     compares_splits = True
 
     folder: Annotated[
-        Path,
+        Input,
         Argument(),
         Field(description="folder that contains the class folders, or train/ and test/"),
     ]
-    labels: Path | None = Field(
+    labels: Input | None = Field(
         default=None,
         description="file with one line `file,class` per image, used instead of class folders; a "
         "first line `file,class,split` adds the split",
     )
-    split_labels: Annotated[dict[str, Path], Option(metavar="SPLIT=FILE")] = Field(
+    split_labels: Annotated[dict[str, Input], Option(metavar="SPLIT=FILE")] = Field(
         default_factory=dict,
         description="file with one line per image of a split: its path and its label, separated by "
         "a tab, a comma or a space; can be repeated; other splits are read from class folders",
     )
-    class_names: Path | None = Field(
+    class_names: Input | None = Field(
         default=None,
         description="file that names the labels in label files: a name, or a name and its number, "
         "per line",
@@ -64,10 +64,7 @@ class ImageFolder(ListedImages):
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise FileNotFoundError(
-                f"{self.folder} is not a folder: pass a folder that contains class folders"
-            )
+        check_folder(self.folder, "pass a folder that contains class folders")
         if self.labels is not None and self.split_labels:
             raise ValueError("imagefolder: pass either --labels or --split-labels")
         if self.labels is not None and self.class_from is not None:

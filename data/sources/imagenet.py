@@ -5,12 +5,10 @@ folders.
 """
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -18,6 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, silent
 from data.option import Argument, Supplied
+from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
@@ -60,11 +59,11 @@ class ImageNet(PackedImages, CommandSource):
     compares_splits = True
 
     folder: Annotated[
-        Path,
+        Input,
         Argument(),
         Field(description=f"folder that contains {TRAIN_TAR} or train/, and {VAL_TAR} or val/"),
     ]
-    devkit: Path | None = Field(
+    devkit: Input | None = Field(
         default=None,
         description=f"path of {DEVKIT}.tar.gz or of its extracted folder; by "
         "default, FOLDER is searched",
@@ -73,11 +72,7 @@ class ImageNet(PackedImages, CommandSource):
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise FileNotFoundError(
-                f"{self.folder} is not a folder: pass the folder that contains {TRAIN_TAR} or "
-                "train/"
-            )
+        check_folder(self.folder, f"pass the folder that contains {TRAIN_TAR} or train/")
 
     def describe(self) -> SourceInfo:
         # The description omits the folder and the layout, so that extracted images and tars produce
@@ -121,8 +116,7 @@ class ImageNet(PackedImages, CommandSource):
 
     def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.file
-        with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), task.size, task.offset)
+        data = read_range(path, task.offset, task.size)
         try:
             if len(data) != task.size:
                 raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
@@ -134,8 +128,11 @@ class ImageNet(PackedImages, CommandSource):
             raise ValueError(f"{where}: {error}: download it again, or pass --skip-bad") from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
+    def example(self, task: _Task) -> str:
+        return task.key
+
     @property
-    def origin(self) -> Path:
+    def origin(self) -> InputPath:
         return self.folder
 
     def notes(self) -> list[str]:

@@ -19,17 +19,20 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import Report, silent
+from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
+from data.remote.input_path import Input, InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import TRAIN, VALIDATION, split_name
 from data.skipped import Skipped, by_reason
 from data.sources.first_pass import FirstPassSource
 from data.sources.source import STRICT, Sample
+from data.tars.labels import label_order
 from data.text.cleaning import Cleaning
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold
-from data.text.records import KINDS, TEXT_OF_LINES, RecordFile, digest, open_records
+from data.text.lines import text_lines
+from data.text.records import KINDS, TEXT_OF_LINES, digest
 from data.text.references import LabeledText, Span
 from data.text.selection import SelectionRules, Task
 
@@ -43,8 +46,8 @@ class _Part(NamedTuple):
     """The files of a split. word: the word for the split in their names."""
 
     word: str
-    texts: Path
-    labels: Path
+    texts: InputPath
+    labels: InputPath
     prefix: str = ""
 
 
@@ -63,7 +66,7 @@ class LabeledTexts(FirstPassSource):
     held_out = "the files for val, trial and test"
 
     folder: Annotated[
-        Path,
+        Input,
         Argument(),
         Field(
             description="folder that contains train_text.txt, train_labels.txt and mapping.txt, or "
@@ -80,6 +83,7 @@ class LabeledTexts(FirstPassSource):
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
         default="keep", description="drop training texts that also occur in another split"
     )
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +100,7 @@ class LabeledTexts(FirstPassSource):
                 raise FileNotFoundError(f"{path} is missing: add the labels for the text file")
 
     @property
-    def files(self) -> tuple[Path, ...]:
+    def files(self) -> tuple[InputPath, ...]:
         return tuple(chain(*((part.texts, part.labels) for part in self._parts)))
 
     def describe(self) -> SourceInfo:
@@ -119,24 +123,26 @@ class LabeledTexts(FirstPassSource):
         return None if (found := self._emoji) is None else emoji_vectors(found)
 
     def render(self, task: Task) -> Sample:
-        fields = self._records[task.file].read(task.offset, task.length)
+        fields = self.record_file(task.file).read(task.offset, task.length)
         text = self._text(fields)
         return Sample(f"{task.file:x}-{task.offset:x}", text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
         # There is one span per file: labels are matched by line number, so each file must be read
         # from the beginning.
-        return [Span(number, 0, one.size) for number, one in enumerate(self._records)]
+        return [
+            Span(number, 0, self.record_file(number).size) for number in range(len(self._parts))
+        ]
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one, part = self._records[span.file], self._parts[span.file]
+        one, part = self.record_file(span.file), self._parts[span.file]
         labels = chain(self._labels(part.labels), repeat(None))
         lines = 0
         for offset, data in one.records(span.first, span.last, empty=True):
             lines += 1
             if (label := next(labels)) is None:
                 raise ValueError(
-                    f"{part.labels} contains {lines - 1} labels, but {one.path} "
+                    f"{part.labels} contains {lines - 1} labels, but {one.name} "
                     "contains more texts: add one label per text"
                 )
             counts["texts read"] += 1
@@ -151,16 +157,15 @@ class LabeledTexts(FirstPassSource):
                 counts["texts that contain only emoji, user names and URLs"] += 1
         if next(labels) is not None:
             raise ValueError(
-                f"{one.path} contains {lines} texts, but {part.labels} contains more "
+                f"{one.name} contains {lines} texts, but {part.labels} contains more "
                 "labels: keep one label per text"
             )
 
-    def _labels(self, path: Path) -> Iterator[str]:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                if not (label := line.strip()):
-                    raise ValueError(f"{path}, line {number} is empty: add the label")
-                yield label
+    def _labels(self, path: InputPath) -> Iterator[str]:
+        for number, line in text_lines(path):
+            if not (label := line.strip()):
+                raise ValueError(f"{path}, line {number} is empty: add the label")
+            yield label
 
     def _split_of(self, part: _Part) -> str:
         """Return the split. Trial data is used for training if there is no other training data."""
@@ -180,8 +185,9 @@ class LabeledTexts(FirstPassSource):
         """Return the text files whose names do not contain a split."""
         read = {part.texts for part in self._parts}
         reason = f"its name does not end in one of the splits {', '.join(_WORDS)}"
-        found = sorted(set(self.folder.rglob("*.text")) - read)
-        return [Skipped(str(path.relative_to(self.folder)), reason) for path in found]
+        folder: InputPath = self.folder
+        found = sorted(path for path in folder.rglob("*.text") if path not in read)
+        return [Skipped(str(path.relative_to(folder)), reason) for path in found]
 
     def _text(self, fields: dict[str, Any]) -> str:
         text = str(fields[TEXT_OF_LINES])
@@ -192,14 +198,16 @@ class LabeledTexts(FirstPassSource):
 
         Without a mapping, they are sorted by number if all labels are numbers, otherwise by name.
         """
+        if not trained.total():
+            texts = self._parts[0].texts
+            raise ValueError(f"{texts} contains no texts for training: add some")
         if self._named:
             if unknown := sorted(set(samples) - set(self._named)):
                 raise ValueError(
-                    f"label {unknown[0]!r} is missing from {self._mapping_file}: add it"
+                    f"label {shown(unknown[0])} is missing from {self._mapping_file}: add it"
                 )
             return list(self._named)
-        numbers = all(label.isdecimal() for label in samples)
-        return sorted(samples, key=lambda label: (int(label), label) if numbers else (0, label))
+        return label_order(samples)
 
     @property
     def _emoji(self) -> list[str] | None:
@@ -213,8 +221,8 @@ class LabeledTexts(FirstPassSource):
         if self._mapping_file is None:
             return {}
         named = {}
-        for line in self._mapping_file.read_text(encoding="utf-8").splitlines():
-            label, *rest = [*line.split("\t"), ""]
+        for _, line in text_lines(self._mapping_file):
+            label, *rest = [*line.rstrip("\r\n").split("\t"), ""]
             if label.strip():
                 name = rest[1] if len(rest) > 1 else ""
                 named[label.strip()] = (rest[0], name.strip("_ ").replace("_", " ") or rest[0])
@@ -251,23 +259,23 @@ class LabeledTexts(FirstPassSource):
         return sorted(parts, key=lambda part: _WORDS.index(part.word))
 
     @cached_property
-    def _mapping_file(self) -> Path | None:
+    def _mapping_file(self) -> InputPath | None:
         """The file mapping.txt or, for SemEval, <prefix>_mapping.txt, possibly in a subfolder."""
         names = ["mapping.txt", *{f"{part.prefix}_mapping.txt" for part in self._parts}]
-        paths = [path for name in names for path in sorted(self.folder.glob(name))]
-        paths += [path for name in names for path in sorted(self.folder.glob(f"*/{name}"))]
-        return next(filter(Path.is_file, paths), None)
-
-    @cached_property
-    def _records(self) -> tuple[RecordFile, ...]:
-        return tuple(open_records(part.texts) for part in self._parts)
+        folder: InputPath = self.folder
+        paths = [path for name in names for path in sorted(folder.glob(name))]
+        paths += [path for name in names for path in sorted(folder.glob(f"*/{name}"))]
+        return next((path for path in paths if path.is_file()), None)
 
     @property
     def pass_workers(self) -> int | None:
         return 1  # labels are counted from the beginning of their file
 
-    def pass_files(self) -> tuple[Path, ...]:
+    def pass_files(self) -> tuple[InputPath, ...]:
         return self.files
+
+    def record_files(self) -> tuple[InputPath, ...]:
+        return tuple(part.texts for part in self._parts)
 
     def pass_rules(self) -> SelectionRules:
         return SelectionRules(

@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo
 from data.skipped import Skipped, by_reason
@@ -35,7 +35,7 @@ class ListedTask(NamedTuple):
 class ListedImages(PackedImages, CommandSource):
     """A source of image files in `folder`. A subclass lists the files and their classes."""
 
-    folder: Path
+    folder: Input
     test_fraction: float = Field(
         default=0.1,
         ge=0,
@@ -98,7 +98,7 @@ class ListedImages(PackedImages, CommandSource):
         return task.path
 
     @property
-    def origin(self) -> Path:
+    def origin(self) -> InputPath:
         return self.folder
 
     def skipped(self) -> list[Skipped]:

@@ -9,7 +9,6 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
+from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
@@ -44,22 +44,18 @@ class Mnist(CommandSource):
     compares_splits = True
 
     folder: Annotated[
-        Path,
+        Input,
         Argument(),
         Field(
             description="folder that contains train-images-idx3-ubyte.gz and the other three files"
         ),
     ]
-    names: Path | None = Field(
+    names: Input | None = Field(
         default=None, description="file of class names, one per line; default: 0, 1, 2, …"
     )
 
     def __post_init__(self) -> None:
-        if not self.folder.is_dir():
-            raise FileNotFoundError(
-                f"{self.folder} is not a folder: pass the folder that contains "
-                "train-images-idx3-ubyte.gz"
-            )
+        check_folder(self.folder, "pass the folder that contains train-images-idx3-ubyte.gz")
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256(repr(self._class_names).encode())
@@ -116,7 +112,7 @@ class Mnist(CommandSource):
         return arrays
 
 
-def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
+def _read_idx(folder: InputPath, stem: str, num_axes: int) -> np.ndarray:
     """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` as written by some unpacking tools, as a uint8
     array.
     """
@@ -130,17 +126,17 @@ def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
     )
 
 
-def _content(path: Path) -> bytes:
+def _content(path: InputPath) -> bytes:
+    content = path.read_bytes()
     if path.suffix != ".gz":
-        return path.read_bytes()
+        return content
     try:
-        with gzip.open(path) as file:
-            return file.read()
+        return gzip.decompress(content)
     except _DAMAGE as error:
         raise ValueError(f"{path} is damaged ({error}): download it again") from error
 
 
-def _parse_idx(content: bytes, num_axes: int, path: Path) -> np.ndarray:
+def _parse_idx(content: bytes, num_axes: int, path: InputPath) -> np.ndarray:
     start = 4 + 4 * num_axes
     magic = bytes((0, 0, _BYTES, num_axes))
     if content[:4] != magic or len(content) < start:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import ConfigDict
 
 from data.processes import end_with_parent, in_order, spawned
+from data.remote.input_path import InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
@@ -80,7 +80,8 @@ class CommandSource(ABC):
     A subclass is a frozen pydantic dataclass. Its fields define the command's options, with their
     defaults, bounds and descriptions, and its docstring is the command's help. A field marked
     `Supplied` is not an option. The command supplies `work` (a folder for temporary files),
-    `workers`, and `report` (a callback for the progress of the work that precedes writing).
+    `workers`, `ray` (the address of a Ray cluster), and `report` (a callback for the progress of
+    the work that precedes writing).
 
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
@@ -98,7 +99,7 @@ class CommandSource(ABC):
     for_folder: ClassVar["type[CommandSource] | None"] = None
 
     @property
-    def origin(self) -> Path | None:
+    def origin(self) -> InputPath | None:
         """The file or folder that notes refer to."""
         return None
 
@@ -118,7 +119,10 @@ class CommandSource(ABC):
     def render(self, task: Any) -> Sample | Skipped: ...
 
     def example(self, task: Any) -> str:
-        """Return a description of a sample for `--preview`: its text, or the key of an image."""
+        """Return a description of a sample for `--preview`: its text, or the key of an image.
+
+        Sources of image files override this, because a bad image must not end a preview.
+        """
         sample = self.render(task)
         if isinstance(sample, Skipped):
             return sample.name

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +12,14 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from data.messages import Report, silent
+from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
+from data.remote.input_path import Input, InputPath
+from data.remote.path import RemotePath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource
+from data.sources.first_pass import FirstPassSource, made_once
 from data.sources.layouts.parquet import (
     BYTES_AT,
     class_label_names,
@@ -25,10 +27,12 @@ from data.sources.layouts.parquet import (
     parquet_as_jsonl,
     parquet_columns,
     read_image,
+    row_at,
 )
 from data.sources.packing import PackedImages
 from data.sources.source import STRICT, Modality, Sample
-from data.text.records import RecordFile, digest, open_records, text_field
+from data.tars.labels import label_order
+from data.text.records import digest, open_records, text_field
 from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
 from data.text.selection import SelectionRules, Task
 
@@ -49,7 +53,7 @@ class Table(PackedImages, FirstPassSource):
     held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
     files: Annotated[
-        tuple[Path, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
+        tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
     ]
     work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column that contains the label")]
@@ -68,7 +72,7 @@ class Table(PackedImages, FirstPassSource):
         description="read the split of all rows of a file from the first split name in its file "
         "name, as in train-00000-of-00002.parquet",
     )
-    root: Path | None = Field(
+    root: Input | None = Field(
         default=None,
         description="folder that contains the images; default: the folder of the first file",
     )
@@ -86,6 +90,7 @@ class Table(PackedImages, FirstPassSource):
     )
     min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
     workers: Annotated[int | None, Supplied()] = None
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")
@@ -151,36 +156,48 @@ class Table(PackedImages, FirstPassSource):
         return tuple(ClassInfo(name=name) for name in self._selection.labels)
 
     def render(self, task: Task) -> Sample | Skipped:
-        fields = self._records[task.file].read(task.offset, task.length)
+        fields = self.record_file(task.file).read(task.offset, task.length)
         content = text_field(fields, self._content) or ""
         key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
             return Sample(key, content.encode(), "txt", task.label)
-        name, where = content.strip(), f"{self._root / content.strip()}"
-        file = self.files[task.file]
-        at = fields.get(BYTES_AT) if _is_parquet(file) else None
-        if at is not None:
-            name, where = f"{file.name}, row {at[2]}", f"{file}, row {at[2]}"
+        name, folder, at = self._image_name(task.file, fields)
         try:
             if at is not None:
-                data = read_image(self._unpacked(task.file), at)
+                data = read_image(self.local_file(task.file), at)
             else:
                 data = self._image_path(content).read_bytes()
             image = self.packed(data)
         except (ValueError, FileNotFoundError) as error:
             if self.skip_bad:
                 return Skipped(name, str(error))
-            raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
+            raise ValueError(
+                f"{folder / name}: {error}: correct the row, or pass --skip-bad"
+            ) from error
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
+    def example(self, task: Task) -> str:
+        if self.text is not None:
+            return super().example(task)
+        fields = self.record_file(task.file).read(task.offset, task.length)
+        return self._image_name(task.file, fields)[0]
+
+    def _image_name(
+        self, file: int, fields: dict[str, Any]
+    ) -> tuple[str, InputPath, Sequence[int] | None]:
+        """Return the name of an image, its folder, and its location if a table contains it."""
+        path = self.files[file]
+        at = fields.get(BYTES_AT) if _is_parquet(path) else None
+        if at is not None:
+            return f"{path.name}, row {at[2]}", path.parent, at
+        return (text_field(fields, self._content) or "").strip(), self._root, None
+
     def spans(self) -> list[Span]:
-        for number, path in enumerate(self.files):
-            if _is_parquet(path):
-                parquet_as_jsonl(path, self._columns, self.image, self._unpacked(number))
-        return record_spans(self._records, SPAN_BYTES)
+        records = [self.record_file(number) for number in range(len(self.files))]
+        return record_spans(records, SPAN_BYTES)
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one = self._records[span.file]
+        one = self.record_file(span.file)
         for offset, data in one.records(span.first, span.last):
             counts["rows read"] += 1
             try:
@@ -190,15 +207,20 @@ class Table(PackedImages, FirstPassSource):
                 if label is not None and self._label_names is not None:
                     label = named_label(label, self._label_names)
             except ValueError as error:
-                raise ValueError(
-                    f"{one.path}, byte {offset}: the row {error}: correct it"
-                ) from error
+                where = self._location(span.file, offset)
+                raise ValueError(f"{where}: the row {error}: correct it") from error
             if not (content or "").strip() or not (label or "").strip():
                 counts["rows without text, path or label skipped"] += 1
                 continue
             assert content is not None
             assert label is not None
             yield LabeledText(offset, len(data), content, label.strip(), split)
+
+    def _location(self, file: int, offset: int) -> str:
+        """Return the file and the position of a record: its row in Parquet, otherwise its byte."""
+        if not _is_parquet(self.files[file]):
+            return f"{self.files[file]}, byte {offset}"
+        return f"{self.files[file]}, row {row_at(self.local_file(file), offset)}"
 
     def _split_of(self, file: int, fields: dict[str, Any]) -> str | None:
         if self.split_from_name:
@@ -207,7 +229,7 @@ class Table(PackedImages, FirstPassSource):
             return None
         name = (text_field(fields, self.split) or "").strip().lower()
         if not name.isidentifier():
-            raise ValueError(f"names an invalid split, {name!r}")
+            raise ValueError(f"names an invalid split, {shown(name)}")
         return split_name(name)
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
@@ -218,8 +240,8 @@ class Table(PackedImages, FirstPassSource):
         if untrained := sorted(name for name in names if not trained[name]):
             if self.split is not None or self.split_from_name:
                 raise ValueError(
-                    f"{self.files[0]}: class {untrained[0]!r} has no training rows: add some, or "
-                    "remove the class"
+                    f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add "
+                    "some, or remove the class"
                 )
             names = [name for name in names if trained[name]]
         if len(names) < 2:
@@ -229,8 +251,7 @@ class Table(PackedImages, FirstPassSource):
             )
         if self._label_names is not None:
             return [name for name in self._label_names if name in set(names)]
-        numbers = all(name.isdecimal() for name in names)
-        return sorted(names, key=lambda name: (int(name), name) if numbers else (0, name))
+        return label_order(names)
 
     @cached_property
     def _label_names(self) -> list[str] | None:
@@ -248,16 +269,19 @@ class Table(PackedImages, FirstPassSource):
                 )
         return names
 
-    def _image_path(self, content: str) -> Path:
-        if content.strip().lower().startswith(_URLS):
+    def _image_path(self, content: str) -> InputPath:
+        name = content.strip()
+        if isinstance(self._root, RemotePath):
+            name = name.removeprefix(f"{self._root}/")
+        if name.lower().startswith(_URLS):
             raise ValueError(
-                "is a URL, which kway does not download: fetch the images, and pass the column "
-                "that contains them as --image"
+                f"is a URL outside {self._root}, which kway does not download: pass the folder of "
+                "the images as --root, or fetch them and pass the column that contains them"
             )
-        name = os.path.normpath(content.strip())
+        name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
             raise ValueError(
-                f"{content[:60]!r} is outside {self._root}: move the image into this "
+                f"{shown(content)} is outside {self._root}: move the image into this "
                 "folder, or pass another --root"
             )
         return self._root / name
@@ -273,24 +297,21 @@ class Table(PackedImages, FirstPassSource):
         return [name for name in (self._content, self.label, self.split) if name is not None]
 
     @property
-    def _root(self) -> Path:
+    def _root(self) -> InputPath:
         return self.files[0].parent if self.root is None else self.root
 
-    def _unpacked(self, number: int) -> Path:
-        return self.work / f"rows-{number:06d}.jsonl"
-
-    @cached_property
-    def _records(self) -> tuple[RecordFile, ...]:
-        return tuple(
-            open_records(self._unpacked(number) if _is_parquet(path) else path)
-            for number, path in enumerate(self.files)
-        )
+    def local_file(self, number: int) -> Path:
+        path = self.files[number]
+        if not _is_parquet(path):
+            return super().local_file(number)
+        rows = self.work / f"rows-{number:06d}.jsonl"
+        return made_once(rows, lambda: parquet_as_jsonl(path, self._columns, self.image, rows))
 
     @property
     def pass_workers(self) -> int | None:
         return self.workers
 
-    def pass_files(self) -> tuple[Path, ...]:
+    def pass_files(self) -> tuple[InputPath, ...]:
         return self.files
 
     def pass_rules(self) -> SelectionRules:
@@ -308,5 +329,5 @@ def _reject(fields: Collection[str], why: str) -> None:
         raise ValueError(f"{', '.join(names)}: {why}")
 
 
-def _is_parquet(path: Path) -> bool:
+def _is_parquet(path: InputPath) -> bool:
     return path.suffix.lower() == PARQUET

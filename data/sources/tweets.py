@@ -9,7 +9,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -20,6 +19,7 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
+from data.remote.input_path import Input, InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import FirstPassSource
 from data.sources.labeled_texts import LabeledTexts
@@ -56,7 +56,7 @@ class Tweets(FirstPassSource):
     for_folder: ClassVar[type[CommandSource] | None] = LabeledTexts
 
     files: Annotated[
-        tuple[Path, ...],
+        tuple[Input, ...],
         Argument(),
         Field(
             description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one tweet per "
@@ -116,10 +116,11 @@ class Tweets(FirstPassSource):
         description="fraction of texts to hold out, chosen by a hash of the text",
     )
     workers: Annotated[int | None, Supplied()] = None
+    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for one in self._records:
+        for one in map(open_records, self.files):
             if one.columns is not None:
                 self._check_columns(one)
 
@@ -151,15 +152,16 @@ class Tweets(FirstPassSource):
         return emoji_vectors(self._selection.labels)
 
     def render(self, task: Task) -> Sample:
-        fields = self._records[task.file].read(task.offset, task.length)
+        fields = self.record_file(task.file).read(task.offset, task.length)
         text = self._cleaning.clean(self._text(fields) or "")
         return Sample(self._key(fields, task), text.encode(), "txt", task.label)
 
     def spans(self) -> list[Span]:
-        return record_spans(self._records, SPAN_BYTES)
+        records = [self.record_file(number) for number in range(len(self.files))]
+        return record_spans(records, SPAN_BYTES)
 
     def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one = self._records[span.file]
+        one = self.record_file(span.file)
         for offset, data in one.records(span.first, span.last):
             counts["records read"] += 1
             try:
@@ -168,7 +170,7 @@ class Tweets(FirstPassSource):
                 labels, cleaned = self._labels_and_text(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
+                    counts[f"{FIRST_DAMAGED}{one.name}, byte {offset}: {one_line(error, 120)}"] += 1
                 counts[DAMAGED] += 1
                 continue
             for label in labels:
@@ -229,7 +231,7 @@ class Tweets(FirstPassSource):
             missing = ["text"]
         if missing:
             raise ValueError(
-                f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
+                f"{one.name}: column {missing[0]!r} does not exist: pass the column that contains "
                 f"the text as --text; the columns are {', '.join(one.columns)[:200]}"
             )
 
@@ -245,10 +247,6 @@ class Tweets(FirstPassSource):
             )
         return names[: self.top]
 
-    @cached_property
-    def _records(self) -> tuple[RecordFile, ...]:
-        return tuple(map(open_records, self.files))
-
     @property
     def _cleaning(self) -> Cleaning:
         return Cleaning(self.users, self.urls)
@@ -257,7 +255,7 @@ class Tweets(FirstPassSource):
     def pass_workers(self) -> int | None:
         return self.workers
 
-    def pass_files(self) -> tuple[Path, ...]:
+    def pass_files(self) -> tuple[InputPath, ...]:
         return self.files
 
     def pass_rules(self) -> SelectionRules:

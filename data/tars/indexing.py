@@ -5,7 +5,7 @@ This module selects the tars, their splits and the class list, and writes the re
 `data/tars/samples.py` reads the tars.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ def index_shards(
     expected: ExpectedSamples | None = None,
     skip_bad: bool = False,
     workers: int | None = None,
+    ray: str | None = None,
     report: Report = silent,
 ) -> Indexed:
     """Index the tars in `folder`, writing the indices next to them, or to `out` with links to the
@@ -61,8 +62,8 @@ def index_shards(
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
     determine the split. sample: the extension of the sample, if several files with the same key are
     candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
-    expected: the number of samples that the tars should contain. report: a callback that is called
-    as `report(done, total)` with byte counts.
+    expected: the number of samples that the tars should contain. workers, ray: see `over_jobs`.
+    report: a callback that is called as `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
@@ -81,7 +82,7 @@ def index_shards(
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     named = None if skip_bad else NAMED
     work = partial(scan_tar, endings=endings, json_field=label_field, named=named)
-    scans = _scan(list(split_of), work, workers, report)
+    scans = _scan(list(split_of), work, workers, ray, report)
     if class_list is None:
         class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
     labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
@@ -109,7 +110,7 @@ def index_shards(
     )
     skipped = _write_skipped(out, problems, scans)
     commit(out / MANIFEST, manifest.to_bytes())
-    notes = [*_notes(tars, split_of, scans.values()), *_changed(before, manifest)]
+    notes = [*_notes(tars, split_of, scans), *_changed(before, manifest)]
     return Indexed(manifest, problems, tuple(notes), skipped)
 
 
@@ -157,11 +158,12 @@ def _scan(
     tars: Sequence[Path],
     work: Callable[[Path], TarScan],
     workers: int | None,
+    ray: str | None,
     report: Report,
 ) -> dict[Path, TarScan]:
     sizes = [tar.stat().st_size for tar in tars]
     scans, done = {}, 0
-    found = over_jobs(work, tars, total_bytes=sum(sizes), workers=workers)
+    found = over_jobs(work, tars, total_bytes=sum(sizes), workers=workers, ray=ray)
     for tar, size, scan in zip(tars, sizes, found, strict=True):
         scans[tar] = scan
         done += size
@@ -265,14 +267,22 @@ def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) ->
 
 
 def _notes(
-    tars: Sequence[Path], split_of: dict[Path, str], scans: Iterable[TarScan]
+    tars: Sequence[Path], split_of: dict[Path, str], scans: Mapping[Path, TarScan]
 ) -> tuple[str, ...]:
     notes = []
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
-    if other := sum(len(scan.other_files) for scan in scans):
+    if other := sum(len(scan.other_files) for scan in scans.values()):
         notes.append(
             f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
+        )
+    without_end = [f"{tar.name}: {key}" for tar, scan in scans.items() for key in scan.without_end]
+    if without_end:
+        more = ", …" if len(without_end) > NAMED else ""
+        notes.append(
+            f"JPEGs without an end marker, which can be decoded if no pixels are missing "
+            f"(kway shard verify --decode): {len(without_end):,} "
+            f"({', '.join(without_end[:NAMED])}{more})"
         )
     return tuple(notes)
 

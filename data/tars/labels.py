@@ -5,14 +5,18 @@ or a position in the list.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
+
+from data.messages import shown
+from data.remote.input_path import InputPath
+from data.text.lines import text_lines
 
 LABEL_EXTENSIONS = ("cls", "json")
+_MAX_DIGITS = 18
 
 
-def read_class_names(path: Path) -> list[str]:
+def read_class_names(path: InputPath) -> list[str]:
     """Return the names in a file, without surrounding whitespace or trailing empty lines.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the line number, for an
@@ -22,10 +26,7 @@ def read_class_names(path: Path) -> list[str]:
         raise FileNotFoundError(
             f"class list {path} does not exist: pass a file with one class name per line"
         )
-    try:
-        names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: save it as UTF-8") from error
+    names = [line.strip() for _, line in text_lines(path)]
     while names and not names[-1]:
         names.pop()
     if not names:
@@ -36,7 +37,8 @@ def read_class_names(path: Path) -> list[str]:
             raise ValueError(f"{path}, line {number} is empty: write one class name per line")
         if first.setdefault(name, number) != number:
             raise ValueError(
-                f"{path}, line {number}: {name!r} is also on line {first[name]}: rename one of them"
+                f"{path}, line {number}: {shown(name)} is also on line {first[name]}: rename "
+                "one of them"
             )
     return names
 
@@ -89,29 +91,33 @@ class ClassList:
 
     @classmethod
     def found(cls, texts: Iterable[str]) -> "ClassList":
-        """Return the distinct labels, in numerical order if all of them are numbers."""
-        distinct = set(texts)
-        if all(_is_number(text) for text in distinct):
-            return cls(tuple(sorted(distinct, key=lambda text: (int(text), text))), positions=False)
-        return cls(tuple(sorted(distinct)), positions=False)
+        """Return the distinct labels, in `label_order`."""
+        return cls(tuple(label_order(set(texts))), positions=False)
 
     @classmethod
-    def read(cls, path: Path) -> "ClassList":
+    def read(cls, path: InputPath) -> "ClassList":
         """Read a file with one class name per line. Raises the errors of `read_class_names`."""
         return cls(tuple(read_class_names(path)), positions=True)
 
     def label(self, text: str) -> int:
         """Return the class that `text` names. Raises ValueError if it is not in the list."""
-        if self.positions and _is_number(text):
+        if self.positions and is_number(text):
             if not 0 <= int(text) < len(self.names):
                 raise ValueError(
                     f"label {text} is out of range: there are {len(self.names)} classes"
                 )
             return int(text)
         if text not in self._label:
-            raise ValueError(f"label {text!r} is not one of the {len(self.names)} class names")
+            raise ValueError(f"label {shown(text)} is not one of the {len(self.names)} class names")
         return self._label[text]
 
 
-def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal() and text.isascii()
+def label_order(labels: Collection[str]) -> list[str]:
+    """Return the labels in numerical order if all of them are numbers, otherwise by name."""
+    numbers = all(map(is_number, labels))
+    return sorted(labels, key=lambda label: (int(label), label) if numbers else (0, label))
+
+
+def is_number(label: str) -> bool:
+    """Return whether a label is an integer. Texts that are too long for one are names."""
+    return len(label) <= _MAX_DIGITS and label.isascii() and label.removeprefix("-").isdecimal()

@@ -13,7 +13,7 @@ from typing import Any
 
 from data.files import walk_directory
 from data.messages import printable
-from data.shards.split_names import TRAIN, shard_splits, split_in_name
+from data.shards.split_names import TRAIN, check_split, shard_splits, split_in_name
 from data.skipped import Skipped
 
 _COMPRESSED = {
@@ -80,6 +80,7 @@ def split_of_tars(
     found: dict[Path, str] = {}
     if requested:
         for name, glob in requested:
+            check_split(name)
             matching = [tar for tar, path in paths.items() if fnmatchcase(path, glob)]
             if not matching:
                 raise ValueError(

@@ -7,14 +7,12 @@ read, and when.
 
 import hashlib
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from data.loading.substitute import Substitute
 from data.remote.config import is_url
-from data.remote.fetch import REMEDY, pieces
-from data.retry import wait_before_retry
+from data.remote.fetch import REMEDY, pieces, resumed
 from data.tars.headers import Fault, walk_bytes
 from data.tars.labels import LABEL_EXTENSIONS, ClassList, label_text
 from data.tars.listing import check_plain
@@ -141,27 +139,14 @@ class ForwardBytes:
 
 
 def _pieces(address: str, attempts: int) -> Iterator[bytes]:
-    """Yield the content of a file. After a transient error, reading resumes where it stopped.
-
-    The number of attempts is reset whenever a piece is received.
-    """
+    """Yield the content of a file at a path or URL. Transient errors are retried."""
     opened = pieces if is_url(address) else _local_pieces
-    received, attempt = 0, 1
-    while True:
-        try:
-            with closing(opened(address, received)) as stream:
-                for piece in stream:
-                    received, attempt = received + len(piece), 1
-                    yield piece
-            return
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"{address} does not exist: check data.stream.shards, or copy the file"
-            ) from error
-        except OSError as error:
-            where = f"{address} at byte {received:,}"
-            wait_before_retry(where, error, attempt, attempts=attempts, remedy=REMEDY)
-            attempt += 1
+    try:
+        yield from resumed(address, opened=opened, attempts=attempts, remedy=REMEDY)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{address} does not exist: check data.stream.shards, or copy the file"
+        ) from error
 
 
 def _local_pieces(path: str, start: int) -> Generator[bytes, None, None]:

@@ -12,8 +12,10 @@ import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any, Literal
+
+from data.messages import shown
+from data.remote.input_path import InputPath
 
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 
@@ -35,13 +37,18 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class RecordFile:
-    """A file of records. columns: the names in the first line of a table, or None for JSONL."""
+    """A file of records.
 
-    path: Path
+    columns: the names in the first line of a table, or None for JSONL. name: the name of the file
+    in messages.
+    """
+
+    path: InputPath
     kind: Kind
     columns: tuple[str, ...] | None
     start: int
     size: int
+    name: str
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
         """Return byte ranges that together contain every record once. For CSV, there is only one
@@ -60,8 +67,8 @@ class RecordFile:
         empty: whether to include empty lines.
         """
         with self.path.open("rb") as file:
-            lines = _lines(file, self.path, self.start, first, last)
-            found = _quoted(lines, self.path) if self.kind == "csv" else lines
+            lines = _lines(file, self.name, self.start, first, last)
+            found = _quoted(lines, self.name) if self.kind == "csv" else lines
             yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
 
     def parse(self, data: bytes) -> dict[str, Any]:
@@ -91,12 +98,12 @@ class RecordFile:
             return self.parse(file.read(length))
 
 
-def open_records(path: Path) -> RecordFile:
+def open_records(path: InputPath, name: str = "") -> RecordFile:
     """Open a record file. The extension determines its format, and the first line determines its
     columns.
 
-    Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
-    invalid first line.
+    name: the name of the file in messages; default: its path. Raises FileNotFoundError if the file
+    is missing, and ValueError for an unknown extension or an invalid first line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
@@ -108,9 +115,9 @@ def open_records(path: Path) -> RecordFile:
     size = path.stat().st_size
     if kind in ("jsonl", "lines"):
         columns = (TEXT_OF_LINES,) if kind == "lines" else None
-        return RecordFile(path, kind, columns, 0, size)
+        return RecordFile(path, kind, columns, 0, size, name or str(path))
     names, start = _heading(path, kind)
-    return RecordFile(path, kind, names, start, size)
+    return RecordFile(path, kind, names, start, size, name or str(path))
 
 
 def text_field(fields: dict[str, Any], name: str) -> str | None:
@@ -130,7 +137,7 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
     return text
 
 
-def digest(paths: Sequence[Path]) -> str:
+def digest(paths: Sequence[InputPath]) -> str:
     """Return 16 hexadecimal digits of a hash of the files' names, sizes and contents.
 
     In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another
@@ -148,10 +155,15 @@ def digest(paths: Sequence[Path]) -> str:
     return whole.hexdigest()[:16]
 
 
-def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
+def _heading(path: InputPath, kind: Kind) -> tuple[tuple[str, ...], int]:
     with path.open("rb") as file:
         line = file.readline(_MAX_RECORD_BYTES)
         start = file.tell()
+    if b"\r" in line.rstrip(b"\r\n"):
+        raise ValueError(
+            f"{path}: the first line contains a carriage return (CR): save the file with the line "
+            "endings LF or CR LF"
+        )
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -160,41 +172,41 @@ def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
         raise ValueError(
-            f"{path}: the first line, {text[:60]!r}, must contain a unique name for every column"
+            f"{path}: the first line, {shown(text)}, must contain a unique name for every column"
         )
     return tuple(names), start
 
 
 def _lines(
-    file: IO[bytes], path: Path, start: int, first: int, last: int
+    file: IO[bytes], name: str, start: int, first: int, last: int
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the lines that begin in [first, last). A line that crosses `first` is not included."""
     offset = first
     if first > start:
         # The line that crosses `first` belongs to the previous range.
         file.seek(first - 1)
-        offset += len(_line(file, path, first)) - 1
+        offset += len(_line(file, name, first)) - 1
     else:
         file.seek(first)
     while offset < last:
-        line = _line(file, path, offset)
+        line = _line(file, name, offset)
         if not line:
             return
         yield offset, line
         offset += len(line)
 
 
-def _line(file: IO[bytes], path: Path, offset: int) -> bytes:
+def _line(file: IO[bytes], name: str, offset: int) -> bytes:
     line = file.readline(_MAX_RECORD_BYTES)
     if len(line) == _MAX_RECORD_BYTES:
         raise ValueError(
-            f"{path}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} MiB: check "
+            f"{name}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} MiB: check "
             "that the file contains records"
         )
     return line
 
 
-def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[int, bytes]]:
+def _quoted(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
     """Join lines of a CSV file into records, because quoted cells may contain line breaks."""
     taken: list[tuple[int, bytes]] = []
 
@@ -209,7 +221,7 @@ def _quoted(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[tuple[in
             row = next(rows, None)
         except csv.Error as error:
             raise ValueError(
-                f"{path}, byte {taken[0][0]}: {error}: check for an unclosed quote"
+                f"{name}, byte {taken[0][0]}: {error}: check for an unclosed quote"
             ) from error
         if row is None:
             return

@@ -9,8 +9,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -82,31 +83,38 @@ class RecordReader(Protocol):
 
 
 def read_spans(
-    reader: RecordReader, folder: Path, workers: int | None, report: Report
+    reader: RecordReader,
+    folder: Path,
+    workers: int | None,
+    ray: str | None,
+    report: Report,
 ) -> list[Path]:
     """Read every span into `folder`, except spans whose result already exists. `report` counts
     bytes.
+
+    The references are written with the suffix .bin, and then the names and counts with the suffix
+    .json, which marks the span as complete. This process writes them, because a Ray worker may be
+    on another machine.
     """
     spans = reader.spans()
     paths = [folder / f"span-{number:08d}.json" for number in range(len(spans))]
-    jobs = [
-        (reader, span, path) for span, path in zip(spans, paths, strict=True) if not path.is_file()
-    ]
+    missing = [i for i, path in enumerate(paths) if not path.is_file()]
+    jobs = [spans[i] for i in missing]
     total = sum(span.last - span.first for span in spans)
-    left = sum(span.last - span.first for _, span, _ in jobs)
+    left = sum(span.last - span.first for span in jobs)
     report(total - left, total)
-    for num_bytes in over_jobs(_read_span, jobs, total_bytes=left, workers=workers):
-        left -= num_bytes
+    work = partial(_read_span, reader)
+    found = over_jobs(work, jobs, total_bytes=left, workers=workers, ray=ray)
+    for i, (references, about) in zip(missing, found, strict=True):
+        commit(paths[i].with_suffix(".bin"), references.tobytes())
+        commit(paths[i], json.dumps(about).encode())
+        left -= spans[i].last - spans[i].first
         report(total - left, total)
     return paths
 
 
-def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
-    """Write references to `path` with the suffix .bin, and then names and counts to `path`.
-
-    `path` is written last and marks the span as complete.
-    """
-    reader, span, path = job
+def _read_span(reader: RecordReader, span: Span) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the references of a span, and its names and counts."""
     labels: dict[str, int] = {}
     splits: dict[str | None, int] = {}
     counts: Counter[str] = Counter()
@@ -116,10 +124,8 @@ def _read_span(job: tuple[RecordReader, Span, Path]) -> int:
         label = labels.setdefault(record.label, len(labels))
         split = splits.setdefault(record.split, len(splits))
         rows.append((high, low, record.offset, span.file, record.length, label, split))
-    commit(path.with_suffix(".bin"), np.array(rows, REFERENCE).tobytes())
     about = {"labels": list(labels), "splits": list(splits), "counts": counts}
-    commit(path, json.dumps(about).encode())
-    return span.last - span.first
+    return np.array(rows, REFERENCE), about
 
 
 def text_hash(text: str) -> tuple[int, int]:

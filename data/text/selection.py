@@ -111,6 +111,7 @@ class SelectionFolder:
         rules: SelectionRules,
         *,
         workers: int | None,
+        ray: str | None,
         report: Report,
     ) -> Selection:
         """Run the first pass, or load its result if `about` is the same as in the previous run.
@@ -120,7 +121,7 @@ class SelectionFolder:
         self._claim(about)
         done = self.folder / _RESULT
         if not done.is_file():
-            paths = read_spans(reader, self.folder, workers, report)
+            paths = read_spans(reader, self.folder, workers, ray, report)
             commit(done, json.dumps(asdict(_select(self.folder, paths, rules))).encode())
             for path in [*self.folder.glob("span-*"), *self.folder.glob("part-*")]:
                 path.unlink()

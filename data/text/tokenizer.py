@@ -47,6 +47,8 @@ class Tokenizer:
     vocab_size: int
     _content: str = field(repr=False)
     _roles: dict[str, str] = field(repr=False)
+    # The IDs that are added before and after each text, or None to let the library add them.
+    _special: tuple[list[int], list[int]] | None = field(repr=False)
     _opened: tuple[int, tokenizers.Tokenizer] | None = field(default=None, repr=False)
 
     @classmethod
@@ -86,6 +88,7 @@ class Tokenizer:
             vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
             _content=backend.to_str(),
             _roles={role: roles[role] for role in _ROLES if role in roles},
+            _special=_special_ids(backend),
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -96,14 +99,17 @@ class Tokenizer:
         tokenizer fails.
         """
         try:
-            encodings = self._backend().encode_batch_fast(list(texts))
+            encodings = self._backend().encode_batch_fast(
+                list(texts), add_special_tokens=self._special is None
+            )
         except TypeError as error:
             raise ValueError(_not_unicode(texts)) from error
         except Exception as error:  # the library raises no narrower type
             raise ValueError(
                 f"the tokenizer cannot encode a text ({one_line(error)}): choose another tokenizer"
             ) from error
-        return [encoding.ids or [self.pad_id] for encoding in encodings]
+        before, after = self._special or ([], [])
+        return [before + encoding.ids + after or [self.pad_id] for encoding in encodings]
 
     def save(self, folder: Path) -> None:
         """Write files to `folder` that `open_tokenizer` and AutoTokenizer can load.
@@ -132,12 +138,33 @@ class Tokenizer:
             # processes and concurrent requests provide parallelism, so threads are disabled.
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
             backend = tokenizers.Tokenizer.from_str(self._content)
-            backend.enable_truncation(self.max_length)
+            before, after = self._special or ([], [])
+            backend.enable_truncation(self.max_length - len(before) - len(after))
             self._opened = (process, backend)
         return self._opened[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
+
+
+def _special_ids(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the IDs of the special tokens before and after each text.
+
+    Adding them here instead of in the library saves a tenth of the time of encoding. Returns None
+    if they cannot be told apart from the tokens of the text.
+    """
+    encoded, text = (
+        backend.encode(_UNKNOWN, add_special_tokens=added).ids for added in (True, False)
+    )
+    length = len(text)
+    starts = [
+        start
+        for start in range(len(encoded) - length + 1)
+        if encoded[start : start + length] == text
+    ]
+    if len(starts) != 1 or not text:
+        return None
+    return encoded[: starts[0]], encoded[starts[0] + length :]
 
 
 def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:

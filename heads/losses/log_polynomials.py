@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
+from heads import topk
 from heads.losses.symmetric import SymmetricStatistics, finite
 
 try:
@@ -43,7 +44,7 @@ def _on_cpu(statistics: SymmetricStatistics) -> bool:
     torch's fake tensors and the tensors that torch.compile traces do not have."""
     return (
         type(statistics.leaders) is Tensor
-        and statistics.leaders.device.type == "cpu"
+        and topk.reading_is_free(statistics.leaders)
         and not torch.compiler.is_compiling()
     )
 

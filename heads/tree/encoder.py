@@ -3,15 +3,17 @@
 The encoder is loaded from a local folder with safetensors; no code in the folder is executed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    import torch
+Vectors = NDArray[np.float32]
+Encode = Callable[[list[str]], Vectors]
 
 
 def encode_names(
@@ -19,40 +21,57 @@ def encode_names(
     class_names: Sequence[str],
     *,
     batch: int = 64,
-    device: "torch.device | str" = "cpu",
-) -> NDArray[np.float32]:
+    device: torch.device | str = "cpu",
+    run: Callable[[Encode, Iterable[list[str]]], Iterator[Vectors]] = map,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Vectors:
     """Return float32 vectors [K, hidden]: last hidden states, averaged over each name's tokens.
 
     Underscores are replaced by spaces, and names longer than the encoder's maximum length are
-    truncated. Raises FileNotFoundError if the folder does not contain a model, and ValueError if no
-    text encoder or tokenizer can be loaded from it.
-    """
-    import torch
+    truncated. run: like `map`, but can compute the batches in other processes, which must be able
+    to read `folder`. The result is the same. report: called with (names done, total).
 
-    tokenizer, encoder = _load(Path(folder))
-    encoder.to(device).eval()
+    Raises FileNotFoundError if the folder does not contain a model, and ValueError if no text
+    encoder or tokenizer can be loaded from it.
+    """
     names = [name.replace("_", " ") for name in class_names]
     # Sort by length, so that the names of a batch need little padding.
     order = sorted(range(len(names)), key=lambda i: len(names[i]))
-    vectors = np.empty((len(names), encoder.config.hidden_size), np.float32)
-    for start in range(0, len(names), batch):
-        part = order[start : start + batch]
-        tokens = tokenizer(
-            [names[i] for i in part],
-            padding=True,
-            truncation=True,
-            max_length=_window(tokenizer, encoder),
-            return_tensors="pt",
-        ).to(device)
-        with torch.inference_mode():
-            states_BTd = encoder(**tokens).last_hidden_state.float()
-        mask_BT1 = tokens["attention_mask"].unsqueeze(2)
-        means = (states_BTd * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1)
-        vectors[part] = means.cpu().numpy()
+    batches = [order[start : start + batch] for start in range(0, len(names), batch)]
+    encode = partial(_encode, Path(folder).absolute(), str(device), torch.get_num_threads())
+    encoded = run(encode, ([names[i] for i in part] for part in batches))
+    vectors, done = np.empty((len(names), 0), np.float32), 0
+    report(0, len(names))
+    for part, block in zip(batches, encoded, strict=True):
+        if not done:
+            vectors = np.empty((len(names), block.shape[1]), np.float32)
+        vectors[part] = block
+        done += len(part)
+        report(done, len(names))
+    _load.cache_clear()
     return vectors
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
+def _encode(folder: Path, device: str, threads: int, names: list[str]) -> Vectors:
+    torch.set_num_threads(threads)  # the number of threads affects the rounding of sums
+    tokenizer, encoder = _load(folder, device)
+    tokens = tokenizer(
+        names,
+        padding=True,
+        truncation=True,
+        max_length=_window(tokenizer, encoder),
+        return_tensors="pt",
+    ).to(device)
+    with torch.inference_mode():
+        states_BTd = encoder(**tokens).last_hidden_state.float()
+    mask_BT1 = tokens["attention_mask"].unsqueeze(2)
+    means = (states_BTd * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1)
+    return means.cpu().numpy()
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path, device: str) -> tuple[Any, Any]:
+    """Load the tokenizer and the encoder, once per process."""
     from transformers import AutoModel, AutoTokenizer
 
     if not (folder / "config.json").is_file():
@@ -74,7 +93,7 @@ def _load(folder: Path) -> tuple[Any, Any]:
         raise ValueError(
             f"encoder {folder} does not support padding: pass the folder of a text encoder"
         )
-    return tokenizer, encoder
+    return tokenizer, encoder.to(device).eval()
 
 
 def _window(tokenizer: Any, encoder: Any) -> int:

@@ -25,6 +25,7 @@ def demo(
     Takes a few minutes.
     """
     from data.sources import Glyphs
+    from launch.commands.export import print_kinds
     from launch.commands.shard_source import write
     from launch.demo import plots, queries, runs
     from trainer.bundle.export import export_run
@@ -61,7 +62,9 @@ def demo(
         plots.draw(out, world, out / "comparison.png")
 
         announce(4, "export", "export", chosen.folder(out), "-o", bundle, "--force")
-        export_run(chosen.folder(out), bundle, world, force=True)
+        thresholds = export_run(chosen.folder(out), bundle, world, force=True)
+    print_kinds(thresholds)
+    console.print(runs.THRESHOLDS_NOTE, markup=False, soft_wrap=True)
 
     announce(5, "serve", "serve", bundle)
     sent = queries.make_queries(shards, out / "queries")

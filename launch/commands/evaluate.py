@@ -1,6 +1,6 @@
 """`kway eval`: evaluates a run's model, optionally with per-class metrics and confusions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from data.messages import printable
 from launch.measures import is_ratio, measure_label
-from launch.options import AllowImport
+from launch.options import AllowImport, RayAddress
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import table_cell
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trainer.evaluation.class_table import ClassTable
     from trainer.evaluation.run_evaluation import EvaluationRequest
 
+_STEP_TO = "--step-to"
 Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
@@ -64,6 +65,7 @@ def evaluate(
         int, typer.Option(min=0, help="print this many of the most frequent confusions")
     ] = 0,
     allow_import: AllowImport = None,
+    ray: RayAddress = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data.shards.mixture import load_manifest
@@ -77,7 +79,10 @@ def evaluate(
     recipe = wanted.recipe()
     if classes:
         check_writable(classes, "--classes")
-    step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
+    if ray is not None:
+        step = _on_ray(wanted, nproc, ray)
+    else:
+        step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
     result = load_evaluation(wanted.folder(), step=step)
     samples = f"{result.num_samples:,} samples of {recipe.data.eval_split}"
     print(printable(f"{run} at step {step:,}: {samples}"))
@@ -131,17 +136,43 @@ def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
 
     with TemporaryDirectory(prefix="kway-") as folder:
         step_to = Path(folder) / "step"
-        arguments = [f"--step-to={step_to}"]
-        if wanted.checkpoint is not None:
-            arguments.append(f"--checkpoint={wanted.checkpoint}")
-        if wanted.split is not None:
-            arguments.append(f"--split={wanted.split}")
-        arguments += [f"--allow-import={path}" for path in wanted.allow_imports]
-        arguments += [*(f"--set={setting}" for setting in wanted.settings), "--", str(wanted.run)]
+        arguments = [f"{_STEP_TO}={step_to}", *_arguments(wanted)]
         code = run_ranks("trainer.evaluation", arguments, Placement(num_processes=num_processes))
         if code:
             raise typer.Exit(code)
         return int(step_to.read_text(encoding="utf-8"))
+
+
+def _on_ray(wanted: "EvaluationRequest", num_ranks: int, address: str) -> int:
+    """Evaluate on a Ray cluster and return the step. If the ranks fail, exit with their code."""
+    from launch.ranks.on_ray import run_ranks_on_ray
+    from launch.ranks.ray_rank import Ranks
+    from launch.ranks.run import threads_per_rank
+
+    device = wanted.recipe().train.device
+    ranks = Ranks(
+        "trainer.evaluation",
+        tuple(_arguments(wanted)),
+        num_ranks,
+        result_option=_STEP_TO,
+        gpu=None if device == "auto" else device == "cuda",
+        threads=threads_per_rank(num_ranks),
+    )
+    code, step = run_ranks_on_ray(ranks, address)
+    if code:
+        raise typer.Exit(code)
+    return int(step)
+
+
+def _arguments(wanted: "EvaluationRequest") -> Iterator[str]:
+    """Yield the arguments of `python -m trainer.evaluation`."""
+    if wanted.checkpoint is not None:
+        yield f"--checkpoint={wanted.checkpoint}"
+    if wanted.split is not None:
+        yield f"--split={wanted.split}"
+    yield from (f"--allow-import={path}" for path in wanted.allow_imports)
+    yield from (f"--set={setting}" for setting in wanted.settings)
+    yield from ("--", str(wanted.run))
 
 
 def _measures(result: "Evaluation") -> Table:

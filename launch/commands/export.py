@@ -1,13 +1,16 @@
 """`kway export`: exports a run's newest model as a bundle for `kway serve` and `kway query`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from data.messages import printable
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
+
+if TYPE_CHECKING:
+    from trainer.bundle.thresholds import ClassThresholds
 
 
 def export(
@@ -21,12 +24,12 @@ def export(
             "repeated",
         ),
     ] = None,
-    min_positives: Annotated[
-        int | None,
+    confidence: Annotated[
+        float | None,
         typer.Option(
-            help="minimum number of validation samples that a class needs to get its own threshold "
-            "instead of the pooled one; default: depends on the recall (9 for 0.9, 99 for 0.99)",
-            min=1,
+            metavar="FLOAT",
+            help="confidence of the guarantees and intervals of the thresholds (above 0, below 1); "
+            "default: evaluation.confidence of the recipe (0.9)",
         ),
     ] = None,
     onnx: Annotated[
@@ -39,6 +42,8 @@ def export(
     for value in recall or ():
         if not 0 < value <= 1:
             raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
+    if confidence is not None and not 0 < confidence < 1:
+        raise ValueError(f"--confidence {confidence:g}: pass a number above 0 and below 1")
     if out.exists() and not force:
         raise ValueError(
             f"{out} already exists: remove it, choose another folder with --out, or pass --force "
@@ -48,14 +53,23 @@ def export(
     from trainer.world import open_world
 
     with open_world("cpu") as world, explain_write_errors(out, "--out"):
-        export_run(
+        thresholds = export_run(
             run,
             out,
             world,
             recalls=recall or (),
-            min_positives=min_positives,
+            confidence=confidence,
             onnx=onnx,
             force=force,
             allow_imports=allow_import or (),
         )
+    print_kinds(thresholds)
     print(printable(f"{out} is ready: kway serve {out}"))
+
+
+def print_kinds(thresholds: "ClassThresholds") -> None:
+    """Print how many classes have a threshold of each kind, one line per recall."""
+    for column, entry in enumerate(thresholds.recalls):
+        kinds = thresholds.num_of_kind(column).items()
+        counts = ", ".join(f"{num:,} {kind}" for kind, num in kinds if num)
+        print(f"thresholds for recall {entry.recall:g}: {counts}")

@@ -2,18 +2,22 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from data.messages import pluralize, printable
-from launch.options import AllowImport
+from launch.options import AllowImport, RayAddress
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     from serving.galleries.building import IndexResult
+    from serving.galleries.features import Encoder
+    from trainer.bundle.bundle import Bundle
 
 
 def index(
@@ -32,7 +36,10 @@ def index(
         int, typer.Option(help="number of texts or image crops per forward pass", min=1)
     ] = 32,
     workers: Annotated[
-        int | None, typer.Option(help="number of decoding threads; default: one per core", min=1)
+        int | None,
+        typer.Option(
+            help="number of decoding threads (of each Ray task); default: one per core", min=1
+        ),
     ] = None,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="device on which the model runs")
@@ -48,32 +55,57 @@ def index(
         ),
     ] = False,
     allow_import: AllowImport = None,
+    ray: RayAddress = None,
 ) -> None:
     """Create or update a gallery. An update computes only new and changed items."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection
-    from serving.model import Model
     from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
-    options = IndexOptions(batch_size=batch_size, thumbnails=thumbnails, strict=strict, force=force)
-    if workers is not None:
-        options = IndexOptions(**{**vars(options), "threads": workers})
+    options = IndexOptions(
+        batch_size=batch_size, threads=workers, thumbnails=thumbnails, strict=strict, force=force
+    )
     with Bundle.open(bundle) as opened:
-        listed = open_collection(collection, opened.spec.reads)
+        reads = opened.spec.reads
+        listed = open_collection(collection, reads)
         opened.verify(class_weights=False)
-        model = Model(opened, device=device, allow_imports=allow_import or ())
-        model.self_check()
         with (
+            _open_encoder(opened, device, tuple(allow_import or ()), ray) as encoder,
             explain_write_errors(out, "--out"),
-            progress("indexing", model.reads) as computing,
-            progress("writing", model.reads) as writing,
+            progress("indexing", reads) as computing,
+            progress("writing", reads) as writing,
         ):
             done = index_collection(
-                model, listed, out, options, computing=computing, writing=writing
+                encoder, listed, out, options, computing=computing, writing=writing
             )
-    _print_result(out, done, model.reads, started)
+    _print_result(out, done, reads, started)
+
+
+@contextmanager
+def _open_encoder(
+    bundle: "Bundle",
+    device: Literal["cpu", "cuda"],
+    allow_imports: tuple[str, ...],
+    ray: str | None,
+) -> Iterator["Encoder"]:
+    from serving.galleries.features import LocalEncoder, RayEncoder
+    from serving.model import Model
+
+    if ray is None:
+        model = Model(bundle, device=device, allow_imports=allow_imports)
+        model.self_check()
+        yield LocalEncoder(model)
+        return
+    import torch
+
+    from data.ray_pool import ray_pool
+
+    # A task uses as many threads as this process would, because the number of threads affects the
+    # rounding of the features.
+    with ray_pool(ray, gpu=device == "cuda", cpus=torch.get_num_threads()) as pool:
+        yield RayEncoder(bundle, pool, device=device, allow_imports=allow_imports)
 
 
 def _print_result(out: Path, done: "IndexResult", reads: str, started: float) -> None:

@@ -225,20 +225,65 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 
 
 def _in_words(threshold: "ClassThreshold") -> str:
-    """Describe which validation samples determined a threshold, and how many samples reach it."""
+    """Describe what a threshold promises, and its expected precision."""
     name = threshold.class_name
     if threshold.threshold is None:
         return f"{name}: no threshold for this recall: pass --threshold"
-    is_own = threshold.threshold_source == "class"
-    origin = "of this class" if is_own else "pooled over all classes"
-    if threshold.threshold_samples is not None:
-        origin += f" ({threshold.threshold_samples} validation samples)"
-    if threshold.expected_precision is None:
-        shown = "expected precision unknown: the bundle was exported by an older version of kway"
-    else:
-        shown = (
-            f"expected precision {threshold.expected_precision:.2f}; "
-            f"{threshold.class_reached} of the {threshold.class_samples} samples of the class "
-            f"and {threshold.all_reached} samples of all classes reach the threshold"
+    return (
+        f"{name}: threshold {threshold.threshold:.3f}, {_promise(threshold)}; "
+        f"{_precision(threshold)}"
+    )
+
+
+def _promise(threshold: "ClassThreshold") -> str:
+    recall = f"{threshold.recall or 0:.4g}"
+    match threshold.threshold_source:
+        case "guaranteed":
+            return (
+                f"guaranteed: at least {recall} of new samples of this class pass, with confidence "
+                f"{threshold.confidence:g} ({threshold.class_samples} validation samples)"
+            )
+        case "shrunk":
+            return (
+                "shrunk, not guaranteed: estimated from "
+                f"{threshold.class_samples} validation samples of this class and from similar "
+                f"classes; {_pass_rate(threshold)}"
+            )
+        case "pooled":
+            below = ""
+            if threshold.classes_below_recall is not None:
+                below = f"; {threshold.classes_below_recall:.1%} of the classes are below {recall}"
+            return f"pooled over all classes, not guaranteed: {_pass_rate(threshold)}{below}"
+    return (
+        f"not guaranteed: {recall} of the {threshold.class_samples} validation samples of this "
+        "class pass (the bundle was exported by an older version of kway)"
+    )
+
+
+def _pass_rate(threshold: "ClassThreshold") -> str:
+    if threshold.pass_rate_interval is None:
+        return "the fraction of new samples of this class that pass is unknown"
+    low, high = threshold.pass_rate_interval
+    estimate = "" if threshold.pass_rate is None else f"about {threshold.pass_rate:.2f}, "
+    return (
+        f"of new samples of this class, {estimate}between {low:.2f} and {high:.2f} pass "
+        f"(confidence {threshold.confidence:g})"
+    )
+
+
+def _precision(threshold: "ClassThreshold") -> str:
+    if threshold.expected_precision is None or threshold.expected_precision_interval is None:
+        reason = (
+            "the bundle was exported by an older version of kway"
+            if threshold.all_reached is None
+            else "no validation sample of this class"
+            if not threshold.class_samples
+            else "no validation sample reaches the threshold"
         )
-    return f"{name}: threshold {threshold.threshold:.3f}, {origin}; {shown}"
+        return f"expected precision unknown: {reason}"
+    low, high = threshold.expected_precision_interval
+    return (
+        f"expected precision {threshold.expected_precision:.2f} ({low:.2f} to {high:.2f}): "
+        f"{threshold.class_reached} of the {threshold.class_samples} samples of the class and "
+        f"{threshold.all_reached} samples of all classes reach the threshold"
+    )

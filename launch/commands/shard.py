@@ -6,7 +6,8 @@
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from data.messages import pluralize, printable
+from launch.options import RayAddress
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since, wide_console
 
@@ -25,7 +27,7 @@ Workers = Annotated[
     int | None, typer.Option(min=0, help="number of processes; default: one per core")
 ]
 Shards = Annotated[
-    Path, typer.Argument(metavar="SHARDS", help="folder of shards with manifest.json")
+    str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
 ]
 
 
@@ -54,7 +56,7 @@ app = typer.Typer(
 
 @app.command()
 def check(
-    folder: Annotated[Path, typer.Argument(metavar="SHARDS", help="folder of text shards")],
+    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="folder or URL of text shards")],
     split: Annotated[str, typer.Option(help="split to check")] = "train",
     texts: Annotated[
         int,
@@ -73,8 +75,10 @@ def check(
 ) -> None:
     """Find characters that leak the label of a text, such as parts of emoji."""
     from data.inspection.leaks import check_leaks
+    from data.remote.config import folder_or_url
     from launch.commands.shard_tables import leak_table
 
+    folder = folder_or_url(shards)
     report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
     print(
         f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
@@ -94,7 +98,7 @@ def check(
 
 @app.command()
 def verify(
-    folder: Shards,
+    shards: Shards,
     decode: Annotated[
         bool, typer.Option("--decode", help="also decode every image, which is slower")
     ] = False,
@@ -103,16 +107,19 @@ def verify(
         typer.Option("--all", help="list every damaged sample instead of at most 10 per shard"),
     ] = False,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
     """Read every byte and list all damage. Exits with code 2 if anything is damaged."""
     from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
+    from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
+    folder = folder_or_url(shards)
     started = time.monotonic()
     kinds: Counter[str] = Counter()
-    with progress("verifying") as report:
+    with connected(workers, ray), progress("verifying") as report:
         named = None if name_all else NAMED_PER_SHARD
-        found = list(damages(folder, report, decode=decode, named=named, workers=workers))
+        found = list(damages(folder, report, decode=decode, named=named, workers=workers, ray=ray))
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)
         kinds[damage.kind] += damage.count
@@ -120,7 +127,8 @@ def verify(
         shown = ", ".join(f"{kind} {count:,}" for kind, count in kinds.most_common())
         print(f"found: {shown}", file=sys.stderr)
         damaged = pluralize(kinds.total(), "damaged item")
-        remedy = "copy it again, or delete it and run kway shard again"
+        again = "upload" if isinstance(folder, str) else "copy"
+        remedy = f"{again} it again, or delete it and run kway shard again"
         print(printable(f"error: {folder} has {damaged}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
     manifest = Manifest.load(folder)
@@ -136,7 +144,7 @@ def verify(
 
 @app.command()
 def show(
-    folder: Shards,
+    shards: Shards,
     split: Annotated[
         str | None, typer.Option(help="split to show examples from; default: the first split")
     ] = None,
@@ -150,14 +158,20 @@ def show(
             "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
         ),
     ] = None,
+    generation: Annotated[
+        int | None,
+        typer.Option(min=1, help="generation of the shards to show; default: the newest"),
+    ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
     from data.inspection.contents import contents, open_all
+    from data.remote.config import folder_or_url
     from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
     from launch.commands.shard_tables import class_table, split_table, text_table
 
-    manifest = Manifest.load(folder)
+    folder = folder_or_url(shards)
+    manifest = Manifest.load(folder, generation=generation)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"
         why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
@@ -169,6 +183,10 @@ def show(
         console.print(class_table(manifest, splits))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
+        if manifest.earlier:
+            for one in manifest.generations:
+                origin = f"generation {one.generation}, from {one.source.kind}"
+                print(printable(f"{origin}: {summary(one)}"))
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
         if sheet is not None:
@@ -223,6 +241,7 @@ def index(
         typer.Option("--skip-bad", help="skip and record missing or damaged samples"),
     ] = False,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
@@ -231,7 +250,7 @@ def index(
 
     started = time.monotonic()
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
-    with progress("indexing", "MB") as report, explained:
+    with connected(workers, ray), progress("indexing", "MB") as report, explained:
         indexed = index_shards(
             folder,
             out=out,
@@ -242,6 +261,7 @@ def index(
             expected=None if expect is None else ExpectedSamples.parse(expect),
             skip_bad=skip_bad,
             workers=workers,
+            ray=ray,
             report=lambda done, total: report(done // 10**6, total // 10**6),
         )
     for note in indexed.notes:
@@ -263,7 +283,28 @@ def _named_glob(text: str) -> tuple[str, str]:
     return name, glob
 
 
-def print_skipped(path: Path) -> None:
+@contextmanager
+def connected(workers: int | None, ray: str | None) -> Iterator[None]:
+    """Keep a connection to the Ray cluster, if there is one, inside the block.
+
+    Raises ValueError if --workers is given too or there is no such cluster. Enter this block before
+    anything else, because a ValueError can delete the results of an interrupted run.
+    """
+    if ray is None:
+        yield
+        return
+    if workers is not None:
+        raise ValueError(
+            f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
+            "task per CPU"
+        )
+    from data.ray_pool import ray_cluster
+
+    with ray_cluster(ray):
+        yield
+
+
+def print_skipped(path: Path | str) -> None:
     """Print the path of the file that lists the skipped files and samples."""
     print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
 

@@ -9,6 +9,7 @@ from rich.table import Table
 from data.messages import printable
 from data.skipped import Skipped, by_reason
 from data.sources import CommandSource
+from data.sources.label_vectors import WithLabelVectors
 from launch.commands.shard_tables import plain_table
 from launch.terminal import table_cell, wide_console
 
@@ -17,10 +18,22 @@ _EXAMPLES = 2
 _TEXT = 60
 
 
-def print_preview(source: CommandSource) -> None:
+_DUPLICATES = (
+    "--drop-duplicates: the numbers include all duplicates, because they are found when the shards "
+    "are written"
+)
+
+
+def print_preview(
+    source: CommandSource,
+    *,
+    vectors: WithLabelVectors | None = None,
+    drop_duplicates: bool = False,
+) -> None:
     """Print the splits, the first classes with examples, and the ignored files by reason.
 
-    Images are not decoded, so bad images are not detected.
+    Images are not decoded, so bad images and duplicates are not detected. vectors: `source` with
+    label vectors from a file, which are read and checked.
     """
     splits = source.splits()
     names = [info.name for info in source.classes()]
@@ -31,10 +44,13 @@ def print_preview(source: CommandSource) -> None:
     console.print(_class_table(source, splits, counts, names[:_CLASSES], len(names)))
     if ignored := source.skipped():
         console.print(_ignored_table(ignored))
-    in_table = by_reason(ignored)
-    for note in source.notes():
-        if note not in in_table:
-            print(printable(f"note: {note}"))
+    notes = [note for note in source.notes() if note not in by_reason(ignored)]
+    if vectors is not None:
+        found = vectors.label_vectors()
+        print(printable(f"label vectors from {vectors.file}: {len(found):,} x {found.shape[1]:,}"))
+        notes += vectors.notes()
+    for note in [*notes, *[_DUPLICATES] * drop_duplicates]:
+        print(printable(f"note: {note}"))
     print("nothing was written: omit --preview to write the shards")
 
 

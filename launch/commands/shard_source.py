@@ -4,10 +4,12 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 """
 
 import inspect
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,11 +19,15 @@ import typer
 from typer.main import get_command
 
 from data.messages import pluralize, printable, silent
+from data.remote.config import is_url
+from data.remote.input_path import input_path
+from data.shards.append import append_shards, appendable
 from data.shards.duplicates import find_duplicates
+from data.shards.output import OutputFolder, output_folder
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
-from launch.commands.shard import Workers, print_skipped, summary
-from launch.options import Given, build, options_of, with_options
+from launch.commands.shard import Workers, connected, print_skipped, summary
+from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.terminal import Report, progress, seconds_since
 
@@ -46,7 +52,21 @@ DropDuplicates = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="output folder; required without --preview")
+    str | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FOLDER|URL",
+        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
+    ),
+]
+Append = Annotated[
+    bool,
+    typer.Option(
+        "--append",
+        help="add the samples to the existing shards in --out, as a new generation; --out must "
+        "contain finished shards",
+    ),
 ]
 Preview = Annotated[
     bool,
@@ -90,21 +110,27 @@ def _shard(
     source_class: type[CommandSource],
     given: Given,
     out: Out = None,
+    append: Append = False,
     preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
+    ray: RayAddress = None,
 ) -> None:
     source_class = _reader_of(source_class, given)
     if preview:
-        _preview(source_class, given, workers)
+        with connected(workers, ray):
+            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
         return
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
+    output = output_folder(out)
+    if append:
+        appendable(output.folder)  # report an unsuitable folder before reading the source
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
-    with progress(*task) as report:
-        source = _source(source_class, given, out, workers, report)
+    with connected(workers, ray), progress(*task) as report:
+        source = _source(source_class, given, _work(output), workers, ray, report)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
             _print_notes(source)
@@ -113,10 +139,12 @@ def _shard(
         try:
             write(
                 source,
-                out,
+                output.folder,
                 samples_per_shard=samples_per_shard,
                 workers=workers,
+                ray=ray,
                 drop_duplicates=drop_duplicates,
+                append=append,
                 vectors=with_vectors,
                 notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
@@ -126,16 +154,34 @@ def _shard(
             raise
         source.clean_up()
     if source.compares_splits:
-        _print_duplicates(out)
+        _print_duplicates(output.folder)
 
 
-def _preview(source_class: type[CommandSource], given: Given, workers: int | None) -> None:
+def _work(output: OutputFolder) -> Path:
+    """Return the local folder for the result of a first pass."""
+    folder = output.folder
+    if isinstance(folder, Path):
+        folder = Path(os.path.abspath(folder))  # `.` has no name
+        return folder.with_name(f"{folder.name}.first-pass")
+    return Path(f"{folder.rpartition('/')[2]}.first-pass")
+
+
+def _preview(
+    source_class: type[CommandSource],
+    given: Given,
+    workers: int | None,
+    ray: str | None,
+    vectors: Path | None,
+    *,
+    drop_duplicates: bool,
+) -> None:
     """Print what would be written. The result of a first pass is stored in a temporary folder."""
     from launch.commands.shard_preview import print_preview
 
     with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "out", workers, silent)
-        print_preview(source)
+        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
+        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
+        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
@@ -154,7 +200,7 @@ def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandS
     instead = source_class.for_folder
     if instead is None:
         return source_class
-    files: Sequence[Path] = given["files"]
+    files = [input_path(text) for text in given["files"]]
     if len(files) == 1 and files[0].is_dir():
         why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
         given["folder"] = given.pop("files")[0]
@@ -174,14 +220,16 @@ def _reject(given: Given, other: type, chosen: type, why: str) -> None:
 def _source(
     source_class: type[CommandSource],
     given: Given,
-    out: Path,
+    work: Path,
     workers: int | None,
+    ray: str | None,
     report: Report,
 ) -> CommandSource:
     values = {
         **given,
-        "work": out.with_name(f"{out.name}.first-pass"),
+        "work": work,
         "workers": workers,
+        "ray": ray,
         "report": report,
     }
     if "taxonomy" in given:
@@ -203,12 +251,7 @@ def _print_notes(source: CommandSource) -> None:
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
-def _print_repaired(path: Path) -> None:
-    number = path.read_bytes().count(b"\n")
-    print(printable(f"repaired {pluralize(number, 'sample')}, listed in {path}"), file=sys.stderr)
-
-
-def _print_duplicates(out: Path) -> None:
+def _print_duplicates(out: Path | str) -> None:
     """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
     for split in found:
@@ -220,16 +263,18 @@ def _print_duplicates(out: Path) -> None:
 
 def write(
     source: Source,
-    out: Path,
+    out: Path | str,
     *,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
+    ray: str | None = None,
     drop_duplicates: bool = False,
+    append: bool = False,
     vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write the shards of `source` and print a summary.
+    """Write the shards of `source`, or append them to those in `out`, and print a summary.
 
     vectors: `source` with label vectors from a file instead of its own. notes: a function that is
     called after writing and returns lines to print. ignored: files that the source does not read.
@@ -237,12 +282,14 @@ def write(
     from data.shards.writer import write_shards
 
     started = time.monotonic()
-    with progress("writing") as report, explain_write_errors(out, "--out"):
-        written = write_shards(
+    explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")
+    with progress("writing") as report, explained:
+        written = (append_shards if append else write_shards)(
             vectors or source,
             out,
             samples_per_shard=samples_per_shard,
             workers=workers,
+            ray=ray,
             drop_duplicates=drop_duplicates,
             ignored=ignored,
             report=report,
@@ -251,11 +298,14 @@ def write(
     if written.skipped is not None:
         print_skipped(written.skipped)
     if written.repaired is not None:
-        _print_repaired(written.repaired)
+        repaired = pluralize(written.num_repaired, "sample")
+        print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
+    generation = f", generation {manifest.generation}" if manifest.earlier else ""
     if written.complete_before:
-        print(printable(f"{out} is already complete: {summary(manifest)}"))
+        print(printable(f"{out} is already complete{generation}: {summary(manifest)}"))
         return
-    for note in chain(notes(), vectors.notes() if vectors else ()):
+    of_vectors = vectors.notes() if vectors is not None and not append else written.notes
+    for note in chain(notes(), of_vectors):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"resumed after {pluralize(written.resumed, 'complete shard')}")
@@ -265,4 +315,4 @@ def write(
     if written.duplicates:
         duplicates = pluralize(written.duplicates, "duplicate")
         print(f"removed from training: {duplicates} of samples in other splits")
-    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))
+    print(printable(f"{out}{generation}: {summary(manifest)}, {seconds_since(started)}"))

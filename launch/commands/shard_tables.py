@@ -24,13 +24,14 @@ _BAR = 28
 _TEXT = 200
 
 
-def split_table(folder: Path, manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
+def split_table(folder: Path | str, manifest: Manifest, splits: Sequence[SplitContents]) -> Table:
     """Return a table with one row per split.
 
     The title contains the modality, the number of classes and the source.
     """
     kind = "texts" if manifest.modality == "text" else "images"
-    title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {manifest.source.kind}"
+    sources = dict.fromkeys(source.kind for source in manifest.sources)
+    title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {', '.join(sources)}"
     table = plain_table(title)
     for name in ("split", "samples", "classes", "shards", "MB", "bytes/sample"):
         table.add_column(name, justify="left" if name == "split" else "right")

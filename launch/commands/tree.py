@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeVar
 
 import typer
 
 from data.messages import printable
+from launch.options import RayAddress
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
 
@@ -27,7 +29,7 @@ app = typer.Typer(help="Build a label tree, or draw one.", no_args_is_help=True)
 
 _TRIVIAL_PROJECTION = 16
 Origin = Literal["vectors", "hierarchy"]
-_OF_VECTORS = ("--kind", "--base", "--metric", "--project", "--missing")
+_OF_VECTORS = ("--kind", "--base", "--metric", "--project", "--missing", "--ray")
 _Classes = TypeVar("_Classes")
 
 
@@ -80,13 +82,14 @@ def build(
         bool,
         typer.Option("--keep-chains", help="keep nodes of a hierarchy that have a single child"),
     ] = False,
+    ray: RayAddress = None,
 ) -> None:
     """Build a label tree, for use as a recipe's head.weights.tree.file."""
     started = time.monotonic()
     class_list = None if classes is None else read_class_list(classes)
     given = given_options(context)
     options = TreeOptions(
-        class_list, origin, kind, base, metric, project, missing, keep_chains, given
+        class_list, origin, kind, base, metric, project, missing, keep_chains, ray, given
     )
     named, used = build_named_tree(source, options)
     with explain_write_errors(out, "--out"):
@@ -151,6 +154,7 @@ class TreeOptions:
     """Options of `kway tree build` besides the source.
 
     origin: None uses label vectors if the shards contain any, otherwise the hierarchy.
+    ray: the address of the Ray cluster that encodes class names, or None for this machine.
     given: the options that were passed on the command line.
     """
 
@@ -162,6 +166,7 @@ class TreeOptions:
     project: int | None
     missing: Literal["error", "mean", "zero"]
     keep_chains: bool
+    ray: str | None
     given: frozenset[str]
 
 
@@ -229,8 +234,8 @@ def _from_shards(source: Path, options: TreeOptions) -> "tuple[NamedTree, Origin
     if origin == "vectors":
         reject_options(
             options.given,
-            ("--missing",),
-            f"only for files of vectors, but {source} contains a vector for each class",
+            ("--missing", "--ray"),
+            f"not for shards, and {source} contains a vector for each class",
         )
         return _cover_tree(names, load_label_vectors(source, manifest), options), origin
     paths = class_paths(source, manifest)
@@ -263,7 +268,7 @@ def _cover_tree(names: Sequence[str], vectors: "np.ndarray", options: TreeOption
 
 
 def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.ndarray"]:
-    from heads.tree import encode_names, load_label_vectors, read_label_vectors
+    from heads.tree import load_label_vectors, read_label_vectors
 
     if source.is_dir():
         reject_options(
@@ -272,7 +277,10 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
             f"only for files of vectors, but {source} is a text encoder",
         )
         classes = _required(options.classes, source)
-        return classes.names, encode_names(source, classes.words)
+        return classes.names, _encoded(source, classes.words, options.ray)
+    reject_options(
+        options.given, ("--ray",), f"only for text encoders, but {source} contains vectors"
+    )
     if options.classes is None:
         found, vectors = read_label_vectors(source)
         return _required(found, source), vectors
@@ -284,6 +292,23 @@ def _vectors(source: Path, options: TreeOptions) -> tuple[Sequence[str], "np.nda
         what = f"{len(without):,} class names have no vector in {source}; using {filler} instead"
         print(printable(f"warning: {what}: {shown}"), file=sys.stderr)
     return names, vectors
+
+
+def _encoded(encoder: Path, words: Sequence[str], ray: str | None) -> "np.ndarray":
+    from heads.tree import encode_names
+
+    with progress("encoding", "class names") as report:
+        if ray is None:
+            return encode_names(encoder, words, report=report)
+        import torch
+
+        from data.processes import in_order
+        from data.ray_pool import ray_pool
+
+        # A task uses as many threads as this process would (see `encode_names`).
+        with ray_pool(ray, cpus=torch.get_num_threads()) as pool:
+            run = partial(in_order, pool, ahead=2 * pool.num_workers)
+            return encode_names(encoder, words, run=run, report=report)
 
 
 def _required(classes: _Classes | None, source: Path) -> _Classes:

@@ -94,9 +94,10 @@ def send(url: str, query: DemoQuery) -> dict[str, Any]:
 
 
 def verdict_table(queries: list[DemoQuery], verdicts: list[dict[str, Any]]) -> Table:
-    """A table of the queries and the server's verdicts, and whether the verdicts are correct."""
+    """A table of the queries and the server's verdicts, what the thresholds promise, and whether
+    the verdicts are correct."""
     table = Table(title="Single-class queries for three held-out images, recall 0.9")
-    for column in ("image", "queried class", "score", "threshold", "match", "true class"):
+    for column in ("image", "queried class", "score", "threshold", "kind", "match", "true class"):
         is_number = column in ("score", "threshold")
         table.add_column(column, overflow="fold", justify="right" if is_number else "left")
     table.add_column("correct")
@@ -107,6 +108,7 @@ def verdict_table(queries: list[DemoQuery], verdicts: list[dict[str, Any]]) -> T
             table_cell(query.queried_class),
             f"{verdict['score']:.2f}",
             f"{verdict['threshold']:.2f}",
+            verdict["threshold_source"],
             "yes" if verdict["match"] else "no",
             table_cell(query.true_class),
             "yes" if is_correct else "no",

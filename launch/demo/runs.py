@@ -77,6 +77,12 @@ _CAPTION = (
     "0.9 (precision at recall 0.9) use the logit of one class alone and are means over classes."
 )
 
+THRESHOLDS_NOTE = (
+    "guaranteed: at least that fraction of new images of the class pass, with confidence 0.9. "
+    "shrunk: an estimate from the class and similar classes. pooled: one threshold for all "
+    "classes. A class has at most five held-out images; a guarantee for recall 0.9 requires 22."
+)
+
 
 def comparison(out: Path) -> tuple[Table, str]:
     """The metrics of all runs, as a table for the terminal and as a Markdown table."""

@@ -19,6 +19,7 @@ CHECKS: dict[str, Check] = {
     "torch": devices.torch_build,
     "packages": software.packages,
     "torchvision": software.torchvision,
+    "JPEG decoder": software.jpeg_decoder,
     "devices": devices.devices,
     "peer access": devices.peer_access,
     "memory": limits.memory,

@@ -100,6 +100,20 @@ def torchvision(workload: Workload) -> Iterator[Finding]:
     )
 
 
+def jpeg_decoder(workload: Workload) -> Iterator[Finding]:
+    """Report the library that decodes JPEGs, and warn if it always decodes whole images."""
+    try:
+        from data.images.jpeg_crop import decoder, whole_images_notice
+    except ImportError as failure:
+        yield error("JPEG decoder", f"cannot be imported: {failure}", "pip install --upgrade kway")
+        return
+    if (notice := whole_images_notice()) is None:
+        yield ok("JPEG decoder", f"{decoder()}, which decodes only the crops for training")
+    else:
+        remedy = "use Pillow's wheel, a C compiler and Python's headers, and reinstall kway"
+        yield warning("JPEG decoder", f"{decoder()}: {notice}", remedy)
+
+
 def variables(workload: Workload) -> Iterator[Finding]:
     """List the communication variables that are set, and warn if one slows down training."""
     names = sorted(name for name in os.environ if name.startswith(_PREFIXES))

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from transformers.initialization import no_init_weights
 
 from launch.plan.fake_world import fake_world
 from launch.plan.operations import OperationRecorder, Operations
@@ -94,7 +95,8 @@ def measure_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Ba
         world = stack.enter_context(fake_world((1, min(_RANKS, ranks))))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         config = recipe.backbone.without_weights()
-        backbone = build_backbone(config, image=recipe.data.image).train()
+        with no_init_weights():  # fake tensors do not support all initializations
+            backbone = build_backbone(config, image=recipe.data.image).train()
         rounds = half is not None and ranks > 1 and train.strategy.weight_precision is not None
         apart = _batch_norm_weights(backbone) if rounds else []
         units = tuple(_units(backbone, apart))

@@ -12,7 +12,7 @@ import numpy as np
 
 from data.remote.config import is_url
 from data.shards.manifest import MANIFEST, Manifest
-from data.shards.mixture import united_manifest
+from data.shards.mixture import read_manifests, united_manifest
 from heads.build import build_tree
 from heads.hierarchical import classes_at_leaves
 from heads.tree import LabelTree
@@ -61,10 +61,9 @@ def shards_of(recipe: Recipe) -> Manifest | None:
     are not on this machine.
     """
     data = recipe.data
-    folders = [data.shards, *(one.shards for one in data.mixture)]
-    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
+    if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in data.addresses):
         return None
-    own, *others = map(Manifest.read, folders)
+    own, *others = read_manifests(data)
     return united_manifest(data, own, others)
 
 
@@ -74,16 +73,23 @@ def num_samples(recipe: Recipe, manifest: Manifest | None, given: int | None) ->
         return given
     if recipe.data.stream is not None:
         return recipe.data.stream.samples
-    if recipe.data.sampling.epoch_samples is not None:
-        return recipe.data.sampling.epoch_samples
+    return recipe.data.sampling.epoch_samples or stored_samples(recipe, manifest)
+
+
+def stored_samples(recipe: Recipe, manifest: Manifest | None) -> int | None:
+    """Return the number of samples in the training splits of the shards, or None if unknown."""
     if manifest is None:
         return None
-    if recipe.data.mixture:
-        sets = recipe.data.mixture
-        shards = [s for one in sets for s in Manifest.read(one.shards).of_split(one.split)]
-    else:
+    if not recipe.data.mixture:
         shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
-    return sum(shard.samples for shard in shards)
+        return sum(shard.samples for shard in shards)
+    sets = recipe.data.mixture
+    manifests = read_manifests(recipe.data)[1:]
+    return sum(
+        shard.samples
+        for one, own in zip(sets, manifests, strict=True)
+        for shard in own.of_split(one.split)
+    )
 
 
 def classes_of(

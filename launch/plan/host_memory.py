@@ -120,12 +120,13 @@ def host_memory(
     cost: ClassListCost,
     *,
     label_vectors: int,
+    sample_list: int,
     capacity: int | None,
 ) -> HostMemory:
     """Return the main memory of one machine of the cluster.
 
     On CPUs, the training step also uses main memory. label_vectors: bytes of the shards' label
-    vectors.
+    vectors. sample_list: bytes of the list of samples of `data.sampling`.
     """
     classes, nodes = head.classes.num_classes, head.classes.nodes
     kept, parsing = int(cost.kept * classes), int(cost.parsing * classes)
@@ -139,6 +140,7 @@ def host_memory(
         HostLine("label vectors", 0, label_vectors, label_vectors),
         HostLine("label tree", 0, _TREE_BYTES * nodes, _KEPT_TREE_BYTES * nodes),
         HostLine("first rows", 0, rows, 0),
+        HostLine("list of samples", 0, 0, sample_list),
         HostLine("checkpoint being written", 0, 0, _checkpoint(recipe, backbone, head, cluster)),
     ]
     if cluster.machine.kind == "cpu":

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from data.loading.sampling import sample_list_bytes
 from data.shards.manifest import Manifest
 from launch.plan.backbone_cost import BackboneCost, measure_backbone
-from launch.plan.classes import Classes, classes_of, num_samples, shards_of
+from launch.plan.classes import Classes, classes_of, num_samples, shards_of, stored_samples
 from launch.plan.cluster import Cluster, Machine
 from launch.plan.device_memory import Memory, memory_of
 from launch.plan.head_cost import HeadShape, head_shape, measure_loss
@@ -159,6 +160,7 @@ def make_plan(
             cluster,
             ClassListCost.assumed() if manifest is None else ClassListCost.of(manifest.classes),
             label_vectors=_vector_bytes(recipe, manifest, label_vectors),
+            sample_list=_sample_list_bytes(recipe, manifest, request, classes.num_classes),
             capacity=request.main_memory,
         ),
         collectives=collectives,
@@ -168,6 +170,18 @@ def make_plan(
         parts=parts,
         adds_parts=strategy.adds_parts,
     )
+
+
+def _sample_list_bytes(
+    recipe: Recipe, manifest: Manifest | None, request: PlanRequest, num_classes: int
+) -> int:
+    """Return the bytes of the list of samples of `data.sampling`, or 0 if the number of samples is
+    unknown.
+    """
+    if recipe.data.sampling.power == 1:
+        return 0
+    samples = stored_samples(recipe, manifest) or request.samples or 0
+    return sample_list_bytes(recipe.data, num_samples=samples, num_classes=num_classes)
 
 
 def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:

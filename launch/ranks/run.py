@@ -36,9 +36,7 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     """
     _silence_torch()
     tolerate_closed_output()
-    # By default every library would start one thread per core in each rank.
-    cores = len(os.sched_getaffinity(0)) // placement.num_processes
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores)))
+    os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(placement.num_processes))
     # -P: a folder data/ in the current directory must not shadow the package of the same name.
     command = ("-P", "-u", "-m", module, *arguments)
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:
@@ -50,6 +48,15 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
         except (RendezvousError, dist.DistError, TimeoutError, TransientError) as error:
             return _rendezvous_failed(error, placement)
         return _run(agent, placement, rendezvous)
+
+
+def threads_per_rank(num_processes: int) -> int:
+    """Return OMP_NUM_THREADS, or this rank's share of the cores if it is not set.
+
+    By default every library would start one thread per core in each rank.
+    """
+    cores = len(os.sched_getaffinity(0)) // num_processes
+    return int(os.environ.get("OMP_NUM_THREADS", max(1, cores)))
 
 
 def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> int:

@@ -7,6 +7,7 @@ from typing import Any, Self, SupportsIndex
 from serving.client.messages import (
     ClassesFound,
     RejectedError,
+    Results,
     Served,
     as_text_fields,
     check_iterable,
@@ -27,7 +28,15 @@ from serving.client.ndjson import (
 )
 from serving.client.transport import Transport
 from serving.client.watches import StandingQueries
-from serving.schemas import Answer, ClassHits, GalleryFound, GalleryHit, GalleryList, Hits
+from serving.schemas import (
+    Answer,
+    ClassHits,
+    Classification,
+    GalleryFound,
+    GalleryHit,
+    GalleryList,
+    Hits,
+)
 
 
 class Client(StandingQueries):
@@ -107,7 +116,22 @@ class Client(StandingQueries):
         )
         served = self.served() if served is None else served
         self._check(inputs, served)
-        return joined([self._part(*request) for request in requests(fields, inputs, served.limits)])
+        parts = requests(fields, inputs, served.limits)
+        return joined([self._part(Answer, "/v1/query", *request) for request in parts])
+
+    def classify(
+        self, inputs: Iterable[Input], *, top: int = 5, served: Served | None = None
+    ) -> Classification:
+        """Find the `top` classes with the largest scores for each input. Pass the result of
+        `served()` as `served` to save a request.
+
+        Splits the inputs and raises exceptions like `query`.
+        """
+        inputs = list(check_iterable("inputs", inputs))
+        served = self.served() if served is None else served
+        self._check(inputs, served)
+        parts = requests({"top": top}, inputs, served.limits)
+        return joined([self._part(Classification, "/v1/classify", *request) for request in parts])
 
     def stream(
         self,
@@ -205,10 +229,12 @@ class Client(StandingQueries):
             Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
         )
 
-    def _part(self, first: int, request: dict[str, Any]) -> Answer:
+    def _part(
+        self, model: type[Results], path: str, first: int, request: dict[str, Any]
+    ) -> Results:
         """Send one part of a query. `first` is the position of the part's first input."""
         try:
-            return self._transport.request(Answer, "POST", "/v1/query", **request)
+            return self._transport.request(model, "POST", path, **request)
         except RejectedError as error:
             reason = renumbered(first, error.reason)
             raise RejectedError(self.url, error.status, error.code, reason) from None

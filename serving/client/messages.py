@@ -14,12 +14,13 @@ import httpx
 from pydantic import BaseModel, PositiveInt
 
 from serving.client.ndjson import Input
-from serving.schemas import Answer, ErrorBody, ModelLogits
+from serving.schemas import Answer, Classification, ErrorBody, ModelLogits
 
 # Generous estimate of the overhead, in bytes, of each image or text in a request.
 _EXTRA_BYTES = 1000
 _POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
 Kind = TypeVar("Kind")
+Results = TypeVar("Results", Answer, Classification)
 NOT_KWAY = "unexpected response with status {}: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
@@ -137,6 +138,8 @@ def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Convert the fields of a query for URLs and forms, in which all values are strings: a class ID
     becomes `#` followed by the number."""
+    if "classes" not in fields:
+        return fields
     names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
     return fields | {"classes": names}
 
@@ -159,7 +162,7 @@ def requests(
     yield len(inputs) - len(batch), _request(fields, batch)
 
 
-def joined(parts: Sequence[Answer]) -> Answer:
+def joined(parts: Sequence[Results]) -> Results:
     """Merge the answers to several requests, numbering the inputs consecutively."""
     results = [result for part in parts for result in part.results]
     numbered = [

@@ -19,7 +19,16 @@ from serving.client.ndjson import (
     lines_of,
 )
 from serving.client.transport import Transport
-from serving.watches.schemas import Ended, FrameError, Waiting, WatchInfo, WatchList
+from serving.watches.schemas import (
+    Ended,
+    FeedPosition,
+    FrameError,
+    Listening,
+    Waiting,
+    WatchHit,
+    WatchInfo,
+    WatchList,
+)
 
 _RECONNECT_SECONDS = 1.0
 # The server sends each listener a line at least every 10 s.
@@ -105,14 +114,25 @@ class StandingQueries:
             headers={"Content-Type": NDJSON},
         )
 
-    def listen(self, watch_id: str) -> Generator[ListenEvent, None, None]:
+    def feed_position(self, name: str) -> str | int | None:
+        """Return the id of the last answered frame that you sent to a feed, None if there is none.
+        To resume a feed, send the frames after it. Raises RejectedError and OSError."""
+        return self._transport.request(FeedPosition, "GET", path_of("feeds", name)).frame
+
+    def listen(
+        self, watch_id: str, *, after: int | None = None
+    ) -> Generator[ListenEvent, None, None]:
         """Yield the hits of a watch as they occur, whichever client sends the frames. The last
         event is `Ended`.
 
-        Reconnects if the connection or the replica is lost, and then yields `Listening` again. Hits
-        that occur in the meantime are lost. A `Dropped` event counts the hits that you did not read
-        fast enough. Raises RejectedError. Raises OSError if every attempt to reconnect fails for
-        `retry_seconds`, or if no valid event arrives for that long.
+        - `after`: first yield the stored hits after this cursor; 0 yields all stored hits. By
+          default, only new hits are yielded.
+
+        Reconnects if the connection, the replica or the server is lost, yields `Listening` again
+        and continues after the last hit. A `Dropped` event counts the hits that exceeded the
+        server's limit of stored hits before you read them. Raises RejectedError. Raises OSError if
+        every attempt to reconnect fails for `retry_seconds`, or if no valid event arrives for that
+        long.
         """
         path = f"{path_of('watches', watch_id)}/hits"
         limits = httpx.Timeout(self._timeout, read=max(self._timeout, _LISTEN_TIMEOUT_SECONDS))
@@ -120,9 +140,15 @@ class StandingQueries:
         while True:
             try:
                 for event in self._transport.stream_events(
-                    LISTEN_EVENTS, "GET", path, timeout=limits
+                    LISTEN_EVENTS,
+                    "GET",
+                    path,
+                    params={} if after is None else {"after": after},
+                    timeout=limits,
                 ):
                     silent_since = None
+                    if isinstance(event, WatchHit | Listening) and event.cursor is not None:
+                        after = event.cursor
                     if not isinstance(event, Waiting | FrameError):
                         yield event
                     if isinstance(event, Ended):

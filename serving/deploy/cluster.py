@@ -14,8 +14,9 @@ from serving.config import ServingConfig
 from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
 
-# Not arguments of the application: the file sets them in http_options and grpc_options.
-_SET_BY_CLUSTER = {"host", "port", "grpc_port"}
+# Not arguments of the application: the file sets them in http_options and grpc_options, and watches
+# are in Ray's key-value store.
+_SET_BY_CLUSTER = {"host", "port", "grpc_port", "state"}
 # Added to the request timeout to allow for processing that the timeout does not cover.
 _SPARE_SECONDS = 5
 

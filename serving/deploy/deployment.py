@@ -62,7 +62,9 @@ class Kway:
             allow_imports=checked.allow_imports,
         )
         self._service = Service(model, checked, QueryMetrics())
-        ReplicaMetrics(model.bundle.spec.loss, self._service.load).start()
+        ReplicaMetrics(
+            model.bundle.spec.loss, self._service.load, self._service.num_monitored
+        ).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file)
         self._methods = InferenceMethods(self._service, self._clients)

@@ -56,9 +56,15 @@ class ReplicaMetrics:
     cluster is down, even though the replicas still answer requests.
     """
 
-    def __init__(self, loss: LossSpec, load: Callable[[], tuple[int, int]]) -> None:
-        """`load` returns the number of requests in progress and the number of waiting inputs. It is
-        called from another thread."""
+    def __init__(
+        self,
+        loss: LossSpec,
+        load: Callable[[], tuple[int, int]],
+        monitored: Callable[[], tuple[int, int]],
+    ) -> None:
+        """`load` returns the number of requests in progress and the number of waiting inputs.
+        `monitored` returns how many classes are monitored for drift, and how many have drifted.
+        Both are called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 if the model's loss follows the Principle of Logit Separation, else 0.",
@@ -71,7 +77,16 @@ class ReplicaMetrics:
         self._queued = Gauge(
             "kway_queued_inputs", description="Number of inputs waiting for the model of a replica."
         )
-        self._loss, self._load = loss, load
+        self._monitored_classes = Gauge(
+            "kway_monitored_classes",
+            description="Number of classes and thresholds that a replica monitors for drift.",
+        )
+        self._drifted_classes = Gauge(
+            "kway_drifted_classes",
+            description="Number of monitored classes whose share of passing inputs left the "
+            "expected interval in the last period.",
+        )
+        self._loss, self._load, self._monitored = loss, load, monitored
 
     def start(self) -> None:
         """Start a thread that sets the gauges every few seconds."""
@@ -83,6 +98,9 @@ class ReplicaMetrics:
             self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
             self._requests.set(requests)
             self._queued.set(inputs)
+            monitored, drifted = self._monitored()
+            self._monitored_classes.set(monitored)
+            self._drifted_classes.set(drifted)
             time.sleep(_REPORT_SECONDS)
 
 
@@ -98,7 +116,7 @@ class WatchMetrics:
         self._hits = Counter("kway_watch_hits_total", description="Number of hits of all watches.")
         self._lost = Counter(
             "kway_watch_lost_hits_total",
-            description="Number of hits that were not delivered to listeners.",
+            description="Number of hits that were dropped before a listener received them.",
         )
         self._watches = Gauge(
             "kway_watches",

@@ -8,9 +8,11 @@ Ray no longer has the name; `tests/serving/test_private_names.py` checks all of 
 import asyncio
 import functools
 import importlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+from serving.watches.watch import WatchesDownError
 
 # Names a function that every worker process calls when it starts. The public form,
 # `ray.init(runtime_env={"worker_process_setup_hook": ...})`, sets this variable too, but then each
@@ -85,8 +87,9 @@ def local_options(address: str, temp_folder: str) -> dict[str, Any]:
     }
 
 
-class KeyValueStore(MutableMapping[str, bytes]):
-    """A mapping backed by Ray's key-value store, which is in the memory of the head node.
+class KeyValueStore:
+    """`Storage` (`serving/watches/storage.py`) in Ray's key-value store, which is in the memory of
+    the head node and, with external Redis, also in Redis.
 
     The functions in `ray.experimental.internal_kv` all have private names.
     """
@@ -94,25 +97,23 @@ class KeyValueStore(MutableMapping[str, bytes]):
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
-    def __getitem__(self, key: str) -> bytes:
-        found: bytes | None = self._call("get", key)
-        if found is None:
-            raise KeyError(key)
-        return found
+    def items(self) -> Iterator[tuple[str, bytes]]:
+        for key in sorted(key.decode() for key in self._call("list", "")):
+            value: bytes | None = self._call("get", key)
+            if value is not None:
+                yield key, value
 
-    def __setitem__(self, key: str, value: bytes) -> None:
-        self._call("put", key, value, overwrite=True)
+    def apply(self, changes: Mapping[str, bytes | None]) -> None:
+        from ray.exceptions import RayError
 
-    def __delitem__(self, key: str) -> None:
-        if not self._call("del", key):
-            raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        for key in self._call("list", ""):
-            yield key.decode()
-
-    def __len__(self) -> int:
-        return len(list(iter(self)))
+        try:
+            for key, value in changes.items():
+                if value is None:
+                    self._call("del", key)
+                else:
+                    self._call("put", key, value, overwrite=True)
+        except RayError as error:
+            raise WatchesDownError(f"Ray's key-value store is not responding ({error})") from error
 
     def _call(self, name: str, *arguments: object, **options: object) -> Any:
         function = _required("ray.experimental.internal_kv", f"_internal_kv_{name}")

@@ -18,6 +18,7 @@ from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.private_ray import local_options, own_process_groups
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
+from serving.watches.state_file import default_folder, held_folder
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
@@ -41,9 +42,15 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
 
     A port of 0 selects any free port. Errors from the replicas are printed to standard error. On
     exit, or if this process is killed, all of the server's processes are stopped and the session
-    folder is removed. Raises ChildProcessError if the server does not start.
+    folder is removed. Raises ChildProcessError if the server does not start, and OSError or
+    ValueError if the state folder cannot be used.
     """
-    config = _with_ports(config)
+    state = config.state or default_folder(bundle)
+    with held_folder(state):
+        yield from _running(bundle, _with_ports(config.model_copy(update={"state": state})))
+
+
+def _running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     session = make_session()
     errors = session / "errors.log"
     with cleaned_up(session):

@@ -1,7 +1,8 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
-Watches survive a restart of the actor, because they are stored in Ray's key-value store. Listeners
-are not stored: they receive an error and must reconnect. Importing this module imports Ray.
+Watches and hits survive a restart of the actor, because they are in the state folder of
+`kway serve` or, on a cluster, in Ray's key-value store. Listeners are not stored: they receive an
+error and must reconnect. Importing this module imports Ray.
 """
 
 import asyncio
@@ -14,19 +15,24 @@ from ray.exceptions import RayActorError, RayTaskError
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
 from serving.watches.board import Board
+from serving.watches.state_file import StateFile
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
 
 NAME, NAMESPACE = "kway-watches", "kway"
 # Each listener and each replica keeps a call open while it waits for updates.
 _MAX_CALLS = 10_000
 _RESPONSE_SECONDS = 5.0
+_WRITE_SECONDS = 10.0
 
 
 class WatchActor(Board):
-    """The board, with its watches in Ray's key-value store."""
+    """The board, with its storage."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(ServingConfig.model_validate(config), storage=KeyValueStore(NAMESPACE))
+        checked = ServingConfig.model_validate(config)
+        state = checked.state
+        storage = KeyValueStore(NAMESPACE) if state is None else StateFile(state)
+        super().__init__(checked, storage=storage)
 
 
 class RayWatches:
@@ -63,11 +69,16 @@ class RayWatches:
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
         return await self._call("changed_since", epoch, version, wait_seconds, wait=wait_seconds)
 
-    async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        await self._call("publish", hits, lost)
+    async def publish(
+        self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
+    ) -> list[int | None]:
+        return await self._call("publish", hits, positions, wait=_WRITE_SECONDS)
 
-    async def listen(self, client: str, watch_id: str) -> str:
-        return await self._call("listen", client, watch_id)
+    async def position(self, client: str, feed: str) -> str | int | None:
+        return await self._call("position", client, feed)
+
+    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
+        return await self._call("listen", client, watch_id, after)
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         return await self._call("take", listener, wait_seconds, wait=wait_seconds)

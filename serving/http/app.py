@@ -12,10 +12,12 @@ from fastapi import APIRouter, FastAPI
 
 from serving.galleries.gallery import Galleries
 from serving.http.access import Access
+from serving.http.direct_query import DirectQuery
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
 from serving.http.routes import (
     classes,
+    classify,
     feeds,
     galleries,
     inference,
@@ -41,7 +43,7 @@ class Group(NamedTuple):
 
 # Listed in the order in which /docs shows the sections.
 GROUPS = (
-    Group("Query", "Does this image or text belong to class C?", (query.router,)),
+    Group("Query", "Does this image or text belong to class C?", (query.router, classify.router)),
     Group("Classes", "The classes of the model.", (classes.router,)),
     Group(
         "Watches",
@@ -84,6 +86,7 @@ def build_api(
     install_handlers(api)
     has_tokens = service.config.token_file is not None
     complete_document(api, open_paths=open_paths if has_tokens else None)
+    api.add_middleware(DirectQuery, service=service)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
     for group in GROUPS:
         for router in group.routers:

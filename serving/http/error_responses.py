@@ -31,6 +31,12 @@ def error_response(
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
+def client_left() -> JSONResponse:
+    return error_response(
+        400, "client_left", "the client disconnected before the response was sent"
+    )
+
+
 def install_handlers(api: FastAPI) -> None:
     """Install handlers that return all errors, including the framework's, in one format."""
     from ray.exceptions import TaskCancelledError
@@ -50,9 +56,7 @@ def install_handlers(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
-        return error_response(
-            400, "client_left", "the client disconnected before the response was sent"
-        )
+        return client_left()
 
     @api.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,7 +1,7 @@
 """Parse the multipart form of `POST /v1/query` strictly and within limits."""
 
 import codecs
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 
 from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
@@ -10,7 +10,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 
-_FIELDS = ("classes", "images", "texts", "recall", "threshold")
+# Fields that can occur several times, and what their values are.
+_LISTS = {"classes": "names or ids", "texts": "texts"}
 # Some of Python's other codecs take quadratic time, or do not decode to text.
 _CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
 
@@ -84,32 +85,29 @@ async def parse_form(
         raise ApiError(400, "invalid_form", message) from error
 
 
-def text_fields(form: FormData) -> dict[str, list[str]]:
-    """Return the fields that contain text. Raises ApiError 422 for an invalid or unknown field."""
-    unknown = sorted(set(form) - set(_FIELDS))
+def text_fields(form: FormData, known: Collection[str]) -> dict[str, list[str]]:
+    """Return the fields that contain text, for the `known` fields. Raises ApiError 422 for an
+    invalid or unknown field."""
+    unknown = sorted(set(form) - set(known))
     if unknown:
         raise ApiError(
             422,
             "invalid_query",
-            f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(_FIELDS)}",
+            f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(known)}",
         )
     fields = {
         name: [value for value in form.getlist(name) if isinstance(value, str)]
-        for name in _FIELDS
+        for name in known
         if name != "images"
     }
-    for name, what in (("classes", "names or ids"), ("texts", "texts")):
-        if len(fields[name]) != len(form.getlist(name)):
-            raise ApiError(
-                422, "invalid_query", f"{name} contains a file. Send {what} as plain form fields"
-            )
-    for name in ("recall", "threshold"):
-        if len(form.getlist(name)) > 1 or len(fields[name]) != len(form.getlist(name)):
-            raise ApiError(
-                422,
-                "invalid_query",
-                f"{name} either is a file or occurs more than once. Send a single number",
-            )
+    for name, values in fields.items():
+        has_file = len(values) != len(form.getlist(name))
+        if name in _LISTS and has_file:
+            message = f"{name} contains a file. Send {_LISTS[name]} as plain form fields"
+            raise ApiError(422, "invalid_query", message)
+        if name not in _LISTS and (has_file or len(values) > 1):
+            message = f"{name} either is a file or occurs more than once. Send a single number"
+            raise ApiError(422, "invalid_query", message)
     return fields
 
 

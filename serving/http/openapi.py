@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from serving.http.streams import NDJSON
 
+_IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
 
 
@@ -37,6 +38,15 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 def request_body(model: type[BaseModel], kind: str = "application/json") -> dict[str, Any]:
     """Return the `openapi_extra` of a route whose body is `model`."""
     return {"requestBody": {"required": True, "content": {kind: {"schema": schema_of(model)}}}}
+
+
+def raw_inputs(where: str) -> dict[str, Any]:
+    """Return the content types of a body that is a single input. `where` tells where its parameters
+    are."""
+    file = {"type": "string", "format": "binary", "description": f"one image; {where}"}
+    text = {"type": "string", "description": f"one text; {where}"}
+    images = {kind: {"schema": file} for kind in (*_IMAGES, "application/octet-stream")}
+    return {**images, "text/plain": {"schema": text}}
 
 
 def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:

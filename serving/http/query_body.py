@@ -7,7 +7,7 @@ oversized bodies are rejected with a 4xx status and a specific reason.
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
@@ -24,18 +24,27 @@ from serving.http.request_body import (
     read_body,
 )
 from serving.service import InProgress, Service
+from serving.top_classes import MAX_TOP
 from trainer.bundle.spec import Reads
 
 RECALL_MEANING = (
-    "target recall that selects the threshold: the class's own threshold or, if the class has too "
-    "few validation samples, the threshold pooled over all classes"
+    "target recall that selects the threshold of each class. `threshold_source` in the response "
+    "states whether the class has enough validation samples to guarantee the recall"
 )
 
 
-class QueryParameters(BaseModel):
-    """`?classes=A&classes=B&recall=0.9`. Unknown parameters are rejected, not ignored."""
+class InputParameters(BaseModel):
+    """Parameters in the URL, for a body that is a single input. Unknown parameters are rejected,
+    not ignored."""
 
     model_config = ConfigDict(extra="forbid")
+
+    def check(self, limits: ServingConfig) -> None:
+        """Raise ApiError if a parameter is missing or exceeds a limit."""
+
+
+class QueryParameters(InputParameters):
+    """`?classes=A&classes=B&recall=0.9`."""
 
     classes: list[str] = Field(
         default_factory=list,
@@ -45,6 +54,9 @@ class QueryParameters(BaseModel):
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="minimum score of a match; cannot be combined with recall"
     )
+
+    def check(self, limits: ServingConfig) -> None:
+        self.needed_classes(limits.max_classes)
 
     def needed_classes(self, most: int) -> list[str | int]:
         """Return the requested classes. Raises ApiError if there are none or more than `most`."""
@@ -68,15 +80,15 @@ def check_class_count(count: int, most: int) -> None:
         )
 
 
-class QueryBody(BaseModel):
-    """Does each image or text belong to these classes?"""
+Body = TypeVar("Body", bound="InputsBody")
+
+
+class InputsBody(BaseModel):
+    """The inputs in a JSON body."""
 
     model_config = ConfigDict(extra="forbid")
 
     # fail_fast: otherwise pydantic creates an error for every invalid element of a list.
-    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
-        min_length=1, description="class names or ids"
-    )
     images: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None,
         description="for a model that accepts images: base64-encoded files (JPEG, PNG, "
@@ -85,10 +97,28 @@ class QueryBody(BaseModel):
     texts: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
         None, description="for a model that accepts texts"
     )
+
+
+class QueryBody(InputsBody):
+    """Does each image or text belong to these classes?"""
+
+    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
+        min_length=1, description="class names or ids"
+    )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
         None, description="minimum score of a match; cannot be combined with recall"
     )
+
+
+class ClassifyParameters(InputParameters):
+    """`?top=3`."""
+
+    top: int = Field(5, ge=1, le=MAX_TOP, description="number of classes per input")
+
+
+class ClassifyBody(InputsBody, ClassifyParameters):
+    """Which classes does each image or text belong to?"""
 
 
 @dataclass(frozen=True)
@@ -113,43 +143,73 @@ async def read_query(
     for `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with
     the reason.
     """
+    body, inputs = await _read(request, parameters, QueryBody, service, progress)
+    query = body or parameters
+    check_class_count(len(query.classes), service.config.max_classes)
+    return QueryRequest(list(query.classes), inputs, query.recall, query.threshold)
+
+
+async def read_classification(
+    request: Request, parameters: ClassifyParameters, service: Service, progress: InProgress
+) -> tuple[Sequence[bytes | str], int]:
+    """Read and check the body of `POST /v1/classify`, like `read_query`. Returns the inputs and the
+    number of classes per input."""
+    body, inputs = await _read(request, parameters, ClassifyBody, service, progress)
+    return inputs, (body or parameters).top
+
+
+async def _read(
+    request: Request,
+    parameters: InputParameters,
+    model: type[Body],
+    service: Service,
+    progress: InProgress,
+) -> tuple[Body | None, Sequence[bytes | str]]:
+    """Return the body, or None if it is a single input, and the inputs."""
     limits, reads = service.config, service.model.reads
     kind, charset = content_type(request.headers)
-    if kind in ("multipart/form-data", "application/json", ""):
-        if parameters != QueryParameters():
-            raise ApiError(
-                422,
-                "invalid_query",
-                "the query is in the URL, but the body is JSON or a form. Send the query in the "
-                "body",
-            )
-        if kind == "multipart/form-data":
-            query = await _from_form(request, charset, service, progress)
-        else:
-            raw = await read_body(request, limits.max_body_bytes, service, progress)
-            query = await service.parsed(_from_json, raw, limits, reads)
+    found: Body | None = None
+    inputs: Sequence[bytes | str]
+    if kind == "multipart/form-data":
+        _check_not_in_url(parameters)
+        found, inputs = await _from_form(request, charset, model, service, progress)
+    elif kind in ("application/json", ""):
+        _check_not_in_url(parameters)
+        raw = await read_body(request, limits.max_body_bytes, service, progress)
+        found, inputs = await service.parsed(_from_json, raw, model, limits, reads)
     else:
         _check_raw(kind, reads)
-        classes = parameters.needed_classes(limits.max_classes)
+        parameters.check(limits)
         raw = await read_body(request, limits.max_body_bytes, service, progress)
-        one = _input(raw, charset, reads)
-        query = QueryRequest(classes, [one], parameters.recall, parameters.threshold)
-    _check_counts(query, limits, reads)
-    return query
+        inputs = [_input(raw, charset, reads)]
+    _check_inputs(inputs, limits, reads)
+    return found, inputs
 
 
-def _from_json(raw: bytes, limits: ServingConfig, reads: Reads) -> QueryRequest:
+def _check_not_in_url(parameters: InputParameters) -> None:
+    if parameters.model_fields_set:
+        raise ApiError(
+            422,
+            "invalid_query",
+            "the query is in the URL, but the body is JSON or a form. Send the query in the body",
+        )
+
+
+def _from_json(
+    raw: bytes, model: type[Body], limits: ServingConfig, reads: Reads
+) -> tuple[Body, Sequence[bytes | str]]:
+    """Return the body and its inputs, decoded."""
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
-        raise ApiError(400, "empty_body", f'the body is empty. Send {{"classes": […], {example}}}')
-    body = validated(QueryBody, parse_json(raw, max_values(limits)), "invalid_query")
+        raise ApiError(400, "empty_body", f"the body is empty. Send JSON with {example}")
+    body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     _check_input_count(sent, limits, reads)  # before any input is decoded
     inputs: Sequence[bytes | str] = sent
     if reads == "images":
         inputs = [image_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
-    return QueryRequest(list(body.classes), inputs, body.recall, body.threshold)
+    return body, inputs
 
 
 def max_values(limits: ServingConfig) -> int:
@@ -200,20 +260,20 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
 
 
 async def _from_form(
-    request: Request, charset: str, service: Service, progress: InProgress
-) -> QueryRequest:
+    request: Request, charset: str, model: type[Body], service: Service, progress: InProgress
+) -> tuple[Body, Sequence[bytes | str]]:
     limits, reads = service.config, service.model.reads
     async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
         form = await parse_form(request, body, charset, limits)
     try:
         progress.acquire_slot()
-        fields = text_fields(form)
+        fields = text_fields(form, model.model_fields)
         _check_kind(reads, images="images" in form, texts="texts" in form)
-        numbers = {name: fields[name][0] for name in ("recall", "threshold") if fields[name]}
-        values = {"classes": fields["classes"], **numbers}
-        sent = validated(QueryBody, values, "invalid_query")
-        inputs = fields["texts"] if reads == "texts" else await form_images(form)
-        return QueryRequest(list(sent.classes), inputs, sent.recall, sent.threshold)
+        texts = fields.pop("texts")
+        classes = {"classes": fields.pop("classes")} if "classes" in fields else {}
+        numbers = {name: values[0] for name, values in fields.items() if values}
+        found = validated(model, {**classes, **numbers}, "invalid_query")
+        return found, texts if reads == "texts" else await form_images(form)
     finally:
         await form.close()
 
@@ -233,10 +293,9 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
         )
 
 
-def _check_counts(query: QueryRequest, limits: ServingConfig, reads: Reads) -> None:
-    _check_input_count(query.inputs, limits, reads)
-    check_class_count(len(query.classes), limits.max_classes)
-    for position, one in enumerate(query.inputs):
+def _check_inputs(inputs: Sequence[bytes | str], limits: ServingConfig, reads: Reads) -> None:
+    _check_input_count(inputs, limits, reads)
+    for position, one in enumerate(inputs):
         check_text_length(one, limits.max_text_chars, f"texts[{position}]")
 
 

@@ -6,6 +6,7 @@ const DEBOUNCE_MILLISECONDS = 250;
 
 export class Decision extends EventTarget {
   #isLogit;
+  #hasRecalls;
   #number = element("input", {
     type: "number", step: "any", inputmode: "decimal", "aria-label": "Score threshold",
   });
@@ -16,6 +17,7 @@ export class Decision extends EventTarget {
   constructor(recalls, score) {
     super();
     this.#isLogit = score === "logit";
+    this.#hasRecalls = recalls.length > 0;
     const choices = recalls.map((recall) => [`recall:${recall}`, `recall ${percent(recall)}`]);
     choices.push(["threshold", "custom score"], ["none", "none: show scores only"]);
     const fieldset = byId("decision");
@@ -24,7 +26,8 @@ export class Decision extends EventTarget {
       const number = value === "threshold" ? this.#number : null;
       fieldset.append(element("span", { class: "choice" }, element("label", {}, radio, label), number));
     }
-    fieldset.elements[0].checked = true;
+    // Without thresholds, a new user sees scores first: a custom score requires a number.
+    fieldset.querySelector(`[value="${this.#hasRecalls ? choices[0][0] : "none"}"]`).checked = true;
     // This event also fires for the number field, so clicking a button after typing a number applies
     // the number first.
     fieldset.addEventListener("change", () => this.#changed());
@@ -64,10 +67,11 @@ export class Decision extends EventTarget {
     const { recall, threshold } = this.fields;
     const score = this.#isLogit ? "score (logit)" : "score (computed from the logit by the model’s loss)";
     let meaning = `Shows the ${score} of each class, without a verdict.`;
+    if (!this.#hasRecalls) meaning += " This model has no thresholds for a recall.";
     if (recall !== undefined) {
       // Short enough for one line in a wide window: if the text wrapped, the tabs would move just
       // as a user clicks them.
-      meaning = `Yes at or above the ${percent(recall)} recall threshold, which is pooled over all classes if a class has few validation samples.`;
+      meaning = `Yes at or above the ${percent(recall)} recall threshold of the class, which is guaranteed, estimated or pooled: see below the verdict.`;
     } else if (threshold !== undefined) {
       meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${score} is at least ${threshold}.`;
     }

@@ -10,10 +10,11 @@ export class Listener {
   #timer = 0;
   #isClosed = false;
   #numAttempts = 0;
+  #cursor = null; // of the last hit
 
   // `handlers`: { hit(hit), dropped(count), state(text, isOver) }.
   constructor(tokens, watchId, handlers) {
-    const path = `v1/watches/${encodeURIComponent(watchId)}/live`;
+    const path = () => `v1/watches/${encodeURIComponent(watchId)}/live${this.#cursor === null ? "" : `?after=${this.#cursor}`}`;
     const open = () => {
       const onClose = ({ message }) => {
         if (this.#isClosed) return;
@@ -22,7 +23,7 @@ export class Listener {
         handlers.state(isOver ? message : `${message}; reconnecting…`, isOver);
         if (!isOver) this.#timer = setTimeout(open, DELAY_MILLISECONDS * this.#numAttempts);
       };
-      this.#socket = connect(path, tokens.current, { onMessage: (message) => this.#receive(message, handlers), onClose });
+      this.#socket = connect(path(), tokens.current, { onMessage: (message) => this.#receive(message, handlers), onClose });
     };
     open();
   }
@@ -35,6 +36,7 @@ export class Listener {
 
   #receive(message, handlers) {
     this.#numAttempts = 0;
+    this.#cursor = message.cursor ?? this.#cursor;
     if (message.listening) handlers.state("listening", false);
     else if (message.dropped) handlers.dropped(message.dropped);
     else if (message.end) {

@@ -36,35 +36,63 @@ export function line(verdict) {
   return created;
 }
 
-// The threshold and its origin, with enough digits to distinguish it from the score.
-export function thresholdText({ threshold, threshold_source: from }, score) {
+// The threshold and what it promises, with enough digits to distinguish it from the score.
+export function thresholdText(decided, score) {
+  const { threshold, threshold_source: kind, recall } = decided;
   if (threshold === null) return "no threshold from validation: use a custom score";
-  const origins = { class: "specific to this class", pooled: "pooled over all classes", request: "custom" };
-  return `threshold ${formatPair(score, threshold)[1]}, ${origins[from]}`;
+  const promises = {
+    guaranteed: `recall ${percent(recall)} guaranteed`,
+    shrunk: `recall ${percent(recall)} estimated from similar classes`,
+    pooled: "pooled over all classes",
+    empirical: "not guaranteed",
+    request: "custom",
+  };
+  return `threshold ${formatPair(score, threshold)[1]}, ${promises[kind]}`;
 }
 
-// How many validation samples the threshold for a recall was set on, and how many reached it. Empty
-// for a custom threshold.
+// What the threshold for a recall promises for this class, and how many validation samples reach
+// it. Empty for a custom threshold.
 export function validationText(decided) {
-  const { threshold, threshold_source: from, class_samples: samples, class_reached: reached } = decided;
-  if (threshold === null || from === "request") return "";
-  if (reached === null) return "Expected precision unknown: the bundle was exported by an older version of kway.";
-  const isOwn = from === "class";
-  const set = `Set on ${count(decided.threshold_samples, "validation sample")} of ${isOwn ? "this class" : "all classes"}`;
-  const own = isOwn ? `${reached} of them` : `${reached} of the ${samples} of this class`;
+  const { threshold, threshold_source: kind, class_samples: samples, class_reached: reached } = decided;
+  if (threshold === null || kind === "request") return "";
+  const known = `${promiseText(decided)} Expected precision ${precisionText(decided)}.`;
+  if (reached === null) return `${known} The bundle was exported by an older version of kway.`;
   const others = `${count(decided.all_reached - reached, "sample")} of other classes`;
-  const counts = samples ? `; ${own} and ${others} reached it` : `, but none of this class; ${others} reached it`;
-  const mean = isOwn ? "" : " (averaged over all classes)";
-  return `${set}${counts}. Expected precision ${precisionOf([decided])}${mean}.`;
+  const own = samples ? `${reached} of the ${count(samples, "validation sample")} of this class` : "No validation sample is of this class;";
+  return `${known} ${own}${samples ? " and" : ""} ${others} reach the threshold.`;
+}
+
+function promiseText({ threshold_source: kind, recall, confidence, pass_rate: rate, pass_rate_interval: interval, classes_below_recall: below }) {
+  const share = percent(recall);
+  if (kind === "guaranteed") return `At least ${share} of new samples of this class pass, with confidence ${percent(confidence)}.`;
+  if (kind === "empirical") return `${share} of the validation samples of this class pass; for new samples, nothing is guaranteed.`;
+  const estimate = interval === null ? "" : ` ${rate === null ? "Between" : `About ${rounded(rate)}, between`} ${rounded(interval[0])} and ${rounded(interval[1])} of new samples of this class pass (confidence ${percent(confidence)}).`;
+  if (kind === "shrunk") return `Not guaranteed.${estimate}`;
+  const missed = below === null ? "" : ` In ${rounded(below)} of the classes, fewer than ${share} of the validation samples pass.`;
+  return `Not set for this class.${estimate}${missed}`;
+}
+
+function precisionText(decided) {
+  const interval = decided.expected_precision_interval;
+  const range = interval === null ? "" : ` (${interval.map(rounded).join(" to ")})`;
+  return `${precisionOf([decided])}${range}`;
+}
+
+// The kinds of the thresholds of several classes.
+export function kindsOf(classes) {
+  const words = { guaranteed: "guaranteed", shrunk: "estimated", pooled: "pooled", empirical: "not guaranteed" };
+  return [...new Set(classes.map((one) => words[one.threshold_source]))].join(", ");
 }
 
 // The expected precision, or its range over several classes.
 export function precisionOf(classes) {
   const known = classes.map((one) => one.expected_precision).filter((one) => one !== null);
   if (known.length < classes.length) return "unknown";
-  const shown = [Math.min(...known), Math.max(...known)].map((one) => percent(Number(one.toFixed(3))));
+  const shown = [Math.min(...known), Math.max(...known)].map(rounded);
   return shown[0] === shown[1] ? shown[0] : `${shown[0]} to ${shown[1]}`;
 }
+
+const rounded = (share) => percent(Number(share.toFixed(3)));
 
 // `decides`: whether the query has a threshold.
 export function verdictRow(verdict, decides) {
@@ -82,5 +110,5 @@ export function verdictRow(verdict, decides) {
 function explanation({ decided, score }) {
   const { threshold, threshold_source: from } = decided;
   if (threshold === null || from === "request") return thresholdText(decided, score);
-  return `${thresholdText(decided, score)} · expected precision ${precisionOf([decided])}`;
+  return `${thresholdText(decided, score)} · expected precision ${precisionText(decided)}`;
 }

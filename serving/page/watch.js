@@ -7,7 +7,7 @@ import { chooser } from "./files.js";
 import { Hits } from "./hits.js";
 import { Listener } from "./listener.js";
 import { count, percent } from "./numbers.js";
-import { precisionOf } from "./verdict.js";
+import { kindsOf, precisionOf } from "./verdict.js";
 
 const HOUR = 3600;
 const FEED_NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/;
@@ -134,7 +134,9 @@ export class WatchPanel {
     const names = watch.classes.flatMap((one, index) => [index ? ", " : "", nameOf(one.class)]);
     const decision = watch.recall === null
       ? `threshold ${watch.threshold}`
-      : `recall ${percent(watch.recall)} · expected precision ${precisionOf(watch.classes)}`;
+      : `recall ${percent(watch.recall)} (${kindsOf(watch.classes)}) · expected precision ${precisionOf(watch.classes)}`;
+    const hasDrifted = watch.drift.some((one) => one.has_drifted);
+    const drift = hasDrifted ? " · the share of matching frames has changed" : "";
     const state = element("span", { class: "quiet small", role: "status" });
     const expires = element("span", {}, expiryText(watch));
     const listen = element("button", { type: "button", class: "plain", "aria-pressed": "false", onclick: () => this.#toggle(row) }, "Listen");
@@ -143,7 +145,7 @@ export class WatchPanel {
     const line = element("li", { class: "watch", "data-watch": watch.id },
       element("div", { class: "about" },
         element("strong", {}, ...names),
-        element("span", { class: "quiet small" }, `${decision} · ${watch.feeds.length ? `feeds ${watch.feeds.join(", ")}` : "all feeds"} · `, expires), state),
+        element("span", { class: "quiet small" }, `${decision}${drift} · ${watch.feeds.length ? `feeds ${watch.feeds.join(", ")}` : "all feeds"} · `, expires), state),
       element("div", { class: "bar" }, listen, renew, remove));
     const row = { watch, line, state, listen, expires };
     this.#list.append(line);
@@ -158,7 +160,7 @@ export class WatchPanel {
   #listen(row) {
     const listener = new Listener(this.#api.tokens, row.watch.id, {
       hit: (hit) => this.#feed?.isOwn(hit) || this.#addHit(hit),
-      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} dropped because this page was too slow`),
+      dropped: (number) => (row.state.textContent = `listening; ${count(number, "hit")} dropped because newer ones exceeded the limit of stored hits`),
       state: (text, isOver) => (isOver ? this.#stopListening(row, text) : (row.state.textContent = text)),
     });
     this.#listeners.set(row.watch.id, listener);

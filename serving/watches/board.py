@@ -4,149 +4,16 @@ The Ray actor (`serving/deploy/watch_actor.py`) runs a `Board` in its own proces
 """
 
 import asyncio
-import secrets
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from serving.config import ServingConfig
+from serving.watches.feed_positions import FeedPositions
+from serving.watches.hit_log import HitLog
 from serving.watches.listeners import Listeners
-from serving.watches.watch import (
-    Changes,
-    HitBatch,
-    Terms,
-    UnknownWatchError,
-    Watch,
-    WatchLimitError,
-    WatchState,
-)
-
-# A replica that has missed more removals than this receives the complete list.
-_REMEMBERED_REMOVALS = 1000
-
-
-class Registry:
-    """Stores the watches within the limits of `config`. `storage` maps ids to JSON and survives
-    restarts.
-
-    Every change increments `version`, so a replica can request the changes since its own version.
-    Versions restart from 0 with the process; `epoch` identifies the process.
-    """
-
-    def __init__(
-        self,
-        config: ServingConfig,
-        *,
-        clock: Callable[[], float],
-        storage: MutableMapping[str, bytes],
-    ) -> None:
-        self.config = config
-        self.epoch, self.version = secrets.token_hex(8), 0
-        self._clock, self._storage = clock, storage
-        watches = [Watch.model_validate_json(text) for text in storage.values()]
-        self._watches = {watch.id: watch for watch in watches}
-        self._changed_at = dict.fromkeys(self._watches, 0)
-        self._listened: set[str] = set()
-        self._removals: deque[tuple[int, str]] = deque()
-        self._removals_known_since = 0
-
-    def create(self, client: str, terms: Terms) -> Watch:
-        """Create a watch. Raises WatchLimitError if there are too many watches."""
-        self._check_limits(client)
-        now = self._clock()
-        # Dump only the fields of Terms, so that `terms` cannot set the other fields of Watch.
-        watch = Watch(
-            **terms.model_dump(include=set(Terms.model_fields)),
-            id=secrets.token_hex(8),
-            client=client,
-            created_at=now,
-            expires_at=now + terms.ttl_seconds,
-        )
-        self._put(watch)
-        return watch
-
-    def owned(self, client: str) -> list[Watch]:
-        """Return the client's watches, oldest first."""
-        mine = [watch for watch in self._watches.values() if watch.client == client]
-        return sorted(mine, key=lambda watch: watch.created_at)
-
-    def get(self, client: str, watch_id: str) -> Watch:
-        """Return a watch. Raises UnknownWatchError, even if the watch belongs to another client."""
-        watch = self._watches.get(watch_id)
-        if watch is None or watch.client != client or watch.expires_at <= self._clock():
-            raise UnknownWatchError(
-                f"watch {watch_id[:40]!r} does not exist: it may have expired or been deleted"
-            )
-        return watch
-
-    def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
-        """Replace `fields` of a watch's terms and restart its time to live."""
-        unknown = set(fields) - set(Terms.model_fields)
-        assert not unknown, f"{unknown} are not fields of Terms"
-        watch = self.get(client, watch_id).model_copy(update=dict(fields))
-        watch = watch.model_copy(update={"expires_at": self._clock() + watch.ttl_seconds})
-        self._put(watch)
-        return watch
-
-    def remove(self, client: str, watch_id: str) -> None:
-        """Delete a watch. Raises UnknownWatchError, even if the watch belongs to another client."""
-        self._drop(self.get(client, watch_id).id)
-
-    def sweep(self) -> list[str]:
-        """Remove expired watches and return their ids."""
-        now = self._clock()
-        expired = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
-        for watch_id in expired:
-            self._drop(watch_id)
-        return expired
-
-    def set_listened(self, watch_id: str, is_listened: bool) -> None:
-        """Record whether a watch has listeners. Does nothing if the watch no longer exists."""
-        if watch_id in self._watches and (watch_id in self._listened) != is_listened:
-            (self._listened.add if is_listened else self._listened.discard)(watch_id)
-            self._record_change(watch_id)
-
-    def changes_since(self, epoch: str, version: int) -> Changes:
-        """Return the changes since `version`, or the complete list if the epoch differs or the
-        version is too old."""
-        is_complete = epoch != self.epoch or version < self._removals_known_since
-        states = [
-            WatchState(watch, watch.id in self._listened)
-            for watch in self._watches.values()
-            if is_complete or self._changed_at[watch.id] > version
-        ]
-        removed = [watch_id for at, watch_id in self._removals if at > version and not is_complete]
-        now = self._clock()
-        return Changes(self.epoch, self.version, now, is_complete, tuple(states), tuple(removed))
-
-    def _check_limits(self, client: str) -> None:
-        limit = self.config.max_watches_per_client
-        if len(self.owned(client)) >= limit:
-            raise WatchLimitError(
-                f"you have reached your limit of {limit} watches. Delete another watch first"
-            )
-        limit = self.config.max_watches
-        if len(self._watches) >= limit:
-            raise WatchLimitError(
-                f"the server has reached its limit of {limit} watches. Try again later"
-            )
-
-    def _put(self, watch: Watch) -> None:
-        self._storage[watch.id] = watch.model_dump_json().encode()
-        self._watches[watch.id] = watch
-        self._record_change(watch.id)
-
-    def _record_change(self, watch_id: str) -> None:
-        self.version += 1
-        self._changed_at[watch_id] = self.version
-
-    def _drop(self, watch_id: str) -> None:
-        del self._storage[watch_id], self._watches[watch_id], self._changed_at[watch_id]
-        self._listened.discard(watch_id)
-        self.version += 1
-        self._removals.append((self.version, watch_id))
-        if len(self._removals) > _REMEMBERED_REMOVALS:
-            self._removals_known_since, _ = self._removals.popleft()
+from serving.watches.registry import Registry
+from serving.watches.storage import MemoryStorage, Storage
+from serving.watches.watch import Changes, HitBatch, Terms, UnknownCursorError, Watch
 
 
 class SteadyClock:
@@ -161,25 +28,27 @@ class SteadyClock:
 
 
 class Board:
-    """The registry and the listeners, with long polls that wait for changes."""
+    """The registry, the hits and the listeners, with long polls that wait for changes."""
 
     def __init__(
         self,
         config: ServingConfig,
         *,
         clock: Callable[[], float] | None = None,
-        storage: MutableMapping[str, bytes] | None = None,
+        storage: Storage | None = None,
     ) -> None:
         clock = SteadyClock() if clock is None else clock
-        self._registry = Registry(config, clock=clock, storage={} if storage is None else storage)
+        storage = MemoryStorage() if storage is None else storage
+        self._registry = Registry(config, clock=clock, storage=storage)
         self._listeners = Listeners(clock)
-        self._listened: set[str] = set()
+        self._log = HitLog(config, storage, watches=self._registry, on_stored=self._listeners.wake)
+        self._positions = FeedPositions(storage)
         self._change = asyncio.Event()
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Replace the limits, which may differ in a new version of the application."""
-        self._registry.config = config
+        self._registry.config = self._log.config = config
 
     async def create(self, client: str, terms: Terms) -> Watch:
         self._sweep()
@@ -211,37 +80,46 @@ class Board:
             self._sweep()
         return self._registry.changes_since(epoch, version)
 
-    async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        for watch_id, count in lost.items():
-            for listener in self._listeners.of(watch_id):
-                listener.drop(count)
-        for watch_id, line in hits:
-            for listener in self._listeners.of(watch_id):
-                listener.put(line)
+    async def publish(
+        self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
+    ) -> list[int | None]:
+        cursors = await self._log.append(hits, self._positions.changes(positions))
+        self._log.delete(self._positions.update(positions))
+        return cursors
 
-    async def listen(self, client: str, watch_id: str) -> str:
+    async def position(self, client: str, feed: str) -> str | int | None:
+        return self._positions.get(client, feed)
+
+    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
         self._sweep()
         self._registry.get(client, watch_id)
+        last = self._log.last(watch_id)
+        if after is not None and after > last:
+            raise UnknownCursorError(
+                f"after is {after}, but the newest cursor of this watch is {last}. Use a cursor "
+                "that the watch has sent"
+            )
+        cursor = last if after is None else after
         config = self._registry.config
         listener = self._listeners.add(
             client,
             watch_id,
+            cursor,
             max_per_watch=config.max_watch_listeners,
             max_per_client=config.max_listeners_per_client,
-            max_hits=config.max_listener_hits,
         )
-        self._announce()
-        return listener
+        if cursor < last:
+            self._listeners.wake([watch_id])
+        return listener, cursor
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         state = self._listeners.get(listener)
         await _wait_for(state.ready, wait_seconds)
         self._sweep()
-        return state.take()
+        return state.take(self._log)
 
     async def leave(self, listener: str) -> None:
         self._listeners.remove(listener)
-        self._announce()
 
     def _sweep(self) -> None:
         """Remove expired watches and the listeners of replicas that have died."""
@@ -252,18 +130,16 @@ class Board:
 
     def _end(self, watch_id: str, reason: str) -> None:
         for listener in self._listeners.of(watch_id):
-            listener.end(reason)
+            listener.end(self._log, reason)
+        self._log.remove(watch_id)
+        self._log.flush()
 
     def _announce(self) -> None:
-        """Update which watches have listeners. If anything has changed, wake the waiting polls.
+        """If a watch has changed, wake the waiting polls.
 
         The event is set and replaced: waiting polls have a reference to the old event, and later
         polls wait for the next change.
         """
-        listened = self._listeners.listened()
-        for watch_id in self._listened ^ listened:
-            self._registry.set_listened(watch_id, watch_id in listened)
-        self._listened = listened
         if self._registry.version != self._announced_version:
             self._announced_version = self._registry.version
             self._change.set()

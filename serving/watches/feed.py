@@ -1,12 +1,15 @@
 """Evaluate the frames of a feed in a replica.
 
 Each frame requires one forward pass, regardless of the number of watches. If no watch selects the
-feed, the model does not process its frames.
+feed, the model does not process its frames. A frame is answered once its hits are stored.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
 from typing import Protocol
 
 from pydantic import BaseModel
@@ -25,7 +28,7 @@ from serving.watches.schemas import (
     FrameError,
     WatchHit,
 )
-from serving.watches.watch import Watches, WatchState
+from serving.watches.watch import Watch, Watches, WatchesDownError
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class WatchCounts(Protocol):
     def count_hits(self, count: int) -> None: ...
 
     def count_lost_hits(self, count: int) -> None:
-        """Count hits that could not be delivered to listeners."""
+        """Count hits that were dropped before a listener received them."""
         ...
 
     def set_watches(self, count: int) -> None:
@@ -62,14 +65,12 @@ class WatchCounts(Protocol):
 
 
 class Feeds:
-    """State shared by all feeds of a replica: its copy of the watches and its queue of hits."""
+    """State shared by all feeds of a replica: its copy of the watches, and the hits to store."""
 
     def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
         self.service, self.counts = service, counts
         self.live = LiveWatches(watches)
-        self.publisher = HitPublisher(
-            watches, max_hits=service.config.max_listener_hits, on_lost=counts.count_lost_hits
-        )
+        self.publisher = HitPublisher(watches, retry_seconds=service.config.request_timeout_seconds)
 
 
 @dataclass
@@ -97,6 +98,7 @@ class Feed:
         self._service, self._limits = feeds.service, feeds.service.config
         self._is_acknowledged, self._write_line = is_acknowledged, write
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
+        self._failed: set[str | int] = set()
         self._criteria = Criteria(self._service.model.bundle)
         self._plan: MatchPlan | None = None
         self._planned_for: tuple[str, int] | None = None
@@ -110,6 +112,7 @@ class Feed:
         else:
             limit = self._limits.max_frames_in_flight
             await pump_all(frames, self._process, self._write, limit=limit)
+        await self._feeds.publisher.flush()
         await self._write_line(FeedDone(done=self._counts))
 
     async def _process(self, frame: Frame) -> _FrameResult:
@@ -132,40 +135,58 @@ class Feed:
         live = self._feeds.live
         async with self._planning:
             if self._planned_for != live.version:
-                version, states = live.version, live.of(self._name, self._client)
-                self._plan = await self._service.in_thread(self._make_plan, states)
+                version, watches = live.version, live.of(self._name)
+                self._plan = await self._service.in_thread(self._make_plan, watches)
                 self._planned_for = version
                 self._feeds.counts.set_watches(len(live))
             return self._plan
 
-    def _make_plan(self, states: Sequence[WatchState]) -> MatchPlan | None:
-        pairs = self._criteria.of(states)
+    def _make_plan(self, watches: Sequence[Watch]) -> MatchPlan | None:
+        pairs = self._criteria.of(watches)
         return MatchPlan(self._service.model.bundle, pairs) if pairs else None
 
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
-        """Publish all hits to listeners and return those of the sender's own watches."""
+        """Store all hits and return those of the sender's own watches."""
         service = self._service
-        features = await service.when_queue_has_room(lambda: service.features([content], _FIELD))
-        matches = await service.in_thread(plan.matches, features, self._feeds.live.now())
-        self._feeds.counts.count_hits(len(matches))
-        own = []
-        for match in matches:
-            hit = self._hit(frame, match)
-            if match.state.is_listened:
-                self._feeds.publisher.put(hit.watch, hit.model_dump_json())
-            if match.state.watch.client == self._client:
-                own.append(hit)
-        return own
+        find = partial(plan.matches, now=self._feeds.live.now())
+        matches = await service.when_queue_has_room(
+            lambda: service.computed([content], find, _FIELD)
+        )
+        if service.drift is not None:
+            passed = {(match.class_id, match.threshold) for match in matches}
+            service.drift.add_frame(plan.monitored, passed)
+        if not matches:
+            return []
+        digest = _digest(content)
+        hits = [self._hit(frame, match, digest) for match in matches]
+        cursors = await self._stored(
+            [(hit.watch, hit.model_dump_json(exclude={"cursor"})) for hit in hits]
+        )
+        self._feeds.counts.count_hits(len(hits))
+        return [
+            hit.model_copy(update={"cursor": cursor})
+            for hit, match, cursor in zip(hits, matches, cursors, strict=True)
+            if match.watch.client == self._client
+        ]
 
-    def _hit(self, frame: Frame, match: Match) -> WatchHit:
-        watch = match.state.watch
+    async def _stored(self, hits: Sequence[tuple[str, str]]) -> list[int | None]:
+        """Store hits and return their cursors. Raises ApiError."""
+        try:
+            return await self._feeds.publisher.store(hits)
+        except WatchesDownError as error:
+            message = f"the hits are not stored ({error}). Send the frame again"
+            raise ApiError(503, "watches_down", message) from error
+
+    def _hit(self, frame: Frame, match: Match, digest: str) -> WatchHit:
+        watch, name = match.watch, self._service.model.bundle.names.names[match.class_id]
         return WatchHit(
+            id=_digest(json.dumps([watch.id, name, self._name, frame.id, frame.time, digest])),
             watch=watch.id,
             label=watch.label,
             feed=self._name,
             frame=frame.id,
             time=frame.time,
-            class_name=self._service.model.bundle.names.names[match.class_id],
+            class_name=name,
             class_id=match.class_id,
             score=match.score,
             threshold=match.threshold,
@@ -181,6 +202,17 @@ class Feed:
             await self._write_line(hit)
         if self._is_acknowledged and result.error is None:
             await self._write_line(Acknowledged(answered=result.frame.id, hits=len(result.hits)))
+        self._set_position(result)
+
+    def _set_position(self, result: _FrameResult) -> None:
+        """Move the feed's position to this frame, unless an earlier one has failed and must be sent
+        again."""
+        if result.error is not None and result.error.status >= 500:
+            self._failed.add(result.frame.id)
+        else:
+            self._failed.discard(result.frame.id)
+        if not self._failed:
+            self._feeds.publisher.set_position(self._client, self._name, result.frame.id)
 
     async def _drop(self, count: int) -> None:
         self._counts.frames += count
@@ -188,6 +220,11 @@ class Feed:
         for _ in range(count):
             self._feeds.counts.count_frame("dropped")
         await self._write_line(Dropped(dropped=count))
+
+
+def _digest(content: bytes | str) -> str:
+    raw = content if isinstance(content, bytes) else content.encode()
+    return blake2b(raw, digest_size=16).hexdigest()
 
 
 def _frame_error(error: ApiError, frame: str | int) -> FrameError:

@@ -1,50 +1,47 @@
-"""The listeners of each watch and their queues of hits. Queues are bounded and keep the newest
-hits.
+"""The listeners of each watch and their positions in its stored hits.
 
 The clock is a parameter, so leases do not depend on the system clock.
 """
 
 import asyncio
 import secrets
-from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
+from serving.watches.hit_log import HitLog
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
 
 # A replica takes the hits of its listeners every few seconds. If it stops doing so, it is assumed
 # to have died.
 _LEASE_SECONDS = 60.0
+_MAX_BATCH_HITS = 1000
 
 
 class Listener:
-    """A listener. `ready` is set while it has hits, drops or the end of the watch to report."""
+    """A listener. `ready` is set while it may have hits, drops or the end of the watch to
+    report."""
 
-    def __init__(self, client: str, watch_id: str, max_hits: int, now: float) -> None:
+    def __init__(self, client: str, watch_id: str, cursor: int, now: float) -> None:
         self.client, self.watch_id, self.taken_at = client, watch_id, now
         self.ready = asyncio.Event()
-        self._lines: deque[str] = deque(maxlen=max_hits)
-        self._dropped = 0
-        self.ended: str | None = None
+        self._cursor = cursor
+        self._final: HitBatch | None = None
 
-    def put(self, line: str) -> None:
-        self._dropped += len(self._lines) == self._lines.maxlen
-        self._lines.append(line)
+    def end(self, log: HitLog, reason: str) -> None:
+        """Read the last hits, which `log` is about to delete."""
+        batch, self._cursor = log.after(self.watch_id, self._cursor, most=log.config.max_watch_hits)
+        self._final = replace(batch, ended=reason)
         self.ready.set()
 
-    def drop(self, count: int) -> None:
-        self._dropped += count
-        self.ready.set()
-
-    def end(self, reason: str) -> None:
-        self.ended = reason
-        self.ready.set()
-
-    def take(self) -> HitBatch:
-        batch = HitBatch(tuple(self._lines), self._dropped, self.ended)
-        self._lines.clear()
-        self._dropped = 0
-        self.ready.clear()
+    def take(self, log: HitLog) -> HitBatch:
+        """Return the next hits."""
+        if self._final is not None:
+            batch, self._final = self._final, replace(self._final, lines=(), dropped=0)
+            return batch
+        batch, self._cursor = log.after(self.watch_id, self._cursor, most=_MAX_BATCH_HITS)
+        if len(batch.lines) < _MAX_BATCH_HITS:
+            self.ready.clear()
         return batch
 
 
@@ -57,10 +54,10 @@ class Listeners:
         self._by_watch: dict[str, set[str]] = {}
 
     def add(
-        self, client: str, watch_id: str, *, max_per_watch: int, max_per_client: int, max_hits: int
+        self, client: str, watch_id: str, cursor: int, *, max_per_watch: int, max_per_client: int
     ) -> str:
-        """Add a listener to a watch and return its id. Raises ListenerLimitError if the watch or
-        the client has too many listeners."""
+        """Add a listener that reads the hits after `cursor` and return its id. Raises
+        ListenerLimitError if the watch or the client has too many listeners."""
         if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
             message = (
                 f"this watch has reached its limit of {max_per_watch} listeners. Close another "
@@ -75,20 +72,26 @@ class Listeners:
             raise ListenerLimitError(message)
         listener = secrets.token_hex(8)
         self._by_watch.setdefault(watch_id, set()).add(listener)
-        self._listeners[listener] = Listener(client, watch_id, max_hits, self._clock())
+        self._listeners[listener] = Listener(client, watch_id, cursor, self._clock())
         return listener
 
     def get(self, listener: str) -> Listener:
         """Return a listener and renew its lease. Raises UnknownListenerError."""
         found = self._listeners.get(listener)
         if found is None:
-            raise UnknownListenerError("the listener has expired: hits may have been lost")
+            raise UnknownListenerError("the listener has expired")
         found.taken_at = self._clock()
         return found
 
     def of(self, watch_id: str) -> list[Listener]:
         """Return the listeners of a watch."""
         return [self._listeners[one] for one in self._by_watch.get(watch_id, ())]
+
+    def wake(self, watch_ids: Iterable[str]) -> None:
+        """Wake the listeners of watches that have new hits."""
+        for watch_id in watch_ids:
+            for listener in self.of(watch_id):
+                listener.ready.set()
 
     def remove(self, listener: str) -> None:
         """Remove a listener, if it exists."""
@@ -107,29 +110,31 @@ class Listeners:
         for listener in expired:
             self.remove(listener)
 
-    def listened(self) -> set[str]:
-        """Return the ids of watches that have listeners."""
-        return set(self._by_watch)
-
 
 # Send a heartbeat line after this time without a hit. The heartbeat also detects dead connections.
 WAIT_SECONDS = 10.0
 
 
 async def listen_to(
-    watches: Watches, client: str, watch_id: str, write: Callable[[str], Awaitable[None]]
+    watches: Watches,
+    client: str,
+    watch_id: str,
+    after: int | None,
+    write: Callable[[str], Awaitable[None]],
+    on_dropped: Callable[[int], None],
 ) -> None:
-    """Write the hits of a watch until it ends.
+    """Write the hits of a watch after a cursor, by default only new ones, until it ends.
 
-    Raises UnknownWatchError and ListenerLimitError before the first line, and UnknownListenerError
-    and WatchesDownError at any time.
+    Raises UnknownWatchError, UnknownCursorError and ListenerLimitError before the first line, and
+    UnknownListenerError and WatchesDownError at any time.
     """
-    listener = await watches.listen(client, watch_id)
+    listener, cursor = await watches.listen(client, watch_id, after)
     try:
-        await write(Listening(listening=watch_id).model_dump_json())
+        await write(Listening(listening=watch_id, cursor=cursor).model_dump_json())
         while True:
             batch = await watches.take(listener, WAIT_SECONDS)
             if batch.dropped:
+                on_dropped(batch.dropped)
                 await write(Dropped(dropped=batch.dropped).model_dump_json())
             for line in batch.lines:
                 await write(line)

@@ -1,21 +1,25 @@
 """The replica's side of watches: a local copy, which long polling updates while feeds are
-connected, and a queue of hits to publish.
+connected, and the hits to store.
 
 If the process that stores the watches does not respond, the replica continues with its copy.
-Watches in the copy still expire.
+Watches in the copy still expire. Frames with hits wait until their hits are stored.
 """
 
 import asyncio
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
 
-from serving.watches.watch import Changes, Watches, WatchesDownError, WatchState
+from serving.watches.watch import Changes, Watch, Watches, WatchesDownError
 
 _POLL_SECONDS = 10.0
 _RETRY_SECONDS = 0.5
+# The position of a feed is stored with the next hits, or after this time.
+_POSITION_SECONDS = 1.0
+# Hits that are sent in one call, unless a single frame has more.
+_MAX_BATCH_HITS = 10_000
 _log = logging.getLogger("kway.serving")
 
 
@@ -25,7 +29,7 @@ class LiveWatches:
 
     def __init__(self, watches: Watches) -> None:
         self._watches = watches
-        self._states: dict[str, WatchState] = {}
+        self._copy: dict[str, Watch] = {}
         self.version: tuple[str, int] = ("", 0)
         self._clock_offset = 0.0
         self._followers = 0
@@ -50,14 +54,9 @@ class LiveWatches:
                 self._task.cancel()
                 self._task = None
 
-    def of(self, feed: str, client: str) -> list[WatchState]:
-        """Return the watches that select a feed and have a recipient for their hits: the watches of
-        `client`, which sends the frames, and watches with listeners."""
-        return [
-            one
-            for one in self._states.values()
-            if one.watch.selects(feed) and (one.is_listened or one.watch.client == client)
-        ]
+    def of(self, feed: str) -> list[Watch]:
+        """Return the watches that select a feed."""
+        return [watch for watch in self._copy.values() if watch.selects(feed)]
 
     def now(self) -> float:
         """Return the time of the clock that determines when watches expire. It does not depend on
@@ -65,7 +64,7 @@ class LiveWatches:
         return time.monotonic() + self._clock_offset
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._copy)
 
     async def _follow(self) -> None:
         is_down = False
@@ -91,40 +90,103 @@ class LiveWatches:
         if changes.epoch == epoch and changes.version <= version:
             return  # another poll has already applied these changes
         if changes.is_complete:
-            self._states = {}
+            self._copy = {}
         for watch_id in changes.removed:
-            self._states.pop(watch_id, None)
-        self._states.update((one.watch.id, one) for one in changes.states)
+            self._copy.pop(watch_id, None)
+        self._copy.update((watch.id, watch) for watch in changes.watches)
         self.version = (changes.epoch, changes.version)
 
 
-class HitPublisher:
-    """Publishes hits to `watches`. Use it from a single event loop."""
+class _Frame(NamedTuple):
+    """The hits of a frame, and where to report their cursors."""
 
-    def __init__(self, watches: Watches, *, max_hits: int, on_lost: Callable[[int], None]) -> None:
-        self._watches, self._max_hits, self._on_lost = watches, max_hits, on_lost
-        self._hits: deque[tuple[str, str]] = deque()
-        self._lost: Counter[str] = Counter()
+    hits: Sequence[tuple[str, str]]
+    cursors: asyncio.Future[list[int | None]]
+
+
+class HitPublisher:
+    """Stores hits and the positions of feeds in `watches`. Use it from a single event loop.
+
+    Frames that arrive during a call share the next one. The number of frames that wait is limited
+    by the number of frames that the feeds process concurrently.
+    """
+
+    def __init__(self, watches: Watches, *, retry_seconds: float) -> None:
+        self._watches, self._retry_seconds = watches, retry_seconds
+        self._frames: list[_Frame] = []
+        self._positions: dict[tuple[str, str], str | int] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, watch_id: str, line: str) -> None:
-        """Queue a hit of a watch for publication. If the queue is full, the oldest hit is lost."""
-        if len(self._hits) == self._max_hits:
-            lost, _ = self._hits.popleft()
-            self._lost[lost] += 1
-            self._on_lost(1)
-        self._hits.append((watch_id, line))
+    async def store(self, hits: Sequence[tuple[str, str]]) -> list[int | None]:
+        """Store the hits of a frame, as pairs (watch id, line of JSON), and return their cursors.
+        The cursor is None if the watch has ended.
+
+        Raises WatchesDownError if they could not be stored for `retry_seconds`.
+        """
+        frame = _Frame(hits, asyncio.get_running_loop().create_future())
+        self._frames.append(frame)
+        self._start()
+        return await frame.cursors
+
+    def set_position(self, client: str, feed: str, frame: str | int) -> None:
+        """Set the id of the last answered frame of a feed. It is stored soon."""
+        self._positions[client, feed] = frame
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_POSITION_SECONDS, self._start)
+
+    async def flush(self) -> None:
+        """Store the positions. If this fails, they are stored with the next hits."""
+        with suppress(WatchesDownError):
+            await self.store([])
+
+    def _start(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._send())
 
     async def _send(self) -> None:
-        while self._hits:
-            hits, lost = list(self._hits), dict(self._lost)
-            self._hits.clear()
-            self._lost.clear()
+        while self._frames or (self._positions and self._timer is None):
+            frames = self._next_frames()
+            positions, self._positions = self._positions, {}
             try:
-                await self._watches.publish(hits, lost)
+                hits = [hit for frame in frames for hit in frame.hits]
+                cursors = iter(await self._publish(hits, positions))
+            except WatchesDownError as error:
+                self._positions = positions | self._positions
+                for frame in frames:
+                    if not frame.cursors.done():
+                        frame.cursors.set_exception(WatchesDownError(str(error)))
+                if not self._frames:
+                    return  # positions are stored with the next hits
+            else:
+                for frame in frames:
+                    found = [next(cursors) for _ in frame.hits]
+                    if not frame.cursors.done():
+                        frame.cursors.set_result(found)
+
+    def _next_frames(self) -> list[_Frame]:
+        count = total = 0
+        for frame in self._frames:
+            total += len(frame.hits)
+            if count and total > _MAX_BATCH_HITS:
+                break
+            count += 1
+        frames, self._frames = self._frames[:count], self._frames[count:]
+        return frames
+
+    async def _publish(
+        self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
+    ) -> list[int | None]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._retry_seconds
+        while True:
+            try:
+                return await self._watches.publish(hits, positions)
             except WatchesDownError:
-                self._on_lost(len(hits))
-                self._lost.update(lost)  # reported to listeners with the next batch
-                self._lost.update(watch_id for watch_id, _ in hits)
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)

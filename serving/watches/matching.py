@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from serving.answer import Query, threshold_of
-from serving.watches.watch import Terms, WatchState
+from serving.watches.watch import Terms, Watch
 from trainer.bundle.bundle import Bundle
 
 _log = logging.getLogger("kway.serving")
@@ -26,7 +26,7 @@ class Criterion:
 class Match:
     """A frame matches this class of a watch."""
 
-    state: WatchState
+    watch: Watch
     class_id: int
     score: float
     threshold: float
@@ -39,19 +39,18 @@ class Criteria:
         self._bundle = bundle
         self._cache: dict[str, tuple[Terms, list[Criterion]]] = {}
 
-    def of(self, watches: Iterable[WatchState]) -> list[tuple[WatchState, Criterion]]:
+    def of(self, watches: Iterable[Watch]) -> list[tuple[Watch, Criterion]]:
         """Return each watch once for each of its classes, paired with the criterion. Classes
         without a threshold in this model, which occur if the watch was created for another model,
         are logged and omitted."""
         previous, self._cache = self._cache, {}
         pairs = []
-        for state in watches:
-            watch = state.watch
+        for watch in watches:
             terms, criteria = previous.get(watch.id, (None, []))
             if terms is None or _query_of(terms) != _query_of(watch):
                 terms, criteria = watch, self._criteria(watch.id, watch)
             self._cache[watch.id] = (terms, criteria)
-            pairs += [(state, criterion) for criterion in criteria]
+            pairs += [(watch, criterion) for criterion in criteria]
         return pairs
 
     def _criteria(self, watch_id: str, terms: Terms) -> list[Criterion]:
@@ -81,13 +80,14 @@ class MatchPlan:
     Several watches may share a class, so `_columns` maps each criterion to the score of its class.
     """
 
-    def __init__(self, bundle: Bundle, pairs: Sequence[tuple[WatchState, Criterion]]) -> None:
+    def __init__(self, bundle: Bundle, pairs: Sequence[tuple[Watch, Criterion]]) -> None:
         self._bundle, self._pairs = bundle, pairs
         self.class_ids = sorted({criterion.class_id for _, criterion in pairs})
         columns = {class_id: index for index, class_id in enumerate(self.class_ids)}
         self._columns = torch.tensor(
             [columns[criterion.class_id] for _, criterion in pairs], dtype=torch.long
         )
+        self.monitored = {(criterion.class_id, criterion.threshold) for _, criterion in pairs}
         # Compare in float64, as queries do, so that both agree at the threshold.
         self._thresholds = torch.tensor(
             [criterion.threshold for _, criterion in pairs], dtype=torch.float64
@@ -100,7 +100,7 @@ class MatchPlan:
         matched = (scores >= self._thresholds).nonzero()[:, 0].tolist()
         pairs, values = [self._pairs[index] for index in matched], scores[matched].tolist()
         return [
-            Match(state, criterion.class_id, score, criterion.threshold)
-            for (state, criterion), score in zip(pairs, values, strict=True)
-            if state.watch.expires_at > now
+            Match(watch, criterion.class_id, score, criterion.threshold)
+            for (watch, criterion), score in zip(pairs, values, strict=True)
+            if watch.expires_at > now
         ]

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from serving.schemas import ClassThreshold, ErrorDetail, Id
+from serving.schemas import ClassDrift, ClassThreshold, ErrorDetail, Id
 from serving.watches.watch import FeedName
 
 FrameTime = (
@@ -32,6 +32,10 @@ class WatchHit(BaseModel):
 
     model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
 
+    id: str = Field(
+        description="id of the hit: the same if a frame with the same id, time and content is sent "
+        "to the feed again"
+    )
     watch: str
     label: str | None
     feed: str
@@ -41,6 +45,11 @@ class WatchHit(BaseModel):
     class_id: int
     score: float
     threshold: float
+    # The last field, because the cursor is appended to the JSON of a hit when it is stored.
+    cursor: int | None = Field(
+        None,
+        description="position among the hits of the watch, from 1 on; null if the watch has ended",
+    )
 
 
 class FrameError(BaseModel):
@@ -51,15 +60,16 @@ class FrameError(BaseModel):
 
 
 class Acknowledged(BaseModel):
-    """A frame has been processed. Sent after its hits, if the feed requests acknowledgements."""
+    """A frame has been processed and its hits are stored. Sent after its hits, if the feed requests
+    acknowledgements."""
 
     answered: Id
     hits: int
 
 
 class Dropped(BaseModel):
-    """The number of frames replaced by newer ones, or the number of hits that a slow listener
-    missed."""
+    """The number of frames replaced by newer ones, or the number of hits that were dropped before
+    the listener received them."""
 
     dropped: int
 
@@ -86,15 +96,26 @@ class Waiting(BaseModel):
 
 
 class Listening(BaseModel):
-    """The first line: from this point on, hits are queued for this listener."""
+    """The first line: all hits after the cursor follow."""
 
     listening: str = Field(description="id of the watch")
+    cursor: int = Field(description="`after`, or the cursor of the newest hit")
 
 
 class Ended(BaseModel):
     """The last line: the watch has `expired` or was `deleted`."""
 
     end: str
+
+
+class FeedPosition(BaseModel):
+    """How far a feed has been processed. Frames up to this one do not need to be sent again."""
+
+    feed: str
+    frame: Id | None = Field(
+        description="id of the last answered frame; null if there is none. May be a second old "
+        "while frames are being sent"
+    )
 
 
 class WatchInfo(BaseModel):
@@ -107,6 +128,11 @@ class WatchInfo(BaseModel):
     ttl_seconds: float
     created_at: datetime
     expires_at: datetime
+    drift: list[ClassDrift] = Field(
+        [],
+        description="one entry per class for which this replica has completed two periods "
+        "(`--drift-period`)",
+    )
 
 
 class WatchList(BaseModel):

@@ -40,15 +40,6 @@ class Watch(Terms):
 
 
 @dataclass(frozen=True)
-class WatchState:
-    """A watch, and whether it has listeners. A watch without listeners produces hits only in the
-    feeds of its owner."""
-
-    watch: Watch
-    is_listened: bool
-
-
-@dataclass(frozen=True)
 class Changes:
     """The changes since a version, or all watches if `is_complete`.
 
@@ -60,7 +51,7 @@ class Changes:
     version: int
     now: float
     is_complete: bool
-    states: tuple[WatchState, ...]
+    watches: tuple[Watch, ...]
     removed: tuple[str, ...]
 
 
@@ -68,7 +59,8 @@ class Changes:
 class HitBatch:
     """Hits for a listener, each a line of JSON.
 
-    - `dropped`: number of earlier hits that were discarded because the listener was too slow.
+    - `dropped`: number of earlier hits that are not stored any more, because newer ones exceeded a
+      limit.
     - `ended`: the reason why no more hits will follow, or None.
     """
 
@@ -88,6 +80,10 @@ class UnknownWatchError(WatchError):
 
 class UnknownListenerError(WatchError):
     """The listener has expired, or the process that stores the watches has restarted."""
+
+
+class UnknownCursorError(WatchError):
+    """The watch does not have a hit with this cursor yet."""
 
 
 class WatchLimitError(WatchError):
@@ -130,17 +126,24 @@ class Watches(Protocol):
         `wait_seconds`."""
         ...
 
-    async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
-        """Deliver hits, as pairs (watch id, line of JSON), to listeners. `lost` is the number of
-        lost hits per watch."""
+    async def publish(
+        self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
+    ) -> list[int | None]:
+        """Store hits, as pairs (watch id, line of JSON), and the ids of the last answered frames,
+        by client and feed. Return the cursors of the hits, None for a watch that has ended."""
         ...
 
-    async def listen(self, client: str, watch_id: str) -> str:
-        """Add a listener and return its id. Raises UnknownWatchError and ListenerLimitError."""
+    async def position(self, client: str, feed: str) -> str | int | None:
+        """Return the stored id of the last answered frame that the client sent to a feed."""
+        ...
+
+    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
+        """Add a listener and return its id and its cursor: `after`, or the newest hit's if None.
+        Raises UnknownWatchError, UnknownCursorError and ListenerLimitError."""
         ...
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
-        """Return the hits for a listener. If there are none, wait for at most `wait_seconds`.
+        """Return the next hits for a listener. If there are none, wait for at most `wait_seconds`.
         Raises UnknownListenerError."""
         ...
 

@@ -167,8 +167,8 @@ def test_a_missing_image_is_an_error_or_skipped(folder: Path) -> None:
         ({"images": [image(0, "/../../secret.png")]}, r"image 0: .* is outside"),
         ({"images": [image(0), image(0)]}, r"images\[1\]: ID 0 is already used"),
         ({"images": [image(0), image(9, "000.png")]}, r"image 9: '000\.png' is also an image in"),
-        ({"images": [{"id": 0}]}, r"images\[0\]: 'file_name' is 'None': it must be a text"),
-        ({"images": [{"id": [], "file_name": "a"}]}, r"images\[0\]: 'id' is '\[\]'"),
+        ({"images": [{"id": 0}]}, r"images\[0\]: 'file_name' is None: it must be a text"),
+        ({"images": [{"id": [], "file_name": "a"}]}, r"images\[0\]: 'id' is \[\]"),
         ({"images": [image(0, "\ud800.png")]}, r"images\[0\]: 'file_name' is .*must be a text"),
         ({"images": ["a"]}, r"images\[0\] is not a JSON object"),
         ({"images": {}}, "does not contain a list 'images': pass a file with images"),
@@ -265,6 +265,22 @@ def test_an_area_that_is_no_float_is_an_error_in_one_line(folder: Path, number: 
     assert source(folder, "train").splits()["train"]
     with pytest.raises(ValueError, match="neither an area nor a box"):
         source(folder, "train", several="largest").splits()
+
+
+def test_images_without_annotations_file_are_reported(folder: Path) -> None:
+    found = source(folder, "train")
+    assert [one for one in found.skipped() if "lists it" in one.reason] == [
+        (f"val2017/00{i}.png", "no label or annotation file lists it") for i in (4, 5, 6)
+    ]
+
+
+@pytest.mark.parametrize("key", ["image_id", "category_id"])
+def test_long_values_are_cut_in_messages(folder: Path, key: str) -> None:
+    path = folder / "annotations" / "train.json"
+    coco_json(path, [image(0), image(1)], [box(0, 18), box(1, 1) | {key: "x" * 10_000}])
+    with pytest.raises(ValueError, match="xxx…") as error:
+        source(folder, "train").splits()
+    assert len(str(error.value)) < 400
 
 
 def test_a_name_that_is_too_long_is_an_error_that_names_the_image(folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from data.images.config import ImageConfig
 from data.images.decode import crops_for_evaluation, for_evaluation, resize_short_side
@@ -51,3 +52,25 @@ def test_settings_without_the_crops_field_still_load() -> None:
     old = json.loads(config(1).model_dump_json())
     del old["crops"]
     assert ImageConfig.model_validate(old) == config(1)
+
+
+def test_the_offset_of_the_center_crop_is_rounded_down_or_to_the_nearest_integer():
+    image = IMAGE[:31, :29]  # 7 and 5 pixels more than the crop
+    offsets = {"down": (3, 2), "nearest": (4, 2)}  # 3.5 and 2.5; a half is rounded to even
+    for rounding, (top, left) in offsets.items():
+        chosen = config(1).model_copy(update={"resize": 29, "crop_offset": rounding})
+        found = for_evaluation(image, chosen)
+        assert np.array_equal(found, image[top : top + 24, left : left + 24].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pillows_filters_resize_the_short_side_or_both_sides(channels: int) -> None:
+    image = IMAGE[:, :, :channels]
+    opened = Image.fromarray(image if channels == 3 else image[:, :, 0])
+    for keep_aspect, (width, height) in ((True, (43, 31)), (False, (31, 31))):
+        changes = {"interpolation": "bicubic", "keep_aspect": keep_aspect}
+        found = for_evaluation(image, config(1, channels).model_copy(update=changes))
+        resized = np.asarray(opened.resize((width, height), Image.Resampling.BICUBIC))
+        top, left = (height - 24) // 2, (width - 24) // 2
+        expected = resized.reshape(height, width, channels)[top : top + 24, left : left + 24]
+        assert np.array_equal(found, expected.transpose(2, 0, 1))

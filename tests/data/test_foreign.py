@@ -23,8 +23,10 @@ from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
+from data.tars.listing import split_of_tars
 from launch.commands.shard import app
 from tests.data.foreign_tars import images, planted_shards, png, write_tar
+from tests.data.test_jpeg_end import jpeg
 from tests.faults.sitecustomize import error
 
 
@@ -430,6 +432,25 @@ def test_tar_names_determine_the_split(tmp_path: Path) -> None:
         "test": ["set-test.tar"],
         "validation": ["set-val-0.tar"],
     }
+
+
+def test_jpegs_without_an_end_marker_are_counted_and_named(tmp_path: Path) -> None:
+    data = jpeg()
+    members = [("a.jpg", data), ("b.jpg", data[:-2]), ("c.png", png(1)), ("d.jpg", data + b"video")]
+    for name, image in members:
+        stem = name.split(".")[0]
+        write_tar(tmp_path / f"{stem}.tar", [(name, image), (f"{stem}.cls", b"0")])
+    done = kway_shard("index", tmp_path)
+    assert done.exit_code == 0, done.exception
+    assert "JPEGs without an end marker" in done.stderr
+    assert "(kway shard verify --decode): 1 (b.tar: b)" in done.stderr
+    assert verified(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a\\b"])
+def test_a_split_with_a_path_separator_raises(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a split"):
+        split_of_tars(tmp_path, [tmp_path / "a.tar"], [(name, "*.tar")])
 
 
 def test_globs_determine_the_split_and_unmatched_tars_are_reported(tmp_path: Path) -> None:

@@ -157,6 +157,52 @@ def test_an_unreadable_label_file_raises_a_short_one_line_error(
     assert len(str(error.value)) < 400
 
 
+@pytest.mark.parametrize("header", ["File,Class", "FILE,CLASS"])
+def test_the_header_of_a_label_file_may_be_capitalized(tmp_path: Path, header: str) -> None:
+    for i in range(2):
+        write_image(tmp_path / f"{i}.png", i)
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"{header}\n0.png,cat\n1.png,dog\n")
+    assert names(ImageFolder(tmp_path, labels=labels))["train"] == {"0.png", "1.png"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"image,label\n0.png,cat\n", "line 1: 'image' is missing .*: if it is a header, write"),
+        (b"image,label,fold\n0.png,cat,1\n", "line 1: 'image,label,fold' is not .* the header"),
+        (b"0.png,cat\r1.png,dog\r", r"line 1 contains a carriage return \(CR\): save the file"),
+    ],
+)
+def test_other_headers_and_line_endings_raise_an_error_with_a_hint(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    write_image(tmp_path / "0.png", 0)
+    labels = tmp_path / "labels.csv"
+    labels.write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {message}"):
+        ImageFolder(tmp_path, labels=labels).classes()
+
+
+def test_numbers_that_belong_to_class_names_raise_an_error_with_the_reason(tmp_path: Path) -> None:
+    write_image(tmp_path / "0.png", 0)
+    (tmp_path / "labels.csv").write_text("0.png,0\n")
+    (tmp_path / "names").write_text("class 0\nclass 1\n")
+    source = ImageFolder(tmp_path, labels=tmp_path / "labels.csv", class_names=tmp_path / "names")
+    with pytest.raises(ValueError, match=r"names, line 2: 'class' .* its number: .* class_0"):
+        source.classes()
+
+
+def test_images_that_no_label_file_lists_are_reported(tmp_path: Path) -> None:
+    for name in ("0", "1", "2", "more/3", ".hidden/4"):
+        write_image(tmp_path / "in" / f"{name}.png", 0)
+    (tmp_path / "in/labels.csv").write_text("0.png,cat\n1.png,dog\n")
+    source = ImageFolder(tmp_path / "in", labels=tmp_path / "in/labels.csv")
+    reason = "no label or annotation file lists it"
+    assert source.skipped() == [("2.png", reason), ("more/3.png", reason)]
+    assert source.notes() == [f"skipped '2.png', 'more/3.png': {reason}"]
+
+
 def test_listed_images_may_be_links_outside_the_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for i in range(2):

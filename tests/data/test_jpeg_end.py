@@ -61,6 +61,39 @@ def test_missing_pixels_are_an_error(data: bytes) -> None:
                 packed(data[:cut] + tail, short_side=None, quality=90)
 
 
+def test_zeros_that_stand_in_for_missing_pixels_are_detected() -> None:
+    rows, columns = np.linspace(0, 50, 64), np.linspace(0, 200, 96)
+    pixels = np.repeat((rows[:, None] + columns)[:, :, None], 3, 2).astype(np.uint8)
+    pixels[:40] = np.random.default_rng(0).integers(0, 256, (40, 96, 3))
+    pixels[60, 90] = 255
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", progressive=True)
+    whole = buffer.getvalue()
+    wrong = []
+    for padding in range(3, 17):
+        repaired = completed(whole[:-3] + bytes(padding))
+        if repaired is not None and not np.array_equal(decode(repaired, 3), decode(whole, 3)):
+            wrong.append(padding)
+    # A scan that is padded with exactly the number of missing bytes looks complete.
+    assert wrong in ([], [15])
+
+
+def test_a_scan_that_ends_with_zeros_is_complete() -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (104, 104), "white").save(buffer, "JPEG", optimize=True)
+    data = buffer.getvalue()
+    ends = [at for at in range(len(data) - 3) if data[at:].strip(b"\0") == b"\x0f\xff\xd9"]
+    assert ends
+    assert completed(data[:-2]) == data
+
+
+def test_a_jpeg_with_very_many_scans_is_not_completed() -> None:
+    data = jpeg(progressive=True)[:-2]
+    scan = data[data.rindex(b"\xff\xda") :]
+    assert completed(data + 5 * scan) is not None
+    assert completed(data + 20 * scan) is None
+
+
 def test_an_intact_jpeg_is_not_changed() -> None:
     for data in (jpeg(), jpeg() + b"appended video", jpeg(comment=b"\xff\xda")):
         assert not lacks_end(data)

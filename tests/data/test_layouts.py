@@ -238,7 +238,7 @@ def test_an_ambiguous_location_of_listed_images_raises(split_folder: Path, tmp_p
         ({"class_names": "l.txt"}, "pass --labels or --split-labels"),
         ({"split_labels": {"val": "l.txt", "dev": "l.txt"}}, "split validation is given twice"),
         ({"split_labels": {"../x": "l.txt"}}, r"'\.\./x' cannot be the name of a split"),
-        ({"split_labels": {"val": "gone.txt"}}, r"gone\.txt is not a file: pass a label file"),
+        ({"split_labels": {"val": "gone.txt"}}, r"gone\.txt is not a file: pass a text file"),
     ],
 )
 def test_inconsistent_label_options_raise(

@@ -71,7 +71,8 @@ def test_samples_have_the_labels_of_the_united_class_list(sets: dict[str, Path])
         assert len(mixture) == 57
         names = mixture.manifest.class_names
         indices = np.random.default_rng(0).permutation(57)
-        many = list(mixture.read_many(indices))
+        labels, contents = mixture.read_many(indices)
+        many = list(zip(contents, labels.tolist(), strict=True))
         sizes = mixture.sizes(indices)
         first = 0
         for folder in sets.values():

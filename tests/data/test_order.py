@@ -216,3 +216,17 @@ def test_large_and_small_seeds_give_different_orders() -> None:
         for epoch in range(4)
     }
     assert len(orders) == 12
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 2000, 70_000])
+def test_tables_do_not_change_the_order(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    positions = np.random.default_rng(0).integers(0, n, (20, 10))
+    with_tables = permuted_index(2**40, 3, positions, n, part=2)
+    monkeypatch.setattr("data.loading.order._MAX_TABLE_BITS", 0)
+    assert np.array_equal(permuted_index(2**40, 3, positions, n, part=2), with_tables)
+    assert with_tables.shape == (20, 10)
+
+
+def test_the_order_is_that_of_the_documentation() -> None:
+    assert permuted_index(0, 0, np.arange(10), 10).tolist() == [4, 6, 8, 9, 0, 2, 5, 7, 3, 1]
+    assert permuted_index(0, 1, np.arange(10), 10).tolist() == [9, 0, 1, 5, 2, 6, 4, 7, 8, 3]

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow import parquet
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -50,6 +52,41 @@ def test_the_preview_of_a_table_shows_texts_and_leaves_no_files(tmp_path: Path) 
     assert "good day" in done.stdout
     assert "note: rows read: 2" in done.stdout
     assert entries(tmp_path) == before
+
+
+def test_a_bad_image_does_not_end_the_preview_of_a_table(tmp_path: Path) -> None:
+    columns = {"jpg": [b"text", b"more text"], "path": ["0.png", "1.png"], "label": ["x", "y"]}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    for column, example in (("jpg", "a.parquet, row 1"), ("path", "1.png")):
+        done = kway_shard(
+            "table", tmp_path / "a.parquet", "--image", column, "--label", "label", "--preview"
+        )
+        assert done.exit_code == 0, done.exception
+        assert example in done.stdout
+
+
+def test_bad_images_do_not_end_the_preview_of_imagenet(tmp_path: Path) -> None:
+    for synset in ("n01440764", "n01443537"):
+        (tmp_path / "train" / synset).mkdir(parents=True)
+        (tmp_path / "train" / synset / "0.JPEG").write_bytes(b"text")
+    done = kway_shard("imagenet", tmp_path, "--preview")
+    assert done.exit_code == 0, done.exception
+    assert "n01440764/0" in done.stdout
+
+
+def test_the_preview_reads_label_vectors_and_mentions_duplicates(
+    images: Path, tmp_path: Path
+) -> None:
+    vectors = tmp_path / "v.txt"
+    vectors.write_text("apple 1 0\nbirne 3 2\ndate 0 5\n")
+    done = kway_shard("imagefolder", images, "--preview", "--vectors", vectors, "--drop-duplicates")
+    assert done.exit_code == 0, done.exception
+    assert f"label vectors from {vectors}: 4 x 2" in done.stdout
+    assert "1 classes without a vector use the mean: crème" in done.stdout
+    assert "note: --drop-duplicates: the numbers include all duplicates" in done.stdout
+    vectors.write_text("")
+    failed = kway_shard("imagefolder", images, "--preview", "--vectors", vectors)
+    assert isinstance(failed.exception, ValueError)
 
 
 def test_generated_sources_have_a_preview() -> None:

@@ -83,3 +83,32 @@ def test_missing_labels_raise(tmp_path: Path) -> None:
     (folder / "us_test.labels").unlink()
     with pytest.raises(FileNotFoundError, match=r"us_test\.labels is missing: add the labels"):
         LabeledTexts(folder, tmp_path / "work")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("us_train.text", b"", r"us_train\.text contains no texts for training: add some"),
+        ("us_train.labels", b"0\n\xff\n", r"us_train\.labels, line 2 is not UTF-8 text: save"),
+        ("us_train.labels", b"0\r1\r", r"us_train\.labels, line 1 contains a carriage return"),
+        ("us_mapping.txt", b"0\ta\n1\t\xff\n", r"us_mapping\.txt, line 2 is not UTF-8 text: save"),
+        ("us_train.labels", b"0\n" + b"9" * 5000, r"label '9{60}…' is missing from .*us_mapping"),
+    ],
+)
+def test_invalid_files_raise_one_line_that_names_the_file(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    folder = write(tmp_path / "in", "us_train", "us_test")
+    (folder / name).write_bytes(content)
+    if not content:
+        (folder / name).with_suffix(".labels").write_bytes(b"")
+    with pytest.raises(ValueError, match=message):
+        LabeledTexts(folder, tmp_path / "work").classes()
+
+
+def test_a_label_of_5000_digits_is_a_name(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", "us_train")
+    (folder / "us_mapping.txt").unlink()
+    (folder / "us_train.labels").write_text(f"10\n{'9' * 5000}\n")
+    classes = LabeledTexts(folder, tmp_path / "work").classes()
+    assert [len(one.name) for one in classes] == [2, 5000]

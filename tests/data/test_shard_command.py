@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from data.progress import plain_lines
+from data.shards.output import LocalOutput
+from data.shards.writer import write_shards
 from data.skipped import Skipped
+from data.sources import ImageFolder
 from data.sources.source import Modality
 from launch.commands.shard import app
 from launch.commands.shard_source import write
-from launch.terminal import plain_lines
 from tests.data.foreign_tars import Planted
+from tests.data.killed import contents
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -31,6 +35,15 @@ def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> 
     again = kway_shard("imagefolder", images, "-o", tmp_path / "out")
     assert again.exit_code == 0
     assert "is already complete" in again.stdout
+
+
+def test_shards_can_be_written_to_the_working_directory(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = kway_shard("imagefolder", images.resolve(), "-o", ".")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "manifest.json").is_file()
 
 
 def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_path: Path) -> None:
@@ -101,7 +114,7 @@ def test_skipped_samples_are_called_images_or_texts(
 def test_progress_lines_start_once_a_rate_is_known(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("launch.terminal._SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr("data.progress._SECONDS_BETWEEN_LINES", 0)
     report = plain_lines("writing")
     report(100, 1000)
     assert capsys.readouterr().err == ""
@@ -139,6 +152,45 @@ def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_op
     failed = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
     assert "x.png cannot be written (No such file or directory)" in str(failed.exception)
     assert "--contact-sheet" in str(failed.exception)
+
+
+def test_workers_and_ray_cannot_be_combined(shards: Path, tmp_path: Path) -> None:
+    for command in (("verify", shards), ("glyphs", "-o", tmp_path / "out")):
+        failed = kway_shard(*command, "--workers", 2, "--ray", "auto")
+        assert isinstance(failed.exception, ValueError)
+        assert "--workers 2 and --ray auto: pass only one" in str(failed.exception)
+
+
+def test_an_address_without_a_ray_cluster_is_an_error_that_names_it(
+    images: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    failed = kway_shard("imagefolder", images, "-o", out, "--ray", "127.0.0.1:9")
+    assert isinstance(failed.exception, ValueError)
+    assert "--ray 127.0.0.1:9: there is no such Ray cluster" in str(failed.exception)
+    assert not out.exists()
+
+
+def test_an_address_without_a_ray_cluster_does_not_discard_an_interrupted_run(
+    images: Path, tmp_path: Path
+) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 15:
+            raise KeyboardInterrupt
+
+    source, out = ImageFolder(images), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(source, out, samples_per_shard=10, workers=1, report=stop)
+    before = contents(out)
+    with pytest.raises(ValueError, match="there is no such Ray cluster"):
+        write_shards(source, out, samples_per_shard=10, ray="127.0.0.1:9")
+    assert contents(out) == before
+    assert "train-000000.tar" in before
+
+
+def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"does not exist on the Ray node .*: pass -o on a file"):
+        LocalOutput(tmp_path / "out").check_shared()
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])

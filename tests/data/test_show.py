@@ -177,7 +177,24 @@ def test_an_unknown_split_raises_before_anything_is_printed(shards: Path) -> Non
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize("command", ["show", "verify"])
-def test_a_url_raises_because_only_local_folders_are_supported(command: str) -> None:
-    done = kway_shard(command, "https://host/set")
-    assert "is a URL, but only local folders" in str(done.exception)
+def test_shards_at_a_url_are_shown_like_a_local_folder(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))  # the cache
+    shown = kway_shard("show", f"file://{texts}")
+    assert shown.exit_code == 0
+    # The title wraps at the width of the table.
+    assert "".join(shown.stdout.split()).replace(f"file://{texts}", str(texts)) == "".join(
+        kway_shard("show", texts).stdout.split()
+    )
+
+
+def test_shards_at_a_url_are_checked_for_leaks_like_a_local_folder(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    checked = kway_shard("check", f"file://{texts}")
+    assert checked.exit_code == 0
+    assert (
+        checked.stdout.replace(f"file://{texts}", str(texts)) == kway_shard("check", texts).stdout
+    )

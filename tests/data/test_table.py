@@ -288,7 +288,7 @@ def test_a_binary_column_contains_images(tmp_path: Path) -> None:
     assert read_images(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
     assert "rows without text, path or label skipped: 1" in source.notes()
     url = Table((tmp_path / "a.parquet",), tmp_path / "work2", "topic", image="url")
-    with pytest.raises(ValueError, match="is a URL, which kway does not download: fetch the"):
+    with pytest.raises(ValueError, match=r"is a URL outside .*, which kway does not"):
         write_shards(url, tmp_path / "out2", workers=0)
 
 
@@ -305,6 +305,56 @@ def test_a_bad_image_in_parquet_names_the_file_and_the_row(tmp_path: Path) -> No
     assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
     line = json.loads((tmp_path / "out" / SKIPPED).read_text())
     assert line["name"] == "a.parquet, row 2"
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0, 2**31 - 1], arrow.date32()),
+        ([0, 2**62], arrow.timestamp("us")),
+        ([0, 2**62], arrow.duration("s")),
+    ],
+)
+def test_parquet_values_that_python_cannot_represent_are_errors_with_file_and_row(
+    tmp_path: Path, values: list[int], kind: arrow.DataType
+) -> None:
+    columns = {"text": ["a", "b"], "label": arrow.array(values, kind)}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    failed = kway(
+        "table", tmp_path / "a.parquet", "-o", tmp_path / "out", "--text", "text",
+        "--label", "label",
+    )  # fmt: skip
+    assert isinstance(failed.exception, ValueError)
+    assert f"{tmp_path / 'a.parquet'}, row 1: " in str(failed.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
+
+
+def test_damaged_parquet_names_the_file(tmp_path: Path) -> None:
+    columns = {"text": [f"{i} {'x' * 50}" for i in range(1000)], "label": ["a", "b"] * 500}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", use_dictionary=False)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[60:160] = bytes(100)
+    (tmp_path / "a.parquet").write_bytes(content)
+    source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
+    with pytest.raises(ValueError, match=r"a\.parquet, row 0 or later: .*: correct it"):
+        source.classes()
+
+
+def test_an_invalid_row_of_parquet_is_named_by_file_and_row(tmp_path: Path) -> None:
+    columns = {"text": ["a", "b", "c"], "label": ["x", "y", "x"], "part": ["train", "test", "a b"]}
+    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+    source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", split="part")
+    with pytest.raises(ValueError, match=r"a\.parquet, row 2: the row names an invalid split"):
+        source.classes()
+
+
+def test_an_error_of_the_output_is_not_reported_as_an_error_of_the_table(tmp_path: Path) -> None:
+    parquet.write_table(arrow.table({"text": ["a"], "label": ["x"]}), tmp_path / "a.parquet")
+    (tmp_path / "work").write_text("a file where the folder should be")
+    source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
+    with pytest.raises(OSError, match="work") as raised:
+        source.classes()
+    assert not isinstance(raised.value, ValueError)
 
 
 def test_identical_images_in_parquet_are_in_the_same_split(tmp_path: Path) -> None:

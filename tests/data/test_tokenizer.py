@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
 from data.shards.index import open_index
@@ -76,6 +76,23 @@ def test_ids_match_auto_tokenizer_and_truncation_keeps_the_last_token(folder: Pa
     assert ids == theirs["input_ids"]
     assert max(map(len, ids)) == 6
     assert all((row[0], row[-1]) == (2, 3) for row in ids)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["[CLS] $A [SEP]", "[CLS] [SEP] $A", "$A [SEP]", "$A", "[SEP] $A $A", "[UNK] $A", None],
+)
+def test_special_tokens_are_those_that_the_library_adds(template: str | None) -> None:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "words", "number"]
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(words)}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if template is not None:
+        special = [(word, i) for i, word in enumerate(words) if word in template]
+        backend.post_processor = processors.TemplateProcessing(template, special_tokens=special)
+    texts = ["the words", "", "number number 1 words the number", "[CLS] the"]
+    opened = Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=6, name="x")
+    backend.enable_truncation(6)
+    assert opened.encode(texts) == [each.ids or [0] for each in backend.encode_batch(texts)]
 
 
 def test_pad_id_and_vocab_size_are_set(folder: Path) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import tracemalloc
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -18,9 +18,11 @@ import webdataset
 
 from data.shards.claim import UNFINISHED, claimed
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.shards.output import LocalOutput
+from data.shards.shard_file import write_shard
 from data.shards.split import open_split
 from data.shards.writer import write_shards
-from data.skipped import SKIPPED, Skipped, SkippedFile
+from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder, Sample
 from tests.data.conftest import write_image
 from tests.data.killed import check_killed_and_resumed, contents
@@ -113,7 +115,7 @@ def test_writing_twice_gives_the_same_bytes(
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.writer._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.plans._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256
@@ -159,20 +161,6 @@ def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
     check_killed_and_resumed(source, tmp_path, samples_per_shard=5, workers=1)
     (skipped,) = {path.read_bytes() for path in tmp_path.glob(f"*/{SKIPPED}")}
     assert len(skipped.splitlines()) == 6
-
-
-def test_skipped_samples_of_an_unfinished_shard_are_listed_again(tmp_path: Path) -> None:
-    (tmp_path / SKIPPED).write_bytes(
-        b'{"name": "ignored before", "reason": "r"}\n'
-        b'{"shard": "a.tar", "name": "kept", "reason": "r"}\n'
-        b'{"shard": "b.tar", "name": "not finished", "reason": "r"}\n'
-        b'{"shard": "a.tar", "name": "cut by the ki'
-    )
-    log = SkippedFile(tmp_path / SKIPPED, ignored=[Skipped("ignored", "r")], finished={"a.tar"})
-    log.add("b.tar", [Skipped("\udce8.png", "again")])
-    log.finish()
-    lines = [json.loads(line) for line in (tmp_path / SKIPPED).read_text().splitlines()]
-    assert [line["name"] for line in lines] == ["ignored", "kept", "\udce8.png"]
 
 
 def test_writing_with_other_parameters_raises_and_changes_nothing(
@@ -273,6 +261,50 @@ def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
     assert written.num_skipped == 1
     assert sum(shard.samples for shard in written.manifest.shards) == 12
     assert not (tmp_path / "out" / UNFINISHED).exists()
+
+
+def test_the_other_samples_stay_listed_when_a_lost_shard_is_written_again(tmp_path: Path) -> None:
+    for i in range(40):
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
+    for i in range(10):
+        (tmp_path / "in" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
+    source = ImageFolder(tmp_path / "in", skip_bad=True, test_fraction=0)
+    ignored = [Skipped("notes.txt", "not an image")]
+    options = {"samples_per_shard": 10, "workers": 1, "ignored": ignored}
+    write_shards(source, tmp_path / "out", **options)
+    before = contents(tmp_path / "out")
+    lines = [json.loads(line) for line in before[SKIPPED].splitlines()]
+    assert len(lines) == 11
+    assert lines[0]["name"] == "notes.txt"
+    assert len({line["shard"] for line in lines[1:]}) > 1
+    (tmp_path / "out" / lines[-1]["shard"]).unlink()
+    assert write_shards(source, tmp_path / "out", **options).resumed == 4
+    assert contents(tmp_path / "out") == before
+
+
+def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    source, together = Numbers(20), Barrier(2, timeout=30)
+
+    def samples(wait: bool) -> Iterator[Sample]:
+        for task in range(20):
+            if wait and task in (5, 19):
+                together.wait()
+            yield source.render(task)
+
+    def write_once(folder: Path, wait: bool) -> None:
+        write_shard(LocalOutput(folder), "train-000000.tar", "train", samples(wait))
+
+    for name in ("alone", "twice"):
+        (tmp_path / name).mkdir()
+    write_once(tmp_path / "alone", False)
+    threads = [Thread(target=write_once, args=(tmp_path / "twice", True)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert contents(tmp_path / "twice") == contents(tmp_path / "alone")
 
 
 @pytest.mark.parametrize(

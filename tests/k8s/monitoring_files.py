@@ -95,7 +95,7 @@ from ray.serve.metrics import Histogram
 from ray.util.metrics import Metric
 from serving.deploy.metrics import HttpErrorMetrics, QueryMetrics, ReplicaMetrics, WatchMetrics
 from trainer.bundle.spec import LossSpec
-replica = ReplicaMetrics(LossSpec(kind="ce", aligned=False), lambda: (0, 0))
+replica = ReplicaMetrics(LossSpec(kind="ce", aligned=False), lambda: (0, 0), lambda: (0, 0))
 for group in QueryMetrics(), replica, WatchMetrics(), HttpErrorMetrics():
     for metric in filter(lambda each: isinstance(each, Metric), vars(group).values()):
         ends = "_bucket", "_sum", "_count"

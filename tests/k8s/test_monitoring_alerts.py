@@ -39,6 +39,7 @@ WANTED = {
     "KwayServingTooBusy",
     "KwayServingErrors",
     "KwayServingLossNotAligned",
+    "KwayServingDrift",
 }
 
 

@@ -107,7 +107,11 @@ def test_kway_eval_reproduces_the_evaluation_of_training(kway, run, capsys):
 def test_kway_export_writes_a_bundle_that_kway_query_reads(kway, run, tmp_path, capsys):
     out = tmp_path / "bundle"
     assert kway("export", run, "-o", out) == 0
-    assert capsys.readouterr().out == f"{out} is ready: kway serve {out}\n"
+    assert capsys.readouterr().out.splitlines() == [
+        "thresholds for recall 0.9: 13 pooled",
+        "thresholds for recall 0.99: 13 pooled",
+        f"{out} is ready: kway serve {out}",
+    ]
     with Bundle.open(out) as bundle:
         name = bundle.names.names[3]
     image = tmp_path / "image.png"
@@ -174,6 +178,13 @@ def export_with_an_invalid_recall(
 ) -> tuple[int, str]:
     code = kway("export", run, "-o", tmp_path / "bundle", "--recall", "1.5")
     return code, "--recall 1.5: pass a number above 0"
+
+
+def export_with_an_invalid_confidence(
+    kway: Kway, run: Path, tmp_path: Path, **_: Any
+) -> tuple[int, str]:
+    code = kway("export", run, "-o", tmp_path / "bundle", "--confidence", "1")
+    return code, "--confidence 1: pass a number above 0 and below 1"
 
 
 def export_with_a_recall_that_was_not_evaluated(
@@ -282,6 +293,7 @@ INVALID = [
     damaged_manifest,
     no_evaluation,
     export_with_an_invalid_recall,
+    export_with_an_invalid_confidence,
     export_with_a_recall_that_was_not_evaluated,
     export_to_an_existing_folder,
     query_without_a_bundle,

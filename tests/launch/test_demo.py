@@ -11,7 +11,7 @@ from launch.demo.runs import RUNS, comparison
 
 
 def text_of(table: object) -> str:
-    console = Console(width=80)
+    console = Console(width=100)
     with console.capture() as captured:
         console.print(table)
     return captured.get()
@@ -32,16 +32,16 @@ def test_the_first_image_is_queried_for_its_own_class(glyphs: Path, tmp_path: Pa
 def test_verdicts_are_compared_with_the_true_class(glyphs: Path, tmp_path: Path) -> None:
     queries = make_queries(glyphs, tmp_path)
     verdicts = [
-        {"match": True, "score": 7.5, "threshold": 5.25},
-        {"match": False, "score": -1.125, "threshold": 5.25},
-        {"match": True, "score": 6.0, "threshold": 5.25},
+        {"match": True, "score": 7.5, "threshold": 5.25, "threshold_source": "shrunk"},
+        {"match": False, "score": -1.125, "threshold": 5.25, "threshold_source": "pooled"},
+        {"match": True, "score": 6.0, "threshold": 5.25, "threshold_source": "shrunk"},
     ]
     lines = text_of(verdict_table(queries, verdicts)).splitlines()
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if ".png" in line]
-    assert [(row[2], row[3], row[4], row[6]) for row in rows] == [
-        ("7.50", "5.25", "yes", "yes"),
-        ("-1.12", "5.25", "no", "yes"),
-        ("6.00", "5.25", "yes", "no"),
+    assert [(*row[2:6], row[7]) for row in rows] == [
+        ("7.50", "5.25", "shrunk", "yes", "yes"),
+        ("-1.12", "5.25", "pooled", "no", "yes"),
+        ("6.00", "5.25", "shrunk", "yes", "no"),
     ]
 
 

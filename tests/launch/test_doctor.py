@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from data.images.jpeg_crop import decoder
 from launch.doctor import CHECKS, Finding, Workload
 from launch.doctor.check import workload_of
 from launch.doctor.collectives import smoke_test
@@ -288,6 +289,21 @@ def test_doctor_finds_a_torch_that_cannot_be_imported(workload, tmp_path):
 
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_doctor_reports_the_jpeg_decoder(workload):
+    (finding,) = found("JPEG decoder", workload)
+    assert decoder() in finding.found
+    without = (
+        "import sys; sys.modules['data.images._jpeg'] = None; from pathlib import Path; "
+        "from launch.doctor import CHECKS, Workload; "
+        "print(*CHECKS['JPEG decoder'](Workload(Path())))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", without], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "level='warning'" in done.stdout
+    assert "OpenCV: decoding whole JPEGs" in done.stdout
 
 
 def test_three_ranks_run_every_collective():

@@ -32,11 +32,14 @@ from launch.plan.plan import Plan, PlanRequest, make_plan
 from launch.plan.table import duration, show, size
 from tests.ranks import run_on_ranks
 from tests.shards import TINY_RESNET, glyph_recipe, text_recipe
+from tests.trainer.tiny_classifiers import save_image_classifier
 from tests.trainer.training import started, take_steps
 from trainer.backbone.backbone import build_backbone
+from trainer.bundle.spec import read_manifest
 from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.pieces import Ownership
 from trainer.config import Recipe
+from trainer.importing.classifier import ImportOptions, import_classifier
 from trainer.strategies.cost import Collective
 
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13, "bf16": 1e14}, 1e11, 1e10)
@@ -656,3 +659,21 @@ def test_the_planned_checkpoint_copy_matches_what_a_rank_writes(
     plan = make_plan(recipe, PlanRequest(replace(GPU, kind="cpu"), 1, ranks, 13))
     line = host_line(plan, "checkpoint being written")
     assert line.training == pytest.approx(max(written), rel=0.15)
+
+
+def test_a_recipe_that_starts_from_an_imported_bundle_can_be_planned(tmp_path, images, kway):
+    names = {number: f"class {number}" for number in range(5)}
+    save_image_classifier(tmp_path / "model", id2label=names)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    image = read_manifest(tmp_path / "bundle").model.image
+    assert image is not None
+    init = {"init": str(tmp_path / "bundle")}
+    tree = {
+        "run": str(tmp_path / "run"),
+        "data": {"shards": str(images), "image": image.model_dump(mode="json")},
+        "backbone": init,
+        "head": init,
+    }
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(tree))
+    assert kway("plan", recipe) == 0

@@ -9,6 +9,7 @@ import pytest
 from serving.client import Client, RejectedError
 from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
+from serving.galleries.features import LocalEncoder
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application
@@ -24,7 +25,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundle = write_of_texts(folder / "texts")
     (folder / "lines").write_text("".join(f"a cat {'a dog ' * (i % 9)}{i}\n" for i in range(NUM)))
     collection = open_collection(folder / "lines", "texts")
-    index_collection(Model.open(bundle), collection, folder / "gallery", IndexOptions(batch_size=8))
+    index_collection(
+        LocalEncoder(Model.open(bundle)), collection, folder / "gallery", IndexOptions(batch_size=8)
+    )
     with in_process.listening(
         application(bundle, galleries={"one.two": folder / "gallery"})
     ) as url:
@@ -70,7 +73,7 @@ def test_a_search_with_a_threshold_yields_only_matches(url: str) -> None:
     assert [hit.item for hit in found] == matching
     assert (none.hits, none.matches, none.threshold) == ([], 0, 1e6)
     assert none.threshold_source == "request"
-    assert (at_recall.threshold, at_recall.threshold_source) == (1.0, "class")
+    assert (at_recall.threshold, at_recall.threshold_source) == (1.0, "guaranteed")
 
 
 def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str) -> None:

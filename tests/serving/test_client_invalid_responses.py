@@ -9,7 +9,7 @@ import pytest
 from serving.client import Client, Ended, Hit, Listening, RejectedError
 from tests.serving.canned import LINES, answering
 
-LISTENING, ENDED = b'{"listening":"x"}\n', b'{"end":"expired"}\n'
+LISTENING, ENDED = b'{"listening":"x","cursor":0}\n', b'{"end":"expired"}\n'
 
 
 def http_response(body: bytes, status: str = "200 OK", head: bytes = b"") -> bytes:
@@ -44,7 +44,7 @@ def test_a_listener_reconnects_if_the_server_has_lost_it(code: str) -> None:
         Client(url, retry_seconds=0) as client,
     ):
         events = list(client.listen("x"))
-    listening = Listening(listening="x")
+    listening = Listening(listening="x", cursor=0)
     assert events == [listening, listening, Ended(end="expired")]
     assert len(heads) == 2
 

@@ -143,9 +143,12 @@ def test_feeds_and_listeners_are_retried_if_the_server_is_busy() -> None:
     with answering(BUSY, BUSY, feed) as (url, heads), Client(url) as client:
         assert [one.done.model_dump() for one in client.feed("door", TEXTS)] == [done]
         assert len(heads) == 3
-    lines = LINES + b'{"listening": "3f"}\n{"end": "deleted"}\n'
+    lines = LINES + b'{"listening": "3f", "cursor": 0}\n{"end": "deleted"}\n'
     with answering(BUSY, BUSY, lines) as (url, heads), Client(url) as client:
-        assert list(client.listen("3f")) == [Listening(listening="3f"), Ended(end="deleted")]
+        assert list(client.listen("3f")) == [
+            Listening(listening="3f", cursor=0),
+            Ended(end="deleted"),
+        ]
         assert len(heads) == 3
 
 
@@ -196,14 +199,14 @@ def test_a_listener_receives_hits_in_frames_from_other_clients_until_the_watch_e
 ) -> None:
     watch = create(alice)
     events = alice.listen(watch.id)
-    assert next(events) == Listening(listening=watch.id)
+    assert next(events) == Listening(listening=watch.id, cursor=0)
     assert isinstance(list(bob.feed("door", TEXTS))[-1], FeedDone)
     assert {one.frame for one in islice(events, 4)} == {0, 1, 2, 3}
     alice.delete_watch(watch.id)
     assert list(events) == [Ended(end="deleted")]
 
 
-def test_a_listener_reconnects_after_a_lost_connection(
+def test_a_listener_misses_no_hit_when_it_reconnects(
     url: str, alice: Client, bob: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watches, "_RECONNECT_SECONDS", 0.1)
@@ -211,15 +214,29 @@ def test_a_listener_reconnects_after_a_lost_connection(
     with relayed(url) as relay, Client(relay.url, token=ALICE, retry_seconds=30) as client:
         events = client.listen(watch.id)
         assert isinstance(next(events), Listening)
-        relay.cut()
-        assert next(events) == Listening(listening=watch.id)
-        assert relay.connections >= 2
-        list(bob.feed("door", TEXTS[:1]))
-        assert isinstance(next(events), WatchHit)
+        for texts in (TEXTS, TEXTS[:2]):
+            relay.cut()
+            list(bob.feed("door", texts))
+            assert isinstance(next(events), Listening)
+            assert [one.frame for one in islice(events, len(texts))] == [*range(len(texts))]
+        assert relay.connections >= 3
         relay.cut()
         alice.delete_watch(watch.id)
         with pytest.raises(RejectedError, match="watch"):  # it was deleted in the meantime
             list(events)
+
+
+def test_a_feed_and_a_listener_resume_where_an_earlier_client_ended(
+    alice: Client, bob: Client
+) -> None:
+    watch = create(alice)
+    assert bob.feed_position("yard") is None
+    list(bob.feed("yard", [Item(text, id=f"f{index}") for index, text in enumerate(TEXTS)]))
+    assert bob.feed_position("yard") == "f3"
+    events = alice.listen(watch.id, after=2)
+    assert next(events) == Listening(listening=watch.id, cursor=2)
+    assert [(one.frame, one.cursor) for one in islice(events, 2)] == [("f2", 3), ("f3", 4)]
+    events.close()
 
 
 def test_closing_a_listener_frees_its_slot(alice: Client) -> None:

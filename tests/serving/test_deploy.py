@@ -1,6 +1,7 @@
 """Deployment on a cluster, and replicas that start and stop."""
 
 import asyncio
+import base64
 import json
 import os
 import signal
@@ -12,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import cv2
 import httpx
+import numpy as np
 import psutil
 import pytest
 import typer
@@ -213,19 +216,29 @@ def test_all_2000_queries_are_answered_even_though_a_replica_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("server", [("--replicas", "1:2", "--max-requests", 64)], indirect=True)
-def test_a_second_replica_starts_under_load(server: Server, images: list[Path]) -> None:
+def test_a_second_replica_starts_under_load(server: Server) -> None:
     assert len(replicas_of(server)) == 1
-    body = as_json(images[:2], classes=["husky"])
+    # Decoding the images takes the server longer than sending them takes the client.
+    pixels = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
+    image = base64.b64encode(cv2.imencode(".jpg", pixels)[1].tobytes()).decode()
+    body = json.dumps({"classes": ["husky"], "images": [image] * 5}).encode()
+    headers, enough = {"content-type": "application/json"}, asyncio.Event()
+
+    async def send(client: httpx.AsyncClient) -> set[int]:
+        statuses = set()
+        while not enough.is_set():
+            statuses.add(
+                (await client.post("/v1/query", content=body, headers=headers)).status_code
+            )
+        return statuses
 
     async def send_until(deadline: float) -> set[int]:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            statuses = set()
+            sending = [asyncio.create_task(send(client)) for _ in range(40)]
             while time.monotonic() < deadline and len(replicas_of(server)) < 2:
-                answers = await asyncio.gather(
-                    *(client.post("/v1/query", json=body) for _ in range(60))
-                )
-                statuses |= {answer.status_code for answer in answers}
-        return statuses
+                await asyncio.sleep(0.5)
+            enough.set()
+            return set().union(*await asyncio.gather(*sending))
 
     assert asyncio.run(send_until(time.monotonic() + 90)) == {200}
     assert len(replicas_of(server)) == 2

@@ -505,7 +505,7 @@ def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None
         "/v1/watches/{watch_id}/hits",
         "/v1/watches/{watch_id}/live",
     }
-    assert saved.idempotent_paths == ["/v1/query"]
+    assert saved.idempotent_paths == ["/v1/query", "/v1/classify"]
 
 
 def test_a_path_that_haproxy_cannot_match_raises_an_error(written_by_ray: dict[str, str]) -> None:

@@ -67,10 +67,12 @@ def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluat
     folder = tmp_path_factory.mktemp("evaluated")
     recipe = glyph_recipe(glyphs, folder / "run")
     train(recipe, rank_world())
-    export_run(recipe.run, folder / "glyphs", rank_world(), min_positives=1)
+    export_run(recipe.run, folder / "glyphs", rank_world())
     trained = open_trained(recipe.run, rank_world())
     saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
-    thresholds = saved.classes.threshold[:, saved.classes.recalls.index(RECALL)]
+    thresholds = torch.from_numpy(
+        saved.promises.thresholds[:, saved.promises.recalls.index(RECALL)]
+    )
     scores = scores_of(trained)
     with open_split(glyphs, recipe.data.eval_split) as split:
         images = [split.read(index)[0] for index in range(len(split))]

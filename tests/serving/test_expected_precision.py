@@ -1,9 +1,11 @@
-"""Answers report the expected precision and the number of validation samples behind a threshold."""
+"""Answers report what a threshold promises, and its expected precision."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from launch.commands.index import index
 from serving.client import Client
@@ -13,14 +15,20 @@ from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
 
-# Class 2 has its own threshold; class 6 uses the pooled one.
+# Class 2 has a guaranteed threshold; class 6 uses the pooled one.
+RATES = np.array([[0.95, 0.91, 1.0], [0.9, 0.7, 0.98]], np.float32).tolist()
 OWN = {
     "class": "samoyed",
     "class_id": 2,
     "threshold": 2.0,
-    "threshold_source": "class",
+    "threshold_source": "guaranteed",
+    "recall": 0.9,
+    "confidence": 0.9,
+    "pass_rate": RATES[0][0],
+    "pass_rate_interval": (RATES[0][1], RATES[0][2]),
     "expected_precision": 5 / 8,
-    "threshold_samples": 5,
+    "expected_precision_interval": pytest.approx(binomtest(5, 8).proportion_ci(0.9, "wilson")),
+    "classes_below_recall": None,
     "class_samples": 5,
     "class_reached": 5,
     "all_reached": 8,
@@ -30,8 +38,13 @@ POOLED = {
     "class_id": 6,
     "threshold": 0.5,
     "threshold_source": "pooled",
-    "expected_precision": 0.25,
-    "threshold_samples": 30,
+    "recall": 0.9,
+    "confidence": 0.9,
+    "pass_rate": RATES[1][0],
+    "pass_rate_interval": (RATES[1][1], RATES[1][2]),
+    "expected_precision": None,
+    "expected_precision_interval": None,
+    "classes_below_recall": 0.25,
     "class_samples": 0,
     "class_reached": 0,
     "all_reached": 4,
@@ -60,7 +73,7 @@ def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(url: str
         answer = client.query([2, 6], [image(0), image(1)], recall=0.9)
     assert [one.model_dump() for one in answer.thresholds] == [OWN, POOLED]
     for result in answer.results:
-        assert [one.expected_precision for one in result.verdicts] == [5 / 8, 0.25]
+        assert [one.expected_precision for one in result.verdicts] == [5 / 8, None]
 
 
 def test_a_watch_reports_precision_for_each_of_its_classes(url: str) -> None:
@@ -84,10 +97,13 @@ def test_the_command_prints_precision_below_the_verdicts(bundle: Path, file: Pat
     shown = ask_command(bundle, "--class", "samoyed", "--class", "7", "--recall", 0.9, file)
     own, pooled = shown.splitlines()[-2:]
     assert own.startswith("samoyed: threshold 2.000")
+    assert "at least 0.9 of new samples of this class pass, with confidence 0.9" in own
     assert "5 validation samples" in own
-    assert "expected precision 0.62" in own
-    assert "30 validation samples" in pooled
-    assert "expected precision 0.25" in pooled
+    assert "expected precision 0.62 (0.35 to 0.84)" in own
+    assert "pooled over all classes, not guaranteed" in pooled
+    assert "between 0.70 and 0.98 pass" in pooled
+    assert "25.0% of the classes are below 0.9" in pooled
+    assert "expected precision unknown: no validation sample of this class" in pooled
     assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
 
 
@@ -97,10 +113,12 @@ def test_precision_is_unknown_for_a_bundle_from_an_older_version(
     bundle = write_of_format_2(tmp_path / "old")
     with listening(application(bundle)) as url, Client(url) as client:
         answer = client.query([2, 6], [image(0)], recall=0.9)
-    known = ("class", "class_id", "threshold", "threshold_source", "class_samples")
+    assert [one.threshold_source for one in answer.thresholds] == ["empirical", "pooled"]
+    known = ("class", "class_id", "threshold", "class_samples")
     for one, expected in zip(answer.thresholds, (OWN, POOLED), strict=True):
         found = one.model_dump()
         assert {name: found[name] for name in known} == {name: expected[name] for name in known}
+        assert (one.pass_rate, one.pass_rate_interval) == (None, None)
         assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
     assert "expected precision unknown" in ask_command(
         bundle, "--class", "7", "--recall", 0.9, file
@@ -108,10 +126,13 @@ def test_precision_is_unknown_for_a_bundle_from_an_older_version(
 
 
 def test_an_answer_from_an_older_server_can_be_parsed() -> None:
-    verdict = {name: OWN[name] for name in ("class", "class_id", "threshold", "threshold_source")}
+    verdict = {name: OWN[name] for name in ("class", "class_id", "threshold")}
+    verdict["threshold_source"] = "class"
     results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
     old = Answer.model_validate({"aligned": True, "notice": None, "results": results})
-    assert (old.thresholds, old.results[0].verdicts[0].expected_precision) == ([], None)
+    (found,) = old.results[0].verdicts
+    assert (old.thresholds, found.expected_precision) == ([], None)
+    assert found.threshold_source == "empirical"
 
 
 def test_a_gallery_page_reports_precision_with_and_without_hits(
@@ -125,6 +146,7 @@ def test_a_gallery_page_reports_precision_with_and_without_hits(
     body = {"classes": [2, 6], "recall": 0.9}
     found = ask(api, "POST", "/v1/galleries/all/search", json=body).json()["results"]
     for page, expected in zip(found, (OWN, POOLED), strict=True):
+        expected = {**expected, "pass_rate_interval": list(expected["pass_rate_interval"])}
         assert {name: page[name] for name in expected} == expected
         assert {hit["expected_precision"] for hit in page["hits"]} <= {
             expected["expected_precision"]

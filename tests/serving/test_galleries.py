@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
 from serving.galleries.collection import open_collection
+from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
+from serving.galleries.format import Item
 from serving.galleries.gallery import Galleries, Gallery, Ranking, best, class_scores
 from serving.model import Model
 from tests.serving import in_process
@@ -170,6 +173,7 @@ from pathlib import Path
 from serving.galleries import building
 from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
+from serving.galleries.features import LocalEncoder
 from serving.model import Model
 
 building._SECONDS_BETWEEN_COMMITS = 0
@@ -181,8 +185,8 @@ def wait(done, total):
         time.sleep(60)
 
 index_collection(
-    Model.open(bundle), open_collection(folder, "images"), out, IndexOptions(batch_size=4),
-    computing=wait,
+    LocalEncoder(Model.open(bundle)), open_collection(folder, "images"), out,
+    IndexOptions(batch_size=4), computing=wait,
 )
 """
 
@@ -230,7 +234,9 @@ def test_an_interrupted_run_keeps_all_results_and_publishes_nothing(
     def run(report: Callable[[int, int], None]) -> IndexResult:
         opened = open_collection(folder, "images")
         options = IndexOptions(batch_size=4)
-        return index_collection(Model.open(bundle), opened, path, options, computing=report)
+        return index_collection(
+            LocalEncoder(Model.open(bundle)), opened, path, options, computing=report
+        )
 
     with pytest.raises(KeyboardInterrupt):
         run(interrupt)
@@ -281,6 +287,31 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert summary(command(bundle, folder, "-o", path)) == [13, 1, 12, 0]
 
 
+class _Pool(ThreadPoolExecutor):
+    """Runs the tasks of `RayEncoder` in this process."""
+
+    num_workers = cpus = 2
+
+
+def test_tasks_compute_the_batches_of_a_local_run(bundle: Path, tmp_path: Path) -> None:
+    """The features of an item can depend on its batch in the last bit."""
+    images = open_collection(fill(tmp_path / "in", 60), "images")
+    for index in (5, 11, 30):
+        (tmp_path / "in" / f"bad{index}.png").write_bytes(b"")
+    items = [item for item in images.items() if isinstance(item, Item)]
+    opened, options = Bundle.open(bundle), FeatureOptions(batch_size=3)
+
+    def names(batches: Iterable[Batch]) -> list[list[str]]:
+        rows = [[one.item.name for one in batch if isinstance(one, Row)] for batch in batches]
+        assert min(map(len, rows)) < 3 == max(map(len, rows))
+        return rows
+
+    local = names(LocalEncoder(Model(opened)).batches(images, items, options))
+    with _Pool() as pool:
+        on_ray = RayEncoder(opened, pool, device="cpu")  # type: ignore[arg-type]
+        assert names(on_ray.batches(images, items, options)) == local
+
+
 class _Overflowing(Model):
     """Returns infinite features for the first input of each batch."""
 
@@ -291,7 +322,9 @@ class _Overflowing(Model):
 def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) -> None:
     images = open_collection(fill(tmp_path / "in", 6), "images")
     options = IndexOptions(batch_size=4)
-    result = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", options)
+    result = index_collection(
+        LocalEncoder(_Overflowing.open(bundle)), images, tmp_path / "out", options
+    )
     assert (result.computed, result.info.num_items, result.info.unreadable) == (8, 8, 3)
     (reason,) = set(unreadable(tmp_path / "out").values())
     assert "not finite" in reason
@@ -459,7 +492,12 @@ def test_pages_are_consistent_and_ties_are_in_item_order(ask: Ask) -> None:
         "threshold": 1e9,
         "threshold_source": "request",
         "expected_precision": None,
-        "threshold_samples": None,
+        "recall": None,
+        "confidence": None,
+        "pass_rate": None,
+        "pass_rate_interval": None,
+        "expected_precision_interval": None,
+        "classes_below_recall": None,
         "class_samples": 5,
         "class_reached": None,
         "all_reached": None,

@@ -4,6 +4,8 @@ import asyncio
 import json
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
@@ -54,7 +56,7 @@ def test_answers_equal_the_logits_of_the_full_classifier_on_evaluation_pixels(mo
 def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> None:
     query = make_query(model.bundle, ["malamute", "7"], recall=0.9)
     own, pooled = model.answer([model.prepare(photo(9, 9))], query).results[0].verdicts
-    assert (own.threshold, own.threshold_source, own.match) == (1.0, "class", own.score >= 1.0)
+    assert (own.threshold, own.threshold_source, own.match) == (1.0, "guaranteed", own.score >= 1.0)
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
@@ -113,6 +115,10 @@ def test_an_extreme_aspect_ratio_is_rejected_before_resizing(
 # ---------------------------------------------------------------------------- batches
 
 
+async def submit(batcher: Batcher, inputs: list[Tensor]) -> Tensor:
+    return await batcher.submit([lambda one=one: one for one in inputs], lambda rows: rows)
+
+
 def test_requests_that_arrive_during_a_forward_pass_share_the_next_batch() -> None:
     sizes: list[int] = []
     gate = threading.Event()
@@ -124,10 +130,12 @@ def test_requests_that_arrive_during_a_forward_pass_share_the_next_batch() -> No
 
     async def scenario() -> list[Tensor]:
         batcher = Batcher(forward, batch_size=4, wait_seconds=0, max_queued=100)
-        tasks = [asyncio.create_task(batcher.submit([torch.tensor([0.0])]))]
+        tasks = [asyncio.create_task(submit(batcher, [torch.tensor([0.0])]))]
         await asyncio.sleep(0.05)  # the first one is in the forward pass now
         tasks += [
-            asyncio.create_task(batcher.submit([torch.tensor([float(n)]), torch.tensor([n + 0.5])]))
+            asyncio.create_task(
+                submit(batcher, [torch.tensor([float(n)]), torch.tensor([n + 0.5])])
+            )
             for n in range(1, 5)
         ]
         await asyncio.sleep(0.05)
@@ -150,12 +158,12 @@ def test_a_full_queue_rejects_new_inputs_and_serves_the_queued_ones() -> None:
 
     async def scenario() -> None:
         batcher = Batcher(forward, batch_size=1, wait_seconds=0, max_queued=2)
-        working = asyncio.create_task(batcher.submit([torch.zeros(1)]))
+        working = asyncio.create_task(submit(batcher, [torch.zeros(1)]))
         await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(batcher.submit([torch.ones(1)] * 2))
+        waiting = asyncio.create_task(submit(batcher, [torch.ones(1)] * 2))
         await asyncio.sleep(0.05)
         with pytest.raises(QueueFullError):
-            await batcher.submit([torch.zeros(1)])
+            await submit(batcher, [torch.zeros(1)])
         gate.set()
         assert (await working).tolist() == [[0.0]]
         assert (await waiting).tolist() == [[1.0], [1.0]]
@@ -174,10 +182,10 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
 
     async def scenario() -> None:
         batcher = Batcher(forward, batch_size=1, wait_seconds=0, max_queued=9)
-        first = asyncio.create_task(batcher.submit([torch.tensor(0.0)]))
+        first = asyncio.create_task(submit(batcher, [torch.tensor(0.0)]))
         await asyncio.sleep(0.05)
-        disconnected = asyncio.create_task(batcher.submit([torch.tensor(1.0)]))
-        connected = asyncio.create_task(batcher.submit([torch.tensor(2.0)]))
+        disconnected = asyncio.create_task(submit(batcher, [torch.tensor(1.0)]))
+        connected = asyncio.create_task(submit(batcher, [torch.tensor(2.0)]))
         await asyncio.sleep(0.05)
         disconnected.cancel()
         await asyncio.sleep(0)
@@ -197,8 +205,49 @@ def test_a_failed_batch_fails_only_its_own_requests() -> None:
     async def scenario() -> None:
         batcher = Batcher(forward, batch_size=8, wait_seconds=0, max_queued=9)
         with pytest.raises(RuntimeError, match="forward failed"):
-            await batcher.submit([torch.tensor(-1.0)])
-        assert (await batcher.submit([torch.tensor(1.0)])).tolist() == [1.0]
+            await submit(batcher, [torch.tensor(-1.0)])
+        assert (await submit(batcher, [torch.tensor(1.0)])).tolist() == [1.0]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("helpers", [None, ThreadPoolExecutor(2)])
+def test_an_input_that_cannot_be_prepared_fails_only_its_request(
+    helpers: ThreadPoolExecutor | None,
+) -> None:
+    def invalid() -> Tensor:
+        raise ValueError("not an image")
+
+    def forward(inputs: list[Tensor]) -> Tensor:
+        time.sleep(0.05)
+        return torch.stack(list(inputs))
+
+    async def scenario() -> None:
+        batcher = Batcher(forward, batch_size=3, wait_seconds=0, max_queued=9, helpers=helpers)
+        first = asyncio.create_task(submit(batcher, [torch.tensor(0.0)]))
+        await asyncio.sleep(0.02)  # the others arrive during its forward pass
+        bad = [lambda: torch.tensor(1.0), invalid, lambda: torch.tensor(2.0)]
+        failing = asyncio.create_task(batcher.submit(bad, lambda rows: rows))
+        good = asyncio.create_task(submit(batcher, [torch.tensor(3.0)]))
+        with pytest.raises(ValueError, match="not an image"):
+            await failing
+        assert (await first).tolist() == [0.0]
+        assert (await good).tolist() == [3.0]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_cannot_be_completed_fails_alone() -> None:
+    def fail(rows: Tensor) -> Tensor:
+        raise ValueError(f"no answer for {rows.tolist()}")
+
+    async def scenario() -> None:
+        batcher = Batcher(torch.stack, batch_size=8, wait_seconds=0, max_queued=9)
+        failing = asyncio.create_task(batcher.submit([lambda: torch.tensor(1.0)], fail))
+        good = asyncio.create_task(submit(batcher, [torch.tensor(2.0)]))
+        with pytest.raises(ValueError, match=r"no answer for \[1.0\]"):
+            await failing
+        assert (await good).tolist() == [2.0]
 
     asyncio.run(scenario())
 

@@ -16,14 +16,18 @@ from serving.config import ServingConfig
 from serving.http.streams import split_lines
 from serving.limits import ClientLimit
 from serving.pipeline import _Slot, pump_all, pump_latest
-from serving.watches import listeners
-from serving.watches.board import Board, Registry
+from serving.watches import feed_positions, listeners
+from serving.watches import live as live_module
+from serving.watches.board import Board
 from serving.watches.live import HitPublisher, LiveWatches
+from serving.watches.registry import Registry
+from serving.watches.storage import MemoryStorage
 from serving.watches.watch import (
     Changes,
     HitBatch,
     ListenerLimitError,
     Terms,
+    UnknownCursorError,
     UnknownListenerError,
     UnknownWatchError,
     WatchesDownError,
@@ -47,7 +51,7 @@ class Clock:
 
 
 def test_a_watch_expires_unless_a_change_renews_it() -> None:
-    clock, storage = Clock(), {}
+    clock, storage = Clock(), MemoryStorage()
     registry = Registry(ServingConfig(), clock=clock, storage=storage)
     first, second = registry.create("a", terms()), registry.create("a", terms(20))
     clock.now += 9
@@ -60,68 +64,187 @@ def test_a_watch_expires_unless_a_change_renews_it() -> None:
 
 
 def test_the_changes_since_a_version_contain_new_and_removed_watches() -> None:
-    registry = Registry(ServingConfig(max_watches_per_client=1), clock=Clock(), storage={})
+    registry = Registry(
+        ServingConfig(max_watches_per_client=1), clock=Clock(), storage=MemoryStorage()
+    )
     first = registry.create("a", terms())
     with pytest.raises(WatchLimitError):
         registry.create("a", terms())
     start = registry.changes_since("", 0)
     assert start.is_complete
-    assert registry.changes_since(start.epoch, start.version).states == ()
+    assert registry.changes_since(start.epoch, start.version).watches == ()
     second = registry.create("b", terms())
     registry.remove("a", first.id)
     changes = registry.changes_since(start.epoch, start.version)
     assert (changes.is_complete, changes.removed) == (False, (first.id,))
-    assert [state.watch for state in changes.states] == [second]
+    assert changes.watches == (second,)
     empty = registry.changes_since(changes.epoch, changes.version)
-    assert (empty.states, empty.removed) == ((), ())
+    assert (empty.watches, empty.removed) == ((), ())
     for _ in range(1001):
         registry.remove("a", registry.create("a", terms()).id)
     late = registry.changes_since(start.epoch, start.version)
     assert late.is_complete
-    assert [state.watch for state in late.states] == [second]
+    assert late.watches == (second,)
 
 
-def test_a_slow_listener_loses_the_oldest_hits_and_receives_their_count() -> None:
+def line(value: object = "x") -> str:
+    return json.dumps({"id": value}, separators=(",", ":"))
+
+
+def stored(value: object, cursor: int) -> str:
+    return json.dumps({"id": value, "cursor": cursor}, separators=(",", ":"))
+
+
+async def publish(board: Board, watch_id: str, *values: object) -> list[int | None]:
+    return await board.publish([(watch_id, line(value)) for value in values], {})
+
+
+def test_the_oldest_hits_of_a_watch_are_dropped_and_a_listener_receives_their_count() -> None:
     async def run() -> None:
-        board = Board(ServingConfig(max_listener_hits=3))
+        board = Board(ServingConfig(max_watch_hits=3))
         watch_id = (await board.create("a", terms())).id
-        listener = await board.listen("a", watch_id)
-        await board.publish([(watch_id, str(index)) for index in range(5)], {watch_id: 10})
-        batch = await board.take(listener, 0)
-        assert (batch.lines, batch.dropped) == (("2", "3", "4"), 12)
+        listener, cursor = await board.listen("a", watch_id, None)
+        assert cursor == 0
+        assert await publish(board, watch_id, *range(5)) == [1, 2, 3, 4, 5]
+        expected = tuple(stored(index, index + 1) for index in (2, 3, 4))
+        assert await board.take(listener, 0) == HitBatch(expected, 2, None)
         assert await board.take(listener, 0) == HitBatch((), 0, None)
 
     asyncio.run(run())
 
 
-def test_hits_beyond_the_queue_limit_are_counted_and_reported() -> None:
-    lost, published = [], []
-
-    class _Slow(Board):
-        async def publish(self, hits, counts) -> None:
-            published.append((list(hits), dict(counts)))
-            await asyncio.sleep(0)
+def test_the_oldest_hits_of_all_watches_are_dropped_and_their_cursors_not_used_again() -> None:
+    storage = MemoryStorage()
 
     async def run() -> None:
-        publisher = HitPublisher(_Slow(ServingConfig()), max_hits=2, on_lost=lost.append)
-        for index in range(5):
-            publisher.put("w", str(index))
-        await publisher._task
+        board = Board(ServingConfig(max_hits=3), clock=Clock(), storage=storage)
+        first, second = [(await board.create("a", terms())).id for _ in range(2)]
+        assert await publish(board, first, "x", "y") == [1, 2]
+        assert await publish(board, second, *range(3)) == [1, 2, 3]
+        assert await publish(board, "ended", "x") == [None]
+        board = Board(ServingConfig(), clock=Clock(), storage=storage)
+        listener, _ = await board.listen("a", first, 1)
+        assert await board.take(listener, 0) == HitBatch((), 1, None)
+        assert await publish(board, first, "z") == [3]
+        assert (await board.take(listener, 0)).lines == (stored("z", 3),)
 
     asyncio.run(run())
-    assert published == [([("w", "3"), ("w", "4")], {"w": 3})]
-    assert lost == [1, 1, 1]
+
+
+def test_a_listener_resumes_after_a_cursor_even_if_the_process_restarts() -> None:
+    storage = MemoryStorage()
+
+    async def run() -> None:
+        board = Board(ServingConfig(), clock=Clock(), storage=storage)
+        first, second = [(await board.create("a", terms())).id for _ in range(2)]
+        await board.publish([(first, line(1)), (second, line(2)), (first, line(3))], {})
+        board = Board(ServingConfig(), clock=Clock(), storage=storage)
+        await publish(board, first, 4)
+        for after, expected in ((0, [1, 3, 4]), (1, [3, 4]), (3, []), (None, [])):
+            listener, cursor = await board.listen("a", first, after)
+            assert cursor == (3 if after is None else after)
+            lines = (await board.take(listener, 0)).lines
+            assert [json.loads(one)["id"] for one in lines] == expected
+        with pytest.raises(UnknownCursorError, match="the newest cursor of this watch is 3"):
+            await board.listen("a", first, 4)
+        assert len([key for key in storage if key.startswith("hit/")]) == 4
+        await board.remove("a", first)
+        await publish(board, second)  # the next transaction
+        assert len([key for key in storage if key.startswith("hit/")]) == 1
+
+    asyncio.run(run())
+
+
+def test_hits_of_ended_watches_are_deleted_at_the_next_start() -> None:
+    storage = MemoryStorage()
+
+    async def run() -> None:
+        board = Board(ServingConfig(), clock=Clock(), storage=storage)
+        made = await board.create("a", terms())
+        await publish(board, made.id, "x")
+        del storage[made.id]
+        board = Board(ServingConfig(), clock=Clock(), storage=storage)
+        await board.publish([], {})
+        assert list(storage.items()) == []
+
+    asyncio.run(run())
+
+
+class FailingStorage(MemoryStorage):
+    """Records the transactions, and raises an error while `is_full` is set."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def apply(self, changes: Mapping[str, bytes | None]) -> None:
+        if self.is_full:
+            raise WatchesDownError("no space left on device")
+        self.sizes.append(len(changes))
+        super().apply(changes)
+
+
+def test_hits_that_arrive_during_a_transaction_share_the_next_one() -> None:
+    async def run() -> None:
+        storage = FailingStorage()
+        board = Board(ServingConfig(), storage=storage)
+        watch_id = (await board.create("a", terms())).id
+        many = [asyncio.create_task(publish(board, watch_id, index)) for index in range(50)]
+        assert sorted([(await one)[0] for one in many]) == list(range(1, 51))
+        assert sum(storage.sizes) == 51
+        assert len(storage.sizes) <= 3
+
+    asyncio.run(run())
+
+
+def test_hits_that_cannot_be_written_are_not_delivered_and_not_counted_as_dropped() -> None:
+    async def run() -> None:
+        storage = FailingStorage()
+        board = Board(ServingConfig(), storage=storage)
+        watch_id = (await board.create("a", terms())).id
+        listener, _ = await board.listen("a", watch_id, None)
+        await publish(board, watch_id, 1)
+        storage.is_full = True
+        for change in (publish(board, watch_id, 2), board.create("a", terms())):
+            with pytest.raises(WatchesDownError, match="no space left"):
+                await change
+        storage.is_full = False
+        await publish(board, watch_id, 3)
+        batch = await board.take(listener, 0)
+        assert [json.loads(one)["id"] for one in batch.lines] == [1, 3]
+        assert batch.dropped == 0
+
+    asyncio.run(run())
+
+
+def test_positions_of_feeds_survive_a_restart_within_a_limit_per_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feed_positions, "_MAX_PER_CLIENT", 2)
+    storage = MemoryStorage()
+
+    async def run() -> None:
+        board = Board(ServingConfig(), storage=storage)
+        await board.publish([], {("a", "one"): 1, ("a", "two"): "f", ("b", "one"): 7})
+        await board.publish([], {("a", "one"): 2, ("a", "three"): 3})
+        await board.publish([], {})
+        board = Board(ServingConfig(), storage=storage)
+        feeds = [("a", "one"), ("a", "two"), ("a", "three"), ("b", "one"), ("b", "two")]
+        assert [await board.position(*one) for one in feeds] == [2, None, 3, 7, None]
+
+    asyncio.run(run())
 
 
 def test_a_listener_whose_replica_died_is_removed() -> None:
     async def run() -> None:
         clock = Clock()
-        board = Board(ServingConfig(), clock=clock)
+        board = Board(ServingConfig(max_watch_listeners=1), clock=clock)
         watch_id = (await board.create("a", terms(1000))).id
-        listener = await board.listen("a", watch_id)
-        assert (await board.changed_since("", 0, 0)).states[0].is_listened
+        listener, _ = await board.listen("a", watch_id, None)
         clock.now += 61
-        assert not (await board.changed_since("", 0, 0)).states[0].is_listened
+        await board.listen("a", watch_id, None)
         with pytest.raises(UnknownListenerError):
             await board.take(listener, 0)
 
@@ -129,43 +252,24 @@ def test_a_listener_whose_replica_died_is_removed() -> None:
 
 
 def test_a_restarted_registry_restores_its_watches_with_a_new_epoch() -> None:
-    storage: dict[str, bytes] = {}
+    storage = MemoryStorage()
     before = Registry(ServingConfig(), clock=Clock(), storage=storage)
     made = before.create("a", terms())
     after = Registry(ServingConfig(), clock=Clock(), storage=storage)
     assert after.owned("a") == [made]
     assert before.epoch != after.epoch
     changes = after.changes_since(before.epoch, before.version)
-    assert (changes.is_complete, [state.watch for state in changes.states]) == (True, [made])
+    assert (changes.is_complete, changes.watches) == (True, (made,))
 
 
 def test_owned_watches_are_sorted_by_creation_time() -> None:
     clock = Clock()
-    registry = Registry(ServingConfig(), clock=clock, storage={})
+    registry = Registry(ServingConfig(), clock=clock, storage=MemoryStorage())
     made = []
     for _ in range(4):
         clock.now -= 1  # so that creation times are not in insertion order
         made.append(registry.create("a", terms(100)))
     assert registry.owned("a") == made[::-1]
-
-
-def test_gaining_the_first_or_losing_the_last_listener_is_one_change() -> None:
-    registry = Registry(ServingConfig(), clock=Clock(), storage={})
-    made, version = registry.create("a", terms()), registry.version
-    registry.set_listened(made.id, False)
-    registry.set_listened("gone", True)
-    assert registry.version == version
-    registry.set_listened(made.id, True)
-    registry.set_listened(made.id, True)
-    assert registry.version == version + 1
-    (state,) = registry.changes_since(registry.epoch, version).states
-    assert state.is_listened
-    registry.set_listened(made.id, False)
-    (state,) = registry.changes_since(registry.epoch, version + 1).states
-    assert not state.is_listened
-    registry.set_listened(made.id, True)
-    registry.remove("a", made.id)
-    assert not registry._listened  # no entries of removed watches are left
 
 
 def test_each_kind_of_change_wakes_waiting_polls() -> None:
@@ -186,8 +290,6 @@ def test_each_kind_of_change_wakes_waiting_polls() -> None:
 
         made = await wakes_poll(board.create("a", terms()))
         await wakes_poll(board.change("a", made.id, {"label": "x"}))
-        listener = await wakes_poll(board.listen("a", made.id))
-        await wakes_poll(board.leave(listener))
         await wakes_poll(board.remove("a", made.id))
 
     asyncio.run(run())
@@ -197,14 +299,15 @@ def test_a_listener_receives_the_hits_of_its_watch_in_order() -> None:
     async def run() -> None:
         board = Board(ServingConfig())
         first, second = [(await board.create("a", terms())).id for _ in range(2)]
-        listeners = [await board.listen("a", one) for one in (first, first, second)]
+        listeners = [(await board.listen("a", one, None))[0] for one in (first, first, second)]
         waiting = asyncio.create_task(board.take(listeners[0], 60))
         await asyncio.sleep(0)
-        await board.publish([(first, "1"), (second, "2"), (first, "3")], {second: 2})
+        await board.publish([(first, line(1)), (second, line(2)), (first, line(3))], {})
+        expected = HitBatch((stored(1, 1), stored(3, 2)), 0, None)
         async with asyncio.timeout(10):
-            assert await waiting == HitBatch(("1", "3"), 0, None)
-        assert await board.take(listeners[1], 0) == HitBatch(("1", "3"), 0, None)
-        assert await board.take(listeners[2], 0) == HitBatch(("2",), 2, None)
+            assert await waiting == expected
+        assert await board.take(listeners[1], 0) == expected
+        assert await board.take(listeners[2], 0) == HitBatch((stored(2, 1),), 0, None)
 
     asyncio.run(run())
 
@@ -216,16 +319,18 @@ def test_a_watch_that_ends_closes_its_listeners_after_their_last_hits() -> None:
         short, deleted, long = [
             (await board.create("a", terms(seconds))).id for seconds in (10, 1000, 1000)
         ]
-        listeners = [await board.listen("a", one) for one in (short, deleted, long)]
-        await board.publish([(short, "last")], {})
+        listeners = [(await board.listen("a", one, None))[0] for one in (short, deleted, long)]
+        await publish(board, short, "first")
         waiting = asyncio.create_task(board.take(listeners[1], 60))
         await asyncio.sleep(0)
         await board.remove("a", deleted)
         async with asyncio.timeout(10):
             assert (await waiting).ended == "deleted"  # immediately
         clock.now += 9.5
-        assert await board.take(listeners[0], 0) == HitBatch(("last",), 0, None)
+        assert await board.take(listeners[0], 0) == HitBatch((stored("first", 1),), 0, None)
+        await publish(board, short, "last")
         clock.now += 0.5
+        assert await board.take(listeners[0], 0) == HitBatch((stored("last", 2),), 0, "expired")
         ended = [(await board.take(listener, 0)).ended for listener in listeners]
         assert ended == ["expired", "deleted", None]
 
@@ -237,31 +342,34 @@ def test_listeners_receive_dropped_waiting_and_end_lines(
 ) -> None:
     monkeypatch.setattr(listeners, "WAIT_SECONDS", 0.01)
     lines: list[str] = []
+    dropped: list[int] = []
 
     async def run() -> None:
-        board = Board(ServingConfig(max_listener_hits=2))
+        board = Board(ServingConfig(max_watch_hits=2))
         watch_id = (await board.create("a", terms())).id
 
         async def write(line: str) -> None:
             lines.append(line)
             if "listening" in line:
-                await board.publish([(watch_id, str(index)) for index in range(5)], {})
+                await publish(board, watch_id, *range(5))
             elif "waiting" in line:
                 await board.remove("a", watch_id)
 
-        await listeners.listen_to(board, "a", watch_id, write)
-        assert not board._listeners.listened()
-        assert lines[0] == json.dumps({"listening": watch_id}, separators=(",", ":"))
+        await listeners.listen_to(board, "a", watch_id, None, write, dropped.append)
+        assert board._listeners.of(watch_id) == []
+        assert json.loads(lines[0]) == {"listening": watch_id, "cursor": 0}
 
     asyncio.run(asyncio.wait_for(run(), 20))
-    assert lines[1:] == ['{"dropped":3}', "3", "4", '{"waiting":true}', '{"end":"deleted"}']
+    hits = [stored(3, 4), stored(4, 5)]
+    assert lines[1:] == ['{"dropped":3}', *hits, '{"waiting":true}', '{"end":"deleted"}']
+    assert dropped == [3]
 
 
 def test_a_listener_that_takes_hits_regularly_does_not_expire() -> None:
     async def run() -> None:
         clock = Clock()
         board = Board(ServingConfig(), clock=clock)
-        listener = await board.listen("a", (await board.create("a", terms(1000))).id)
+        listener, _ = await board.listen("a", (await board.create("a", terms(1000))).id, None)
         for _ in range(4):
             clock.now += 40
             await board.take(listener, 0)
@@ -279,16 +387,16 @@ def test_listeners_are_limited_per_watch_and_per_client() -> None:
         first, second = [(await board.create("a", terms())).id for _ in range(2)]
         other = (await board.create("b", terms())).id
         with pytest.raises(UnknownWatchError):
-            await board.listen("b", first)
-        (one, _) = [await board.listen("a", first) for _ in range(2)]
+            await board.listen("b", first, None)
+        (one, _), _ = [await board.listen("a", first, None) for _ in range(2)]
         with pytest.raises(ListenerLimitError, match="limit of 2 listeners"):
-            await board.listen("a", first)
-        await board.listen("a", second)
+            await board.listen("a", first, None)
+        await board.listen("a", second, None)
         with pytest.raises(ListenerLimitError, match="your limit of 3 listeners"):
-            await board.listen("a", second)
-        await board.listen("b", other)
+            await board.listen("a", second, None)
+        await board.listen("b", other, None)
         await board.leave(one)
-        await board.listen("a", second)
+        await board.listen("a", second, None)
 
     asyncio.run(run())
 
@@ -304,7 +412,7 @@ def test_changing_the_system_clock_does_not_affect_a_board(
         board = Board(ServingConfig())
         made, short = [await board.create("a", terms(seconds)) for seconds in (1000, 0.2)]
         assert made.created_at == pytest.approx(now(), abs=60)
-        listener = await board.listen("a", made.id)
+        listener, _ = await board.listen("a", made.id, None)
         for other in (1e6, -1e6):
             jump = other
             assert made in await board.owned("a")
@@ -328,13 +436,13 @@ def test_new_limits_apply_immediately() -> None:
 
 
 class UnreliableBoard(Board):
-    """A board that records published hits, and raises errors while `is_down` is set."""
+    """A board that counts published hits, and raises errors while `is_down` is set."""
 
     is_down = False
 
     def __init__(self, config: ServingConfig, **options: Any) -> None:
         super().__init__(config, **options)
-        self.published: list[tuple[list, dict]] = []
+        self.published: list[int] = []
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
         self._check()
@@ -342,34 +450,63 @@ class UnreliableBoard(Board):
         self._check()
         return changes
 
-    async def publish(self, hits: Sequence[tuple[str, str]], lost: Mapping[str, int]) -> None:
+    async def publish(
+        self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
+    ) -> list[int | None]:
         self._check()
-        self.published.append((list(hits), dict(lost)))
+        self.published.append(len(hits))
+        return await super().publish(hits, positions)
 
     def _check(self) -> None:
         if self.is_down:
             raise WatchesDownError("down")
 
 
-def test_lost_hits_are_reported_with_the_next_batch() -> None:
-    lost: list[int] = []
+def test_frames_share_calls_and_wait_until_their_hits_are_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "_RETRY_SECONDS", 0.01)
 
     async def run() -> None:
         board = UnreliableBoard(ServingConfig())
-        publisher = HitPublisher(board, max_hits=2, on_lost=lost.append)
+        watch_id = (await board.create("a", terms())).id
+        publisher = HitPublisher(board, retry_seconds=20)
         board.is_down = True
-        for index in range(3):
-            publisher.put("v", str(index))
-        await publisher._task
+        frames = [
+            asyncio.create_task(publisher.store([(watch_id, line(index))] * index))
+            for index in range(5)
+        ]
+        done, _ = await asyncio.wait(frames, timeout=0.1)
+        assert not done
         board.is_down = False
-        publisher.put("w", "3")
-        await publisher._task
-        publisher.put("w", "4")
-        await publisher._task
-        assert board.published == [([("w", "3")], {"v": 3}), ([("w", "4")], {})]
+        found = [await frame for frame in frames]
+        assert [cursor for cursors in found for cursor in cursors] == list(range(1, 11))
+        assert board.published == [10]
 
-    asyncio.run(run())
-    assert lost == [1, 2]
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_frame_fails_if_its_hits_cannot_be_stored_and_positions_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_module, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(live_module, "_POSITION_SECONDS", 0.01)
+
+    async def run() -> None:
+        board = UnreliableBoard(ServingConfig())
+        publisher = HitPublisher(board, retry_seconds=0.05)
+        board.is_down = True
+        publisher.set_position("a", "door", 1)
+        with pytest.raises(WatchesDownError):
+            await publisher.store([("w", line())])
+        board.is_down = False
+        await publisher.flush()
+        assert await board.position("a", "door") == 1
+        publisher.set_position("a", "door", 2)
+        while await board.position("a", "door") != 2:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
 
 
 def test_the_copy_of_the_watches_follows_changes_and_survives_an_outage() -> None:
@@ -378,25 +515,21 @@ def test_the_copy_of_the_watches_follows_changes_and_survives_an_outage() -> Non
         made = await board.create("a", terms())
         live = LiveWatches(board)
         async with asyncio.timeout(20), live.followed(), live.followed():
-            assert [one.watch for one in live.of("door", "a")] == [made]
-            assert live.of("door", "b") == []
+            assert live.of("door") == [made]
             assert live.now() == pytest.approx(
                 1000, abs=10
             )  # the clock of the board, not of this machine
             board.is_down = True
             second = await board.create("a", terms())
             await asyncio.sleep(0)
-            assert [one.watch for one in live.of("door", "a")] == [made]
+            assert live.of("door") == [made]
             board.is_down = False
             while len(live) < 2:
                 await asyncio.sleep(0.01)
             await board.remove("a", made.id)
             while len(live) > 1:
                 await asyncio.sleep(0.01)
-            assert [one.watch for one in live.of("door", "a")] == [second]
-            await board.listen("a", second.id)
-            while not live.of("door", "b"):
-                await asyncio.sleep(0.01)
+            assert live.of("door") == [second]
         assert live._task is None
         board.is_down = True
         with pytest.raises(WatchesDownError):
@@ -545,9 +678,9 @@ async def main():
     else:
         raise AssertionError
     await other.remove("a", second.id)
-    listener = await one.listen("a", first.id)
-    await other.publish([(first.id, "hit")], {first.id: 4})
-    assert await one.take(listener, 5) == HitBatch(("hit",), 4, None)
+    listener, _ = await one.listen("a", first.id, None)
+    assert await other.publish([(first.id, '{"id":1}')], {("a", "door"): 7}) == [1]
+    assert await one.take(listener, 5) == HitBatch(('{"id":1,"cursor":1}',), 0, None)
     live = LiveWatches(other)
     async with live.followed():
         before = live.version
@@ -559,6 +692,10 @@ async def main():
             except WatchesDownError:
                 await asyncio.sleep(0.1)
         assert await other.get("a", first.id) == first
+        assert await other.position("a", "door") == 7
+        listener, cursor = await other.listen("a", first.id, 0)
+        assert await other.take(listener, 5) == HitBatch(('{"id":1,"cursor":1}',), 0, None)
+        listener = "other"
         assert [watch.id for watch in await other.owned("a")] == [first.id]
         try:
             await one.take(listener, 0)
@@ -567,7 +704,7 @@ async def main():
         else:
             raise AssertionError
         new = await one.create("a", terms)
-        while not any(state.watch == new for state in live.of("door", "a")):
+        while new not in live.of("door"):
             await asyncio.sleep(0.02)
         assert live.version[0] != before[0]
         assert len(live) == 2

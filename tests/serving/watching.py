@@ -202,9 +202,9 @@ def eventually(condition) -> None:
 
 
 @contextmanager
-def listening(client: httpx.Client, watch_id: str) -> Iterator[Iterator[dict]]:
-    with client.stream("GET", f"/v1/watches/{watch_id}/hits") as response:
+def listening(client: httpx.Client, watch_id: str, **params: object) -> Iterator[Iterator[dict]]:
+    with client.stream("GET", f"/v1/watches/{watch_id}/hits", params=params) as response:  # type: ignore[arg-type]
         assert response.status_code == 200
         lines = (json.loads(line) for line in response.iter_lines())
-        assert next(lines) == {"listening": watch_id}
+        assert next(lines)["listening"] == watch_id
         yield lines

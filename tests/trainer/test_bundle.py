@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from scipy.stats import binomtest
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -23,17 +24,17 @@ from tests.tiny_bundle import (
     classes,
     rows,
     spec,
-    thresholds,
     tiny_backbone,
     tiny_text_backbone,
     tiny_tokenizer,
     write,
     write_of_format_2,
+    write_of_format_4,
     write_of_texts,
 )
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
-from trainer.bundle.thresholds import ClassThresholds, Threshold, least_positives
+from trainer.bundle.thresholds import ClassThresholds, Share, Threshold
 
 
 @pytest.fixture(scope="module")
@@ -172,55 +173,48 @@ def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> N
     bundle = Bundle.open(written)
     assert (bundle.positives(2), bundle.positives(6)) == (5, 0)
     own, pooled, nothing = (bundle.threshold(*at) for at in ((2, 0.9), (6, 0.9), (6, 0.99)))
-    assert (own.score, own.source) == (2.0, "class")
-    assert (pooled.score, pooled.source) == (0.5, "pooled")
-    assert (nothing.score, nothing.source, nothing.expected_precision) == (None, None, None)
+    assert (own.score, own.kind) == (2.0, "guaranteed")
+    assert (pooled.score, pooled.kind, pooled.below_pooled) == (0.5, "pooled", 0.25)
+    assert (nothing.score, nothing.kind, nothing.precision) == (None, None, None)
     with pytest.raises(ValueError, match=r"no thresholds for recall 0.5, .*: 0.9, 0.99"):
         bundle.threshold(0, 0.5)
 
 
-def test_a_threshold_includes_its_sample_count_and_expected_precision(
-    written: Path,
-) -> None:
+def test_a_threshold_states_its_kind_pass_rate_and_expected_precision(written: Path) -> None:
     bundle = Bundle.open(written)
-    assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", 5 / 8, 5, 5, 5, 8)
-    assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.25, 30, 0, 0, 4)
+    own, shrunk, pooled = (bundle.threshold(j, 0.9) for j in (2, 5, 6))
+    assert (own.score, own.kind, own.confidence) == (2.0, "guaranteed", 0.9)
+    assert (own.class_samples, own.class_reached, own.all_reached) == (5, 5, 8)
+    assert own.precision is not None
+    assert own.precision.estimate == 5 / 8
+    interval = binomtest(5, 8).proportion_ci(0.9, "wilson")
+    assert (own.precision.low, own.precision.high) == pytest.approx(interval)
+    assert own.pass_rate == Share(*np.array([0.95, 0.91, 1.0], np.float32).tolist())
+    assert (shrunk.score, shrunk.kind, shrunk.below_pooled) == (5.0, "shrunk", None)
+    # Without validation samples of the class, its precision is unknown.
+    assert (pooled.kind, pooled.precision, pooled.class_samples) == ("pooled", None, 0)
+    assert pooled.pass_rate == Share(*np.array([0.9, 0.7, 0.98], np.float32).tolist())
 
 
 def test_validation_counts_are_unknown_for_a_bundle_in_format_2(tmp_path: Path) -> None:
+    nothing = {"pass_rate": None, "precision": None, "class_reached": None, "all_reached": None}
     with Bundle.open(write_of_format_2(tmp_path / "b")) as bundle:
         bundle.verify()
-        assert bundle.threshold(2, 0.9) == Threshold(2.0, "class", None, 5, 5, None, None)
-        assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", None, None, 0, None, None)
+        assert bundle.threshold(2, 0.9) == Threshold(
+            2.0, "empirical", 0.9, class_samples=5, **nothing
+        )
+        assert bundle.threshold(6, 0.9) == Threshold(0.5, "pooled", 0.9, class_samples=0, **nothing)
 
 
-def test_a_class_with_too_few_positives_for_the_recall_uses_the_pooled_threshold(
-    tmp_path: Path,
-) -> None:
-    known = {"pooled_samples": 30, "pooled_precision": 0.25}
-    recalls = [
-        {**known, "recall": 0.9, "pooled": 0.5, "min_positives": 5},
-        {**known, "recall": 0.99, "pooled": -1.5, "min_positives": 6},
-    ]
-    of_class = thresholds()
-    path = write(tmp_path / "b", changes={"recalls": recalls})
-    assert of_class.positives[2] == 5
-    with Bundle.open(path) as bundle:
-        assert bundle.threshold(2, 0.9).source == "class"
-        assert bundle.threshold(2, 0.99).score == -1.5
-    assert json.loads((path / "bundle.json").read_text())["model"]["recalls"] == recalls
-
-
-@pytest.mark.parametrize(
-    ("recall", "least"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99), (1.0, 999)]
-)
-def test_the_lowest_score_of_enough_positives_reaches_the_recall_on_average(
-    recall: float, least: int
-) -> None:
-    assert least_positives(recall) == least
-    # The probability that a new score is at or above the lowest of n scores is n / (n + 1).
-    assert least / (least + 1) >= min(recall, 0.999) - 1e-9
-    assert (least - 1) / least < recall
+def test_thresholds_in_format_4_promise_nothing(tmp_path: Path) -> None:
+    with Bundle.open(write_of_format_4(tmp_path / "b")) as bundle:
+        bundle.verify()
+        own, pooled = bundle.threshold(2, 0.9), bundle.threshold(6, 0.9)
+        assert (own.score, own.kind, own.pass_rate) == (2.0, "empirical", None)
+        assert own.precision is not None
+        assert own.precision.estimate == 5 / 8
+        assert (pooled.score, pooled.kind, pooled.pass_rate) == (0.5, "pooled", None)
+        assert bundle.threshold(6, 0.99).score is None
 
 
 def test_requesting_a_threshold_from_a_bundle_without_evaluation_raises_an_error(
@@ -229,7 +223,7 @@ def test_requesting_a_threshold_from_a_bundle_without_evaluation_raises_an_error
     path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
     with Bundle.open(path) as bundle:
         assert bundle.positives(0) is None
-        with pytest.raises(ValueError, match=r"no thresholds.* not evaluated: pass a threshold"):
+        with pytest.raises(ValueError, match=r"contains no thresholds: pass a threshold"):
             bundle.threshold(0, 0.9)
 
 
@@ -338,12 +332,12 @@ def flip_last_bit(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize(("version", "fix"), [(1, "export the run again"), (5, "update kway")])
+@pytest.mark.parametrize(("version", "fix"), [(1, "export the run again"), (6, "update kway")])
 def test_the_error_for_an_unsupported_format_contains_the_fix(
     copy: Path, version: int, fix: str
 ) -> None:
     edit(copy, format_version=version, surprise=True)
-    with pytest.raises(ValueError, match=rf"format {version}.* reads formats 2 to 4: {fix}"):
+    with pytest.raises(ValueError, match=rf"format {version}.* reads formats 2 to 5: {fix}"):
         Bundle.open(copy)
 
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.class_table import ClassTable, write_csv
 from trainer.evaluation.run_evaluation import EvaluationRequest
+from trainer.promises import make_promises
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.train import train
 
@@ -37,12 +39,13 @@ def evaluation() -> Evaluation:
         average_precision=torch.tensor([0.5, 0.9, nan, 0.5], dtype=torch.float64),
         precision_at=torch.tensor([[1 / 3], [0.5], [nan], [1.0]], dtype=torch.float64),
         threshold=torch.tensor([[0.1], [-2.0], [nan], [3.5]]),
-        reached=torch.zeros(4, 1, 2, dtype=torch.int64),
         recalls=(0.9,),
     )
     correct = torch.tensor([1, 2, 0, 0])
-    reached = torch.zeros(4, 1, 2)
-    return Evaluation({}, classes, torch.tensor([0.0]), reached, 8, correct, torch.empty(0, 3))
+    labels = np.repeat(np.arange(4), [4, 2, 0, 2])
+    promises = make_promises(np.arange(8.0), labels, np.zeros(4, np.int64), (0.9,), 0.9)
+    reached = torch.zeros(4, 1, 2, dtype=torch.int64)
+    return Evaluation({}, classes, promises, reached, 8, correct, torch.empty(0, 3))
 
 
 def test_every_class_has_a_csv_row_with_full_precision(tmp_path):

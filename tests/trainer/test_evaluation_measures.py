@@ -13,6 +13,7 @@ from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
 from trainer.evaluation import EvaluationStopped, MarginalTopK, measure
 from trainer.evaluation.features import SplitRows
+from trainer.promises import KINDS
 
 NUM_CLASSES, DIM = 13, 6
 CONFIG = EvalConfig(topk=(1, 3), recalls=(0.5, 0.9))
@@ -70,9 +71,11 @@ def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, mar
     found = measure(head, rows, CONFIG, world, label_vectors=vectors, marginal=marginal)
     classes = found.classes
     arrays = {
-        "pooled": found.pooled,
-        "reached_own": classes.reached,
-        "reached_pooled": found.reached_pooled,
+        "pooled": torch.from_numpy(found.promises.pooled),
+        "promised": torch.from_numpy(found.promises.thresholds),
+        "kinds": torch.from_numpy(found.promises.kinds),
+        "pass_rates": torch.from_numpy(found.promises.pass_rates),
+        "reached": found.reached,
         "correct": found.correct,
         "confusions": found.confusions,
         "positives": classes.positives,
@@ -138,22 +141,21 @@ def test_measures_equal_a_brute_force_computation_in_float64(weighting, memory_m
 
 
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
-def test_samples_that_reach_their_class_or_pooled_threshold_are_counted(memory_mib):
+def test_samples_that_reach_the_threshold_of_a_class_are_counted(memory_mib):
     features, labels, _ = problem(40)
     scores, labels = logits(features[:, 0]), labels.numpy()
     _, found = measured(None, [40], "dense", memory_mib)
-    thresholds = {"own": found["threshold"], "pooled": np.tile(found["pooled"], (NUM_CLASSES, 1))}
-    for which, thresholds_KR in thresholds.items():
-        reaches_NKR = scores[:, :, None] >= thresholds_KR
-        of_class = [reaches_NKR[labels == j, j].sum(0) for j in range(NUM_CLASSES)]
-        np.testing.assert_array_equal(found[f"reached_{which}"][..., 0], of_class)
-        np.testing.assert_array_equal(found[f"reached_{which}"][..., 1], reaches_NKR.sum(0))
-    of_class = found["reached_pooled"][..., 0]
-    assert (of_class.sum(0) / len(labels) >= CONFIG.recalls).all()
+    assert set(found["kinds"].flat) == {KINDS.index("pooled"), KINDS.index("guaranteed")}
+    reaches_NKR = scores[:, :, None] >= found["promised"]
+    of_class = np.array([reaches_NKR[labels == j, j].sum(0) for j in range(NUM_CLASSES)])
+    np.testing.assert_array_equal(found["reached"][..., 0], of_class)
+    np.testing.assert_array_equal(found["reached"][..., 1], reaches_NKR.sum(0))
+    true = scores[np.arange(len(labels)), labels]
+    assert ((true[:, None] >= found["pooled"]).mean(0) >= CONFIG.recalls).all()
     # A pooled threshold does not guarantee the recall for each class.
-    present = found["positives"] > 0
-    recalls = of_class[present] / found["positives"][present, None]
-    assert recalls[:, 1].min() < CONFIG.recalls[1]
+    is_measured_and_pooled = (found["positives"] > 0) & (found["kinds"][:, 1] == 0)
+    reached, num = of_class[is_measured_and_pooled, 1], found["positives"][is_measured_and_pooled]
+    assert (reached / num).min() < CONFIG.recalls[1]
 
 
 def measured_on_meshes():

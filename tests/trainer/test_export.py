@@ -1,8 +1,8 @@
 """An exported bundle computes the same logits as the task, for every weighting and world size."""
 
-import math
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
 from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
+from trainer.promises import make_promises
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import open_trained
 from trainer.train import train
@@ -66,20 +67,6 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
         return (logits.scale * cosines + logits.offset).numpy()
 
 
-def threshold(scores: np.ndarray, recall: float) -> float:
-    """Return the largest threshold reached by at least the fraction `recall` of the scores."""
-    return float(np.sort(scores)[len(scores) - math.ceil(recall * len(scores))])
-
-
-def rounding_margin(run: Path) -> float:
-    """Return the margin by which export lowers thresholds to allow for rounding differences in
-    other batches and engines.
-    """
-    found = load_evaluation(RunFolder(run).evaluations, step=4)
-    largest = np.nanmax(abs(np.vstack([found.classes.threshold.numpy(), found.pooled.numpy()])))
-    return 1e-5 * float(largest)
-
-
 @pytest.mark.parametrize(
     ("weights", "loss", "logits", "world_size"),
     [
@@ -112,18 +99,15 @@ def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_eval
     assert spec.loss.kind == loss
     assert of_classes.positives.tolist() == np.bincount(labels, minlength=13).tolist()
     true = logits[np.arange(len(labels)), labels]
-    margin = rounding_margin(recipe.run)
-    close = {"rel": 1e-6, "abs": margin / 2}
+    promises = load_evaluation(RunFolder(recipe.run).evaluations, step=4).promises
+    np.testing.assert_array_equal(of_classes.thresholds, promises.thresholds)
     for column, entry in enumerate(spec.recalls):
-        pooled = threshold(true, entry.recall) - margin
-        assert entry.pooled == pytest.approx(pooled, **close)
-        expected = (
-            np.array([threshold(true[labels == j], entry.recall) for j in range(13)]) - margin
-        )
         found = of_classes.thresholds[:, column]
-        assert found.tolist() == pytest.approx(expected, **close)
+        assert (true >= entry.pooled).mean() >= entry.recall
         reached = np.bincount(labels[true >= found[labels]], minlength=13)
-        assert (reached >= entry.recall * of_classes.positives).all(), "rounding lost a sample"
+        assert reached.tolist() == of_classes.reached[:, column, 0].tolist()
+        of_any = (logits >= found).sum(0)
+        assert of_any.tolist() == of_classes.reached[:, column, 1].tolist()
 
 
 @pytest.fixture(scope="module")
@@ -166,64 +150,50 @@ def test_the_model_card_contains_the_measures_and_the_alignment_of_the_loss(
         assert f'--class "{bundle.names.names[0]}"' in card
 
 
-def test_a_class_with_few_samples_uses_the_pooled_threshold(run, tmp_path):
+def test_the_kind_of_a_threshold_depends_on_the_samples_of_the_class(run, tmp_path):
+    """The evaluation is replaced by one in which class 0 has 22 samples and class 1 has 21."""
     folder = RunFolder(run).evaluations
     evaluation = load_evaluation(folder, step=4)
-    positives = evaluation.classes.positives
-    positives[0], positives[1], positives[2] = 0, 8, 9
-    evaluation.classes.threshold[0] = math.nan
-    save_evaluation(folder, evaluation, step=4)
-    export_run(run, tmp_path / "bundle", rank_world())
-    pooled = pytest.approx(float(evaluation.pooled[0]) - rounding_margin(run))
+    num = np.full(13, 3)
+    num[:2] = 22, 21
+    labels = np.repeat(np.arange(13), num)
+    scores = np.random.default_rng(0).normal(size=len(labels))
+    promises = make_promises(scores, labels, np.zeros(13, np.int64), (0.9, 0.99), 0.9)
+    save_evaluation(folder, replace(evaluation, promises=promises), step=4)
+    found = export_run(run, tmp_path / "bundle", rank_world())
+    assert found.num_of_kind(0) == {"pooled": 12, "shrunk": 0, "guaranteed": 1}
     with Bundle.open(tmp_path / "bundle") as bundle:
-        assert [entry.min_positives for entry in bundle.spec.recalls] == [9, 99]
-        used = [bundle.threshold(j, 0.9) for j in range(3)]
-        assert [threshold.source for threshold in used] == ["pooled", "pooled", "class"]
-        assert used[0].score == used[1].score == pooled
-        assert bundle.threshold(2, 0.99).source == "pooled"
+        assert [entry.min_positives for entry in bundle.spec.recalls] == [22, 230]
+        assert [bundle.threshold(j, 0.9).kind for j in (0, 1)] == ["guaranteed", "pooled"]
+        assert bundle.threshold(0, 0.99).kind == "pooled"
+        guaranteed, lowest = bundle.threshold(0, 0.9), scores[labels == 0].min()
+        assert guaranteed.score == pytest.approx(lowest - 1e-5 * abs(scores).max(), abs=1e-6)
+        assert guaranteed.score < lowest
     card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    assert f"| 0.9 | 9 | {int((positives < 9).sum())} |" in card
-    export_run(run, tmp_path / "bundle", rank_world(), min_positives=8, force=True)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        sources = [bundle.threshold(j, 0.9).source for j in range(3)]
-    assert sources == ["pooled", "class", "class"]
+    assert "| 0.9 | guaranteed | 1 |" in card
+    assert "| 0.9 | pooled | 12 |" in card
 
 
-def test_a_bundle_contains_the_validation_counts_at_each_class_threshold(run, tmp_path):
-    evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
-    positives = evaluation.classes.positives
-    least = int(positives.min()) + 1
-    export_run(run, tmp_path / "bundle", rank_world(), min_positives=least)
-    of_class, of_any = evaluation.reached_pooled[:, 0].double().unbind(1)
-    mean_precision = np.where(of_any > 0, of_class / of_any.clamp(min=1), 0).mean()
-    sources = set()
+def test_another_confidence_requires_an_evaluation(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match="and this confidence") as caught:
+        export_run(run, tmp_path / "bundle", rank_world(), confidence=0.8)
+    command = shlex.split(str(caught.value).split("`")[1])
+    assert command[-2:] == ["--set", "evaluation.confidence=0.8"]
+    request = EvaluationRequest(run, checkpoint=4, settings=(command[-1],))
+    evaluate_run(request, rank_world())
+    export_run(run, tmp_path / "bundle", rank_world(), confidence=0.8)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        for j in range(len(positives)):
-            found, num = bundle.threshold(j, 0.9), int(positives[j])
-            reached = (found.class_reached, found.all_reached)
-            assert found.class_samples == num
-            if found.source == "class":
-                assert num >= least
-                assert reached == tuple(evaluation.classes.reached[j, 0].tolist())
-                assert found.expected_precision == reached[0] / reached[1]
-                assert found.expected_precision == evaluation.classes.precision_at[j, 0]
-                assert found.samples == num
-            else:
-                assert reached == tuple(evaluation.reached_pooled[j, 0].tolist())
-                assert found.expected_precision == pytest.approx(mean_precision)
-                assert found.samples == evaluation.num_samples
-            sources.add(found.source)
-    assert sources == {"class", "pooled"}
-    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    assert f" | {mean_precision:.3f} |" in card
+        assert bundle.threshold(0, 0.9).confidence == 0.8
+        assert bundle.spec.recalls[0].min_positives == 16
+    export_run(run, tmp_path / "other", rank_world(), confidence=0.9)  # the recipe's confidence
 
 
 def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
-    del tensors["reached_pooled"]
+    del tensors["confidence"]
     save_file(tensors, path)
-    with pytest.raises(ValueError, match=r"'reached_pooled', .* run `kway eval` again"):
+    with pytest.raises(ValueError, match=r"'confidence', .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
 
 

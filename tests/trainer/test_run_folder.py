@@ -10,6 +10,11 @@ from trainer.recipe import load_recipe
 from trainer.run.folder import RunFolder
 
 
+def a_recipe(folder: Path, **changes) -> Recipe:
+    """Return a recipe as a run stores it, with the generation of its shards."""
+    return glyph_recipe(Path("shards"), folder, **{"data__generation": 1, **changes})
+
+
 def claim(run: RunFolder, recipe: Recipe) -> None:
     """Check and store the recipe, as a run does when it starts."""
     run.check(recipe)
@@ -19,13 +24,13 @@ def claim(run: RunFolder, recipe: Recipe) -> None:
 def started(folder: Path, **changes) -> RunFolder:
     """Return a run folder whose run has a checkpoint."""
     run = RunFolder(folder)
-    claim(run, glyph_recipe(Path("shards"), folder, **changes))
+    claim(run, a_recipe(folder, **changes))
     (run.checkpoints / "step-00000001").mkdir(parents=True)
     return run
 
 
 def test_the_folder_contains_only_the_resolved_recipe(tmp_path):
-    recipe = glyph_recipe(Path("shards"), tmp_path / "a" / "run", seed=3)
+    recipe = a_recipe(tmp_path / "a" / "run", seed=3)
     run = RunFolder(tmp_path / "a" / "run")
     claim(run, recipe)
     assert [path.name for path in run.path.iterdir()] == ["recipe.yaml"]
@@ -56,7 +61,7 @@ def test_settings_that_affect_earlier_steps_may_not_change(changes, keys, tmp_pa
     with pytest.raises(
         ValueError, match=f"was started with different values of {keys}: "
     ) as caught:
-        claim(run, glyph_recipe(Path("shards"), tmp_path, **changes))
+        claim(run, a_recipe(tmp_path, **changes))
     assert "\n" not in str(caught.value)
     assert run.recipe.read_bytes() == before
 
@@ -79,7 +84,7 @@ def test_settings_that_affect_earlier_steps_may_not_change(changes, keys, tmp_pa
 )
 def test_other_settings_may_change_and_are_stored(changes, tmp_path):
     run = started(tmp_path)
-    recipe = glyph_recipe(Path("shards"), tmp_path, **changes)
+    recipe = a_recipe(tmp_path, **changes)
     assert recipe != run.load_recipe()
     claim(run, recipe)
     assert run.load_recipe() == recipe
@@ -89,12 +94,30 @@ def test_other_settings_may_change_and_are_stored(changes, tmp_path):
 def test_any_setting_may_change_without_a_committed_checkpoint(left, tmp_path):
     """A save that is killed leaves a `.partial` folder, which is not a checkpoint."""
     run = RunFolder(tmp_path)
-    claim(run, glyph_recipe(Path("shards"), tmp_path))
+    claim(run, a_recipe(tmp_path))
     if left is not None:
         (run.checkpoints / left).mkdir(parents=True)
-    recipe = glyph_recipe(Path("shards"), tmp_path, seed=1, resume="never")
+    recipe = a_recipe(tmp_path, seed=1, resume="never")
     claim(run, recipe)
     assert run.load_recipe() == recipe
+
+
+def test_a_run_keeps_the_generation_of_its_shards(tmp_path):
+    run = started(tmp_path, data__generation=2)
+    with pytest.raises(ValueError, match=r"different values of data\.generation: "):
+        claim(run, a_recipe(tmp_path, data__generation=3))
+
+
+def test_a_stored_recipe_without_a_generation_means_the_first_one(tmp_path):
+    """Earlier versions of kway could not append samples."""
+    run = started(tmp_path)
+    stored = run.recipe.read_text()
+    run.recipe.write_text(stored.replace("  generation: 1\n", ""))
+    assert run.recipe.read_text() != stored
+    assert run.load_recipe().data.generation == 1
+    claim(run, a_recipe(tmp_path))
+    with pytest.raises(ValueError, match=r"different values of data\.generation: "):
+        claim(run, a_recipe(tmp_path, data__generation=2))
 
 
 def test_resume_never_rejects_a_folder_with_checkpoints(tmp_path):
@@ -102,7 +125,7 @@ def test_resume_never_rejects_a_folder_with_checkpoints(tmp_path):
     with pytest.raises(
         ValueError, match="contains checkpoints, but resume=never is set: choose another"
     ):
-        claim(run, glyph_recipe(Path("shards"), tmp_path, resume="never"))
+        claim(run, a_recipe(tmp_path, resume="never"))
 
 
 def test_a_folder_that_is_not_a_run_is_reported(tmp_path):

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import (
@@ -20,12 +22,21 @@ from transformers import (
 
 from data.images.config import ImageConfig
 from data.messages import one_line
+from trainer.backbone.classifiers import (
+    classifier_class,
+    features_of,
+    num_classifier_features,
+    reads_texts,
+    take_last_layer,
+)
 from trainer.backbone.networks import FixedSizeConfig, register_networks
+from trainer.backbone.timm_models import check_timm
+from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
 from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
 # Errors that transformers raises for fields that are invalid for a model or contradict each other.
-_CONFIGURATION_ERRORS = (
+CONFIGURATION_ERRORS = (
     ValueError,
     TypeError,
     KeyError,
@@ -114,6 +125,8 @@ class Backbone(nn.Module):
         return self._pooled(self.encoder(normalized), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        if self.pooling == "classifier":
+            return features_of(output)
         if isinstance(output, Tensor):
             if output.shape[1:] != (self.dim,):
                 raise ValueError(
@@ -149,7 +162,38 @@ def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Bac
     if isinstance(config, ImportedBackbone):
         return _imported(config, image)
     assert isinstance(config, BackboneConfig)
+    if config.name is None and config.config is None:
+        config = _of_bundle(config)
     return _of_transformers(config, image)
+
+
+def _of_bundle(config: BackboneConfig) -> BackboneConfig:
+    """Return the configuration of the encoder in the bundle `config.init`, with the pooling of the
+    bundle unless the recipe sets another one.
+    """
+    assert config.init is not None
+    spec = read_manifest(config.init).model
+    if spec.backbone is not None:
+        raise ValueError(
+            f"backbone.init is {config.init}, whose backbone is imported: set "
+            f"backbone.kind={spec.backbone.kind}"
+        )
+    pooling = spec.pooling if config.pooling == "auto" else config.pooling
+    return BackboneConfig(
+        name=str(config.init / ENCODER), pooling=pooling, batch_norm=config.batch_norm
+    )
+
+
+def load_weights(backbone: Backbone, bundle: Path, *, source: str) -> None:
+    """Load the weights of a bundle's backbone. `source` describes the architecture in messages.
+
+    Raises ValueError if they do not match.
+    """
+    file = bundle / BACKBONE
+    try:
+        load_model(backbone, str(file), strict=True)
+    except (RuntimeError, SafetensorError) as error:
+        raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
 
 
 def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
@@ -163,8 +207,15 @@ def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
 
 
 def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
-    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
-    is_text = hasattr(settings, "vocab_size")
+    if config.pooling == "classifier":
+        if not isinstance(encoder, PreTrainedModel):
+            raise ValueError(
+                "backbone.pooling is classifier, which requires a transformers model: use auto"
+            )
+        is_text = reads_texts(encoder)
+    else:
+        settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+        is_text = hasattr(settings, "vocab_size")
     return Backbone(encoder, pooling=config.pooling, image=None if is_text else image)
 
 
@@ -172,6 +223,8 @@ def _num_features(encoder: nn.Module) -> int:
     """Return the number of features of an encoder from transformers or timm, or of a user-defined
     module.
     """
+    if (dim := num_classifier_features(encoder)) is not None:
+        return dim
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -186,10 +239,12 @@ def _num_features(encoder: nn.Module) -> int:
 
 
 def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backbone:
-    """Return a transformers encoder without its pooler. Weights are loaded from a local folder or
-    the hub, only as safetensors. Code from the hub is never executed."""
+    """Return a transformers encoder without its pooler or, if `pooling` is classifier, a classifier
+    without its last layer. Weights are loaded from a local folder or the hub, only as safetensors.
+    Code from the hub is never executed."""
     register_networks()
     settings = _settings(config)
+    check_timm(settings)
     if settings.is_encoder_decoder:
         raise ValueError(
             f"backbone.config.model_type is {settings.model_type}, which is an encoder-decoder: "
@@ -202,22 +257,38 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     if isinstance(settings, FixedSizeConfig) and image is not None:
         settings.check_image_size(image.size, image.size)
     try:
-        # The pooler's output is not used, so its weights would never get a gradient, but DDP would
-        # wait for one.
-        model: Any = MODEL_MAPPING[type(settings)]
-        parameters = inspect.signature(model).parameters
-        options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
-        if config.weights == "pretrained":
-            encoder = AutoModel.from_pretrained(
-                str(config.name), trust_remote_code=False, use_safetensors=True, **options
-            )
+        if config.pooling == "classifier":
+            encoder = _classifier(config, settings)
+            take_last_layer(encoder)
         else:
-            encoder = AutoModel.from_config(settings, trust_remote_code=False, **options)
+            encoder = _encoder(config, settings)
         return _wrapped(encoder, config, image)
-    except _CONFIGURATION_ERRORS as error:
+    except CONFIGURATION_ERRORS as error:
         raise ValueError(
             f"backbone.config does not define a valid model: {one_line(error)}"
         ) from error
+
+
+def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
+    # The pooler's output is not used, so its weights would never get a gradient, but DDP would
+    # wait for one.
+    model: Any = MODEL_MAPPING[type(settings)]
+    parameters = inspect.signature(model).parameters
+    options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
+    if config.weights == "pretrained":
+        return AutoModel.from_pretrained(
+            str(config.name), trust_remote_code=False, use_safetensors=True, **options
+        )
+    return AutoModel.from_config(settings, trust_remote_code=False, **options)
+
+
+def _classifier(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
+    model = classifier_class(settings)
+    if config.weights == "pretrained":
+        return model.from_pretrained(
+            str(config.name), trust_remote_code=False, use_safetensors=True
+        )
+    return model.from_config(settings, trust_remote_code=False)
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
@@ -240,7 +311,7 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
             hint = f"did you mean {near[0]}?" if near else f"see the fields of {model_type}"
             raise ValueError(f"{name} is not a known key: {hint}")
         return AutoConfig.for_model(model_type, **fields)
-    except _CONFIGURATION_ERRORS as error:
+    except CONFIGURATION_ERRORS as error:
         raise ValueError(f"backbone.config: {one_line(error)}") from error
 
 

@@ -6,7 +6,8 @@ One small forward pass checks whether a backbone processes texts as kway require
 from itertools import cycle, islice
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from data.messages import one_line
 from data.shards.manifest import Manifest
@@ -42,7 +43,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     if manifest.modality != "text" or text is None:
         return
     tokenizer = open_tokenizer(text.tokenizer, max_length=text.max_length)
-    padding_row, num_positions = _positions(backbone)
+    padding_row, num_positions = _positions(backbone.encoder)
     _check_tokens(text.tokenizer, tokenizer, backbone, padding_row)
     if num_positions is not None and text.max_length > num_positions:
         raise ValueError(
@@ -52,16 +53,22 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
     check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
-def _positions(backbone: Backbone) -> tuple[int | None, int | None]:
+def num_positions_of(encoder: nn.Module) -> int | None:
+    """Return the maximum number of tokens of an encoder, or None if it does not define it."""
+    return _positions(encoder)[1]
+
+
+def _positions(encoder: nn.Module) -> tuple[int | None, int | None]:
     """Return the padding token ID, if position numbers start after it, and the maximum number of
-    tokens. Each is None if the backbone does not define it.
+    tokens. Each is None if the encoder does not define it.
     """
-    for name, part in backbone.encoder.named_modules():
+    for name, part in encoder.named_modules():
         # RoBERTa and related models number positions starting at the padding token's ID + 1.
         row = getattr(part, "padding_idx", None)
         if name.rpartition(".")[2] == "position_embeddings" and row is not None:
             return row, len(part.weight) - row - 1
-    num_positions = getattr(backbone.settings, "max_position_embeddings", None)
+    settings = encoder.config if isinstance(encoder, PreTrainedModel) else encoder
+    num_positions = getattr(settings, "max_position_embeddings", None)
     # XLNet uses -1 for unlimited.
     return None, num_positions if num_positions is not None and num_positions > 0 else None
 

@@ -14,26 +14,22 @@ MODEL_CARD.md
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_model
 from torch import Tensor
 
 from data.files import sha256_of
-from data.messages import one_line
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
-from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.backbone import Backbone, build_backbone, load_weights
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
 from trainer.bundle.class_list import ClassList
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
-    BACKBONE,
     ENCODER,
     ONNX,
     TENSOR,
@@ -59,7 +55,7 @@ class Bundle:
     demand.
 
     `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
-    is None if the model was not evaluated.
+    is None if the bundle contains none.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
@@ -144,26 +140,37 @@ class Bundle:
         bias = stored[:, self.spec.dim] if self.spec.bias else None
         return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
 
+    def blocks(self) -> Iterator[ClassRows]:
+        """Yield the rows of all classes, in blocks of consecutive classes."""
+        for first, stored in self._rows.blocks():
+            bias = stored[:, self.spec.dim] if self.spec.bias else None
+            ids = torch.arange(first, first + len(stored))
+            yield ClassRows(ids, stored[:, : self.spec.dim], bias)
+
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Return the scores [B, n] of classes for features [B, dim], for comparison with
         thresholds.
         """
+        return self.scores_of(features, self.rows(class_ids).to(features.device))
+
+    def scores_of(self, features: Tensor, rows: ClassRows) -> Tensor:
+        """Return the scores [B, n] of the classes with these rows for features [B, dim]."""
         loss = self.spec.loss
-        return score(loss.score, self.logits(features, class_ids), eps=loss.eps)
+        return score(loss.score, self.spec.logits(features, rows), eps=loss.eps)
 
     def logits(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Return the logits [B, n] of classes for features [B, dim]."""
         return self.spec.logits(features, self.rows(class_ids).to(features.device))
 
     def threshold(self, class_id: int, recall: float) -> Threshold:
-        """Return the threshold of a class at `recall`: its own or the pooled one.
+        """Return the threshold of a class at `recall`, and what it promises.
 
         Raises ValueError if the bundle contains no thresholds for this recall.
         """
         if self.thresholds is None:
             raise ValueError(
-                "this bundle contains no thresholds, because its run was not evaluated: pass a "
-                "threshold"
+                "this bundle contains no thresholds: pass a threshold, or add thresholds with "
+                "`kway calibrate`"
             )
         return self.thresholds.of(class_id, recall)
 
@@ -199,14 +206,9 @@ class Bundle:
         config = self._backbone_config()
         with torch.random.fork_rng(devices=[]):  # the random initial weights are overwritten below
             backbone = build_backbone(config, image=self.spec.image)
-        file = self.path / BACKBONE
-        try:
-            load_model(backbone, str(file), strict=True)
-        except (RuntimeError, SafetensorError) as error:
-            source = (
-                "encoder/config.json" if self.spec.backbone is None else self.spec.backbone.kind
-            )
-            raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
+        imported = self.spec.backbone
+        source = "encoder/config.json" if imported is None else imported.kind
+        load_weights(backbone, self.path, source=source)
         return backbone.eval().requires_grad_(False)
 
     def _backbone_config(self) -> BackboneOptions:

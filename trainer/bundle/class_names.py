@@ -55,6 +55,15 @@ class ClassNames:
     def __len__(self) -> int:
         return len(self.names)
 
+    def contains(self, wanted: str | int) -> bool:
+        """Return whether `id_of` finds a class or rejects an ID, without searching for similar
+        names."""
+        return (
+            isinstance(wanted, int)
+            or self.find(wanted) is not None
+            or _number_in(wanted) is not None
+        )
+
     def id_of(self, wanted: str | int) -> int:
         """Return the ID of a class, given its exact name or the ID itself as 3 or "#3".
 
@@ -62,7 +71,7 @@ class ClassNames:
         also the name of another class.
         """
         if isinstance(wanted, str):
-            named, number = self._exactly(wanted), _number_in(wanted)
+            named, number = self.find(wanted), _number_in(wanted)
             if named is not None and number is not None and number < len(self) and number != named:
                 raise ValueError(
                     f"{wanted!r} is both the name of class {named} and the ID of class "
@@ -79,10 +88,21 @@ class ClassNames:
 
     def id_of_name(self, name: str) -> int:
         """Return the ID of the class with exactly this name. Raises ValueError if there is none."""
-        found = self._exactly(name)
+        found = self.find(name)
         if found is None:
             raise ValueError(self._unknown(name))
         return found
+
+    def find(self, name: str) -> int | None:
+        """Return the ID of the class with exactly this name, or None if there is none."""
+        wanted = np.int64(_hash(name))  # an int would make searchsorted copy the array
+        position = int(np.searchsorted(self._index.hashes, wanted))
+        while position < len(self) and self._index.hashes[position] == wanted:
+            class_id = int(self._index.by_hash[position])
+            if self.names[class_id] == name:
+                return class_id
+            position += 1
+        return None
 
     def nearest(self, name: str, count: int = 3) -> list[str]:
         """Return the names most similar to `name`, best first. The list is empty if no name is
@@ -113,16 +133,6 @@ class ClassNames:
         begins = np.concatenate([first for _, first in parts])
         ordered = np.concatenate([found[begins], found[~begins]])
         return ordered[offset : offset + limit].tolist(), len(found)
-
-    def _exactly(self, name: str) -> int | None:
-        wanted = np.int64(_hash(name))  # an int would make searchsorted copy the array
-        position = int(np.searchsorted(self._index.hashes, wanted))
-        while position < len(self) and self._index.hashes[position] == wanted:
-            class_id = int(self._index.by_hash[position])
-            if self.names[class_id] == name:
-                return class_id
-            position += 1
-        return None
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
         """Yield ranges of IDs whose folded names are about `_CHUNK` bytes in total."""

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,18 +14,16 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
 from trainer.backbone.onnx_backbone import write_onnx
-from trainer.bundle.spec import BackboneSpec, BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
-from trainer.bundle.thresholds import ClassThresholds, least_positives, takes_own
-from trainer.bundle.writing import write_bundle
-from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.bundle.model_card import thresholds_section
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, TextSpec
+from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.run_evaluation import EvaluationRequest
-from trainer.imports import source_version
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.world import World
 
 _ROWS_AT_ONCE = 65_536
-_ROUNDING = 1e-5  # relative to the magnitude of the largest threshold
 
 
 def export_run(
@@ -35,26 +32,28 @@ def export_run(
     world: World,
     *,
     recalls: Sequence[float] = (),
-    min_positives: int | None = None,
+    confidence: float | None = None,
     onnx: bool = False,
     force: bool = False,
     allow_imports: Collection[str] = (),
-) -> None:
-    """Export the newest model of a run as the bundle `out`, in a single process.
+) -> ClassThresholds:
+    """Export the newest model of a run as the bundle `out`, in a single process, and return its
+    thresholds.
 
-    The bundle contains thresholds for the recipe's `evaluation.recalls` and for `recalls`. A class
-    with fewer than `min_positives` validation samples uses the pooled threshold; the default
-    depends on the recall (`least_positives`). If `onnx` is true, the backbone is also written for
-    onnxruntime.
+    The bundle contains thresholds for the recipe's `evaluation.recalls` and for `recalls`. Their
+    guarantees and intervals have the `confidence`, by default the recipe's `evaluation.confidence`.
+    If `onnx` is true, the backbone is also written for onnxruntime.
 
     Raises the errors of `open_trained` and `write_onnx`; FileNotFoundError, with the command to
-    run, if the model was not evaluated at these recalls; and ValueError if `out` exists and `force`
-    is false.
+    run, if the model was not evaluated at these recalls and this confidence; and ValueError if
+    `out` exists and `force` is false.
     """
     assert world.size == 1, "export runs in a single process"
     trained = open_trained(run, world, allow_imports=allow_imports)
-    evaluation = _evaluation(run, trained, recalls, allow_imports)
-    thresholds = _thresholds(evaluation, min_positives)
+    evaluation = _evaluation(run, trained, recalls, confidence, allow_imports)
+    thresholds = ClassThresholds.of_promises(
+        evaluation.promises, evaluation.reached.numpy(), evaluation.num_samples
+    )
     backbone, image = trained.task.backbone, trained.recipe.data.image
     write_bundle(
         out,
@@ -71,39 +70,49 @@ def export_run(
         write_onnx=(lambda file: write_onnx(backbone, image, file)) if onnx else None,
         force=force,
     )
+    return thresholds
 
 
 def _evaluation(
-    run: Path, trained: TrainedRun, recalls: Sequence[float], allow_imports: Collection[str]
+    run: Path,
+    trained: TrainedRun,
+    recalls: Sequence[float],
+    confidence: float | None,
+    allow_imports: Collection[str],
 ) -> Evaluation:
-    """Return the saved evaluation that covers all recalls. Export does not evaluate, because that
-    may require many ranks.
+    """Return the saved evaluation that covers all recalls at this confidence. Export does not
+    evaluate, because that may require many ranks.
     """
-    own = trained.recipe.evaluation.recalls
-    wanted = sorted({*own, *recalls})
-    if set(wanted) == set(own):
+    own = trained.recipe.evaluation
+    wanted = sorted({*own.recalls, *recalls})
+    settings = []
+    if set(wanted) != set(own.recalls):
+        settings.append(f"evaluation.recalls={json.dumps(wanted)}")
+    if confidence not in (None, own.confidence):
+        settings.append(f"evaluation.confidence={confidence}")
+    if not settings:
         return load_evaluation(trained.folder.evaluations, step=trained.step)
-    setting = f"evaluation.recalls={json.dumps(wanted)}"
     try:
         folder = EvaluationRequest(
-            run, settings=(setting,), allow_imports=tuple(allow_imports)
+            run, settings=tuple(settings), allow_imports=tuple(allow_imports)
         ).folder()
         return load_evaluation(folder, step=trained.step)
     except FileNotFoundError as error:
         allowed = [f"--allow-import={path}" for path in allow_imports]
-        command = ["kway", "eval", str(run), "--checkpoint", str(trained.step), "--set", setting]
-        command += allowed
+        command = ["kway", "eval", str(run), "--checkpoint", str(trained.step)]
+        for setting in settings:
+            command += ["--set", setting]
         raise FileNotFoundError(
-            f"{run} was not evaluated at these recalls: run `{shlex.join(command)}`, then "
-            "export again"
+            f"{run} was not evaluated at these recalls and this confidence: run "
+            f"`{shlex.join([*command, *allowed])}`, then export again"
         ) from error
 
 
 def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     head, data = trained.task.head, trained.recipe.data
     return BundleSpec(
-        pooling=trained.recipe.backbone.pooling,
-        backbone=_backbone_spec(trained.recipe.backbone),
+        pooling=trained.task.backbone.pooling,
+        backbone=backbone_spec(trained.recipe.backbone),
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         num_classes=head.num_classes,
@@ -120,54 +129,10 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
     )
 
 
-def _backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
-    if not isinstance(config, ImportedBackbone):
-        return None
-    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
-    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
-
-
 def _tokenizer(text: TextConfig | None) -> Tokenizer | None:
     if text is None:
         return None
     return open_tokenizer(text.tokenizer, max_length=text.max_length)
-
-
-def _thresholds(evaluation: Evaluation, min_positives: int | None) -> ClassThresholds:
-    classes, pooled = evaluation.classes, evaluation.pooled
-    # A threshold equals the score of a sample. In another batch, or with another engine or device,
-    # that score may be rounded down and no longer reach the threshold, so lower the thresholds by a
-    # small margin.
-    largest = torch.cat([classes.threshold.flatten(), pooled]).nan_to_num().abs().max()
-    margin = _ROUNDING * largest
-    precisions = _pooled_precisions(evaluation).tolist()
-    recalls = tuple(
-        RecallSpec(
-            recall=recall,
-            pooled=threshold,
-            pooled_samples=evaluation.num_samples,
-            pooled_precision=precision,
-            min_positives=min_positives or least_positives(recall),
-        )
-        for recall, threshold, precision in zip(
-            classes.recalls, (pooled - margin).tolist(), precisions, strict=True
-        )
-    )
-    positives = classes.positives.numpy().astype(np.int32)
-    thresholds = (classes.threshold - margin).numpy().astype(np.float32)
-    is_own_KR = takes_own(
-        positives[:, None], thresholds, [entry.min_positives for entry in recalls]
-    )
-    reached = np.where(is_own_KR[..., None], classes.reached, evaluation.reached_pooled)
-    return ClassThresholds(recalls, positives, thresholds, reached.astype(np.int32))
-
-
-def _pooled_precisions(evaluation: Evaluation) -> Tensor:
-    """Return the precision of the pooled thresholds [R]: the fraction of samples at or above the
-    threshold that belong to the class, averaged over classes with samples. The precision of a class
-    is 0 if no sample reaches the threshold."""
-    of_class, of_any = evaluation.reached_pooled.double().unbind(2)
-    return (of_class / of_any.clamp(min=1))[evaluation.classes.positives > 0].mean(0)
 
 
 def _rows_in_class_order(head: ClassHead) -> Iterator[Tensor]:
@@ -199,12 +164,6 @@ def _model_card(trained: TrainedRun, evaluation: Evaluation, thresholds: ClassTh
         "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
     )
     query = "IMAGE" if recipe.data.text is None else '--text "TEXT"'
-    pooled = "\n".join(
-        f"| {entry.recall:g} | {entry.min_positives} | "
-        f"{int((thresholds.positives < entry.min_positives).sum())} | "
-        f"{entry.pooled_precision:.3f} |"
-        for entry in thresholds.recalls
-    )
     return f"""# {recipe.run.name}
 
 A classifier for {head.num_classes} classes, exported by kway on {datetime.now(UTC):%Y-%m-%d} from
@@ -215,7 +174,7 @@ step {trained.step} of run `{recipe.run}`.
 | backbone | {recipe.backbone.label} |
 | head | {_head_of(recipe.head)}, {head.dim} features |
 | loss | {alignment} |
-| data | {trained.manifest.source} |
+| data | {", ".join(map(str, trained.manifest.sources))} |
 | input | {_reads(recipe.data)} |
 
 ## Measured on split `{recipe.data.eval_split}` ({evaluation.num_samples} samples)
@@ -225,15 +184,10 @@ step {trained.step} of run `{recipe.run}`.
 {measures}
 
 The auprc and precision metrics measure how well the logit of a class, on its own, separates its
-samples from all others; they are means over classes. The thresholds were chosen on this same split,
-so expect slightly lower values on new data. A class with too few samples uses the pooled threshold,
-which reaches the target recall over the samples of all classes together, but not necessarily for
-each class. The expected precision of the pooled threshold is the mean over the classes:
+samples from all others; they are means over classes, measured on the split that also sets the
+thresholds, so expect slightly lower values on new data.
 
-| recall | required samples | classes with fewer | expected precision of the pooled threshold |
-|---|---|---|---|
-{pooled}
-
+{thresholds_section(thresholds)}
 ## Use
 
     kway query BUNDLE --class "{trained.manifest.classes[0].name}" {query}

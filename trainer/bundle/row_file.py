@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ _MAX_HEADER_BYTES = 100_000_000
 _EXTRA_BYTES = 250
 # Reads larger than 1 / 8 of the cache are not cached, because they would evict everything else.
 _LARGE_SHARE = 8
+_BLOCK_BYTES, _MAX_BLOCK_ROWS = 1 << 26, 1 << 16
 
 
 def write_rows(
@@ -107,6 +109,19 @@ class RowFile:
             self._read_run(rows[run[0]], [out[position] for position in run])
         self._cache.keep(rows, missing, out)
         return torch.from_numpy(out)
+
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Yield blocks of consecutive rows [rows, width] that together contain all rows, each with
+        the number of its first row. Do not write to the blocks.
+        """
+        assert self._close.alive, "the file is closed"
+        # Reading ahead is what a sequential read needs. The map is private, because torch warns
+        # about memory that it cannot write to.
+        mapped = mmap(self._descriptor, 0, access=ACCESS_COPY)
+        matrix = np.frombuffer(mapped, "<f4", offset=self._start).reshape(-1, self.width)
+        most = max(1, min(_MAX_BLOCK_ROWS, _BLOCK_BYTES // (self.width * _ITEM_BYTES)))
+        for first in range(0, self.num_rows, most):
+            yield first, torch.from_numpy(matrix[first : first + most])
 
     def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
         """Group positions into runs of rows that are consecutive in the file."""

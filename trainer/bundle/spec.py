@@ -14,12 +14,14 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import ScoreKind
+from trainer.config import Pooling
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Format 2 does not contain the validation counts of thresholds. Formats 2 and 3 do not contain the
-# logit map, which is always `dot`.
-FORMAT_VERSION, _OLDEST_VERSION = 4, 2
+# logit map, which is always `dot`. The thresholds of formats 2 to 4 promise nothing
+# (`trainer/bundle/thresholds.py`).
+FORMAT_VERSION, _OLDEST_VERSION = 5, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
@@ -56,11 +58,15 @@ class LossSpec(Spec):
 
 
 class RecallSpec(Spec):
-    """A recall and its pooled threshold. The thresholds for a recall were chosen to reach that
-    recall on the validation samples.
-    """
+    """A recall, which the thresholds of the classes promise, and the pooled threshold."""
 
     recall: float = Field(gt=0, le=1)
+    confidence: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="confidence of the guarantees and intervals; added in format 5",
+    )
     pooled: Finite | None = Field(
         None, description="threshold computed from the positives of all classes"
     )
@@ -73,14 +79,21 @@ class RecallSpec(Spec):
         None,
         ge=0,
         le=1,
-        description="fraction of the samples at or above the pooled threshold that belong to the "
-        "class, averaged over the classes with samples; a class for which no sample reaches the "
-        "threshold counts as 0",
+        description="in formats 3 and 4: fraction of the samples at or above the pooled threshold "
+        "that belong to the class, averaged over the classes with samples",
     )
-    min_positives: int = Field(
+    below_pooled: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="fraction of the classes with validation samples in which fewer of them than "
+        "the recall reach the pooled threshold; added in format 5",
+    )
+    min_positives: int | None = Field(
+        None,
         gt=0,
-        description="minimum number of validation samples that a class needs to use its own "
-        "threshold instead of the pooled one",
+        description="minimum number of validation samples that a class needs for a guaranteed "
+        "threshold, or null if no number suffices; before format 5, for its own threshold",
     )
 
 
@@ -105,7 +118,7 @@ class BackboneSpec(Spec):
 class BundleSpec(Spec):
     """The specification without the checksums. A model reads either images or texts."""
 
-    pooling: Literal["auto", "cls", "mean"] = "auto"
+    pooling: Pooling = "auto"
     backbone: BackboneSpec | None = Field(
         None, description="imported backbone; other backbones are described in encoder/config.json"
     )
@@ -159,7 +172,7 @@ class FileEntry(Spec):
 class BundleManifest(Spec):
     """The contents of `bundle.json`."""
 
-    format_version: Literal[2, 3, 4] = 4
+    format_version: Literal[2, 3, 4, 5] = 5
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
 

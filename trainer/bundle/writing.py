@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_model
 from torch import Tensor
@@ -21,14 +22,19 @@ from trainer.bundle.spec import (
     ONNX,
     SPEC,
     TENSOR,
+    THRESHOLDS,
     TOKENIZER,
     WEIGHTS,
+    BackboneSpec,
     BundleManifest,
     BundleSpec,
     ClassEntry,
     FileEntry,
+    read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds
+from trainer.config import BackboneOptions, ImportedBackbone
+from trainer.imports import source_version
 
 
 def write_bundle(
@@ -42,14 +48,16 @@ def write_bundle(
     model_card: str,
     tokenizer: Tokenizer | None = None,
     write_onnx: Callable[[Path], None] | None = None,
+    check: Callable[[Path], None] | None = None,
     force: bool = False,
 ) -> None:
     """Write the bundle folder `path` atomically: either completely or not at all.
 
     `weight_blocks` are rows [n, dim (+ 1)] in class-list order; only one block is in memory at a
     time. Text models require a `tokenizer`. `write_onnx`, if given, must write the backbone in ONNX
-    format to the path passed to it. Raises ValueError if `path` exists and `force` is false, or if
-    shapes do not match.
+    format to the path passed to it. `check`, if given, is called with a folder that contains the
+    complete bundle; if it raises an error, the bundle is not published. Raises ValueError if `path`
+    exists and `force` is false, or if shapes do not match.
     """
     assert (tokenizer is None) == (spec.text is None), "text models have a tokenizer, others do not"
     assert spec.recalls == (() if thresholds is None else tuple(thresholds.recalls))
@@ -80,11 +88,55 @@ def write_bundle(
         (temporary / CARD).write_text(model_card, encoding="utf-8")
         manifest = BundleManifest(model=spec, files=_describe_files(temporary))
         (temporary / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
+        if check is not None:
+            check(temporary)
         _make_durable(temporary)
         _publish(temporary, path, force=force)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
+    """Return the specification of an imported backbone, or None for other backbones."""
+    if not isinstance(config, ImportedBackbone):
+        return None
+    options = config.model_dump(mode="json", exclude=set(BackboneOptions.model_fields) | {"kind"})
+    return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
+
+
+def rewrite_bundle(path: Path, out: Path, *, thresholds: ClassThresholds, model_card: str) -> None:
+    """Write the bundle `path` with other thresholds and another model card to `out`, atomically.
+
+    Unchanged files are hard links if `out` is on the same file system. `out` replaces an existing
+    bundle.
+    """
+    manifest = read_manifest(path)
+    model = manifest.model.model_copy(update={"recalls": tuple(thresholds.recalls)})
+    kept = manifest.files.keys() - {CARD, THRESHOLDS}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
+    try:
+        thresholds.write(temporary, model.num_classes)
+        (temporary / CARD).write_text(model_card, encoding="utf-8")
+        files = {name: manifest.files[name] for name in kept} | _describe_files(temporary)
+        for name in kept:
+            _link(path / name, temporary / name)
+        renewed = BundleManifest(model=model, files=dict(sorted(files.items())))
+        (temporary / SPEC).write_text(_json_of(renewed) + "\n", encoding="utf-8")
+        _make_durable(temporary)
+        _publish(temporary, out, force=True)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _link(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(file, target)
 
 
 def _write_classes(
@@ -101,11 +153,15 @@ def _write_classes(
 
 
 def _json_of(manifest: BundleManifest) -> str:
-    """Return the manifest as JSON. `backbone` is omitted if it is None, because older versions
-    reject the key.
+    """Return the manifest as JSON. Keys that older versions reject are omitted if they have their
+    defaults.
     """
-    unused = {"model": {"backbone"}} if manifest.model.backbone is None else None
-    return manifest.model_dump_json(indent=1, exclude=unused)
+    model = manifest.model
+    unused: dict[str, Any] = {} if model.backbone is not None else {"backbone": True}
+    if model.image is not None:
+        added = {"interpolation", "keep_aspect", "crop_offset"}
+        unused["image"] = added - model.image.model_dump(exclude_defaults=True).keys()
+    return manifest.model_dump_json(indent=1, exclude={"model": unused})
 
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:

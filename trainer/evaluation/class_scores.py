@@ -173,27 +173,24 @@ def count_samples_above(
     world: World,
     should_stop: ShouldStop,
 ) -> Tensor:
-    """For each class, count the samples whose score is at or above each of the `thresholds` [R]
+    """For each class, count the samples whose score is at or above each of its `thresholds` [K, R]
     (collective).
 
     Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
-    class. All classes are scored again, because the pooled thresholds are known only after the
-    first pass.
+    class. All classes are scored again, because the thresholds are known only after the first pass.
     """
     features, labels = rows.features.mean(1), rows.labels
-    cutoffs = thresholds.tolist()
+    thresholds = thresholds.to(labels.device)
     at_once = classes_at_once(head, len(labels))
     stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     ids = [labels[:0]]
-    counts = [labels.new_zeros(0, len(cutoffs), 2)]
+    counts = [labels.new_zeros(0, thresholds.shape[1], 2)]
     for block in head.score_blocks(features, at_once):
         stop_checks.check()
         ids.append(block.class_ids)
-        counted = [
-            torch.stack(_counts(block.scores, labels, block.class_ids, cutoff), 1)
-            for cutoff in cutoffs
-        ]
-        counts.append(torch.stack(counted, 1))
+        counts.append(
+            count_reached(block.scores, labels, block.class_ids, thresholds[block.class_ids])
+        )
     stop_checks.check_remaining()
     group = head.engine.class_group
     of_ranks = all_rows(all_reduce_sum(torch.cat(counts), head.engine.data_group), group)
@@ -202,14 +199,18 @@ def count_samples_above(
     return in_order
 
 
-def _counts(
-    scores: Tensor, labels: Tensor, class_ids: Tensor, threshold: float
-) -> tuple[Tensor, Tensor]:
-    """Return two counts [C] for the classes of a block: samples of the class, and all samples, at
-    or above `threshold`.
+def count_reached(
+    scores: Tensor, labels: Tensor, class_ids: Tensor, thresholds_CR: Tensor
+) -> Tensor:
+    """Return counts [C, R, 2] of the samples at or above the thresholds of the C classes of a
+    block: samples of the class, and samples of any class. `scores` are [n, C] and `labels` [n].
     """
-    reaches_nC = scores >= threshold
     rows, columns = positions_of_labels(labels, class_ids)
-    of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
-    # On a CPU, summing bytes is twice as fast as summing booleans.
-    return of_class, reaches_nC.view(torch.uint8).sum(0, dtype=torch.int32).long()
+    counts = []
+    for threshold_C in thresholds_CR.unbind(1):
+        reaches_nC = scores >= threshold_C
+        of_class = torch.bincount(columns[reaches_nC[rows, columns]], minlength=len(class_ids))
+        # On a CPU, summing bytes is twice as fast as summing booleans.
+        of_any = reaches_nC.view(torch.uint8).sum(0, dtype=torch.int32).long()
+        counts.append(torch.stack([of_class, of_any], 1))
+    return torch.stack(counts, 1)

@@ -22,12 +22,13 @@ from data.shards.split import open_split
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
 from heads.similarity import similarity_accuracy
-from heads.slc import ClassMeasures, pooled_thresholds
+from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
 from trainer.evaluation.class_scores import count_samples_above, score_classes
 from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
 from trainer.evaluation.marginals import MarginalTopK, marginal_top, num_pieces
 from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
+from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
 from trainer.world import World
 
@@ -39,17 +40,17 @@ class Evaluation:
     """The result of an evaluation.
 
     `metrics` are means over samples or classes, by name. `classes` contains the metrics of each
-    class in class-list order, NaN for a class without samples. `pooled` [R] contains one threshold
-    per recall over all classes. `reached_pooled` [K, R, 2] counts, for each class, the samples
-    whose score for it reaches the pooled threshold: samples of the class, and samples of any class.
+    class in class-list order, NaN for a class without samples. `promises` are the thresholds of the
+    classes. `reached` [K, R, 2] counts, for each class, the samples whose score for it reaches its
+    threshold: samples of the class, and samples of any class.
     `correct` [K] counts the correct top-1 predictions of each class. `confusions` [M, 3] lists the
     most frequent wrong predictions: true class, predicted class, number of samples.
     """
 
     metrics: dict[str, float]
     classes: ClassMeasures
-    pooled: Tensor
-    reached_pooled: Tensor
+    promises: Promises
+    reached: Tensor
     num_samples: int
     correct: Tensor
     confusions: Tensor
@@ -185,12 +186,19 @@ def measure(
         sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
         metrics["sa"] = float(sa)
     metrics |= scores.classes.summary()
-    pooled = pooled_thresholds(all_rows(scores.true_scores, data_group), config.recalls).cpu()
+    promises = make_promises(
+        all_rows(scores.true_scores, data_group).cpu().numpy(),
+        all_rows(labels, data_group).cpu().numpy(),
+        groups_of_head(head),
+        config.recalls,
+        config.confidence,
+    )
+    thresholds = torch.from_numpy(promises.thresholds)
     return Evaluation(
         metrics,
         scores.classes,
-        pooled,
-        count_samples_above(head, rows, pooled, world=world, should_stop=should_stop),
+        promises,
+        count_samples_above(head, rows, thresholds, world=world, should_stop=should_stop),
         num_samples,
         _class_counts(labels[correct[:, 0]], num_classes, data_group).cpu(),
         most_confused(labels, first, num_classes, data_group).cpu(),

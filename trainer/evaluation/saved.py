@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
@@ -10,9 +11,11 @@ from safetensors.torch import load_file, save
 from data.files import commit
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
+from trainer.promises import Promises
 
-_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold", "reached")
-_OTHERS = ("pooled", "reached_pooled", "correct", "confusions")
+_OF_CLASSES = ("positives", "average_precision", "precision_at", "threshold")
+_OF_PROMISES = ("thresholds", "kinds", "pass_rates", "pooled", "below_pooled")
+_OTHERS = ("reached", "correct", "confusions")
 _NOT_METRICS = ("step", "samples")
 
 
@@ -23,6 +26,9 @@ def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
     tensors = {name: getattr(classes, name) for name in _OF_CLASSES}
     tensors |= {name: getattr(evaluation, name) for name in _OTHERS}
     tensors["recalls"] = torch.tensor(classes.recalls, dtype=torch.float64)
+    promises = evaluation.promises
+    tensors |= {name: torch.from_numpy(getattr(promises, name)) for name in _OF_PROMISES}
+    tensors["confidence"] = torch.tensor(promises.confidence, dtype=torch.float64)
     path = folder / f"step-{step:08d}.safetensors"
     commit(path, save({name: tensor.contiguous().cpu() for name, tensor in tensors.items()}))
     summary = {"step": step, "samples": evaluation.num_samples, **evaluation.metrics}
@@ -43,9 +49,15 @@ def load_evaluation(folder: Path, *, step: int) -> Evaluation:
             recalls=tuple(tensors["recalls"].tolist()),
             **{name: tensors[name] for name in _OF_CLASSES},
         )
+        promises = Promises(
+            recalls=classes.recalls,
+            confidence=float(tensors["confidence"]),
+            positives=classes.positives.numpy().astype(np.int32),
+            **{name: tensors[name].numpy() for name in _OF_PROMISES},
+        )
         others = {name: tensors[name] for name in _OTHERS}
         metrics = {name: value for name, value in summary.items() if name not in _NOT_METRICS}
-        return Evaluation(metrics, classes, num_samples=summary["samples"], **others)
+        return Evaluation(metrics, classes, promises, num_samples=summary["samples"], **others)
     except KeyError as error:
         raise ValueError(
             f"{path} has no {error}, because it was written by an older version of kway: run "

@@ -22,6 +22,10 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
 _FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
 
+# The generation of the shards if a recipe does not contain it because it was stored by a version of
+# kway that could not append samples.
+_FIRST = 1
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -101,7 +105,22 @@ class RunFolder:
                 f"{self.path} is not a run: {self.recipe.name} is missing. Pass the folder in the "
                 "`run` key of the recipe"
             )
-        return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
+        stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
+        return _at_known_generations(stored)
+
+    def generations(self, addresses: Sequence[str]) -> list[int | None]:
+        """Return the generation of the shards at each of `addresses` (`DataConfig.addresses`) on
+        which the run in this folder was started, or None if it has no checkpoints or was started on
+        other shards.
+        """
+        if not (committed_folders(self.checkpoints) and self.recipe.is_file()):
+            return [None] * len(addresses)
+        data = read_recipe(self.recipe)["data"]
+        stored = {
+            (number, one["shards"]): one.get("generation") or _FIRST
+            for number, one in enumerate((data, *data.get("mixture", ())))
+        }
+        return [stored.get(key) for key in enumerate(addresses)]
 
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.
@@ -115,7 +134,8 @@ class RunFolder:
                     f"run {self.path} contains checkpoints, but resume=never is set: choose "
                     "another run folder, or set resume=auto to continue the run"
                 )
-            changed = _differences(self._stored_settings(recipe), settings_of(recipe))
+            settings = settings_of(_at_known_generations(recipe))
+            changed = _differences(self._stored_settings(recipe), settings)
             if changed:
                 raise ValueError(
                     f"run {self.path} was started with different values of {', '.join(changed)}: "
@@ -131,13 +151,23 @@ class RunFolder:
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
-        known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
+        before = settings_of(_at_known_generations(stored))
+        known = {k: value for k, value in before.items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
         """Store the resolved recipe in the folder."""
         self.path.mkdir(parents=True, exist_ok=True)
         commit(self.recipe, dump_recipe(recipe).encode())
+
+
+def with_generations(recipe: Recipe, numbers: Sequence[int]) -> Recipe:
+    """Return `recipe` with the generations of its shards; see `DataConfig.generations`."""
+    return recipe.model_copy(update={"data": recipe.data.with_generations(numbers)})
+
+
+def _at_known_generations(recipe: Recipe) -> Recipe:
+    return with_generations(recipe, [number or _FIRST for number in recipe.data.generations])
 
 
 def _nearest_existing(path: Path) -> Path:
@@ -153,7 +183,18 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     }
     # If a kind differs, all of its settings differ too: report only the kind.
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
-    return sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
+    named = sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
+    if "data.mixture" in named:
+        sets = _changed_sets(before.get("data.mixture", []), after.get("data.mixture", []))
+        named[named.index("data.mixture")] = f"data.mixture ({sets})"
+    return named
+
+
+def _changed_sets(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
+    """Return the sets of a mixture that differ."""
+    changed = [one for one in (*before, *after) if one not in before or one not in after]
+    names = dict.fromkeys(f"{one['shards']} {one['split']}" for one in changed)
+    return ", ".join(names) or "the order of the sets"
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -5,13 +5,14 @@ label files.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from data.files import is_hidden, walk_directory
 from data.messages import pluralize
+from data.remote.input_path import InputPath
 from data.shards.split_names import SPLIT_OF_WORD, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 
@@ -19,6 +20,7 @@ ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
 _HIDDEN_FOLDER = "hidden folder"
+_UNLISTED = "no label or annotation file lists it"
 LEAF, PATH = "leaf", "path"
 CLASS_FROM = r"^(leaf|path|-?[1-9][0-9]?)$"
 _LABEL_ENDINGS = (".txt", ".csv", ".tsv")
@@ -47,22 +49,35 @@ class Listing:
     folders: dict[str, tuple[str, ...]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
 
-    def skip(self, paths: Iterable[Path], root: Path, reason: str) -> None:
+    def skip(self, paths: Iterable[InputPath], root: InputPath, reason: str) -> None:
         """Record `paths` below `root` as skipped."""
         self.skipped += [Skipped(str(path.relative_to(root)), reason) for path in paths]
 
-    def skip_outside(self, folder: Path, root: Path) -> None:
+    def skip_outside(self, folder: InputPath, root: InputPath) -> None:
         """Record the entries of `folder` that are not class or split folders as skipped."""
         for path, reason in entries_outside_class_folders(folder):
             self.skip([path], root, reason)
 
+    def skip_unlisted(self, root: InputPath, listed: Container[str]) -> None:
+        """Record the images below `root` that are neither `listed` nor skipped yet.
 
-def why_not_file(path: Path) -> str:
+        Hidden folders and folders that are skipped as a whole are not searched.
+        """
+        known = {one.name for one in self.skipped}
+        for parent, folders, names in walk_directory(root):
+            at = "" if parent == root else f"{parent.relative_to(root)}/"
+            folders[:] = [f for f in folders if not is_hidden(f) and f"{at}{f}" not in known]
+            paths = (f"{at}{name}" for name in names if _is_image_name(name))
+            found = (path for path in paths if path not in listed and path not in known)
+            self.skipped += [Skipped(path, _UNLISTED) for path in found]
+
+
+def why_not_file(path: InputPath) -> str:
     """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
 
 
-def entries_outside_class_folders(folder: Path) -> Iterator[tuple[Path, str]]:
+def entries_outside_class_folders(folder: InputPath) -> Iterator[tuple[InputPath, str]]:
     """Yield the entries of `folder` that are not class folders, each with the reason why it is not
     read.
 
@@ -84,7 +99,7 @@ class _Directory(NamedTuple):
 
 
 def list_class_folders(
-    folder: Path, *, class_from: str | None = None, labeled: Collection[str] = ()
+    folder: InputPath, *, class_from: str | None = None, labeled: Collection[str] = ()
 ) -> Listing:
     """List the images in class folders, which are in `folder` itself or in its split folders.
 
@@ -140,7 +155,7 @@ def list_class_folders(
 
 
 def _of_splits(
-    listing: Listing, folder: Path, splits: dict[str, str], labeled: Collection[str]
+    listing: Listing, folder: InputPath, splits: dict[str, str], labeled: Collection[str]
 ) -> list[_Directory]:
     """Return the directories with images in the split folders. Held-out splits without labels are
     skipped if there are `labeled` splits; otherwise they are an error.
@@ -176,7 +191,7 @@ def _of_splits(
     return directories
 
 
-def _without_classes(folder: Path, name: str, classes: Collection[str]) -> str:
+def _without_classes(folder: InputPath, name: str, classes: Collection[str]) -> str:
     """Return the error for a split folder whose images are not in folders of training classes."""
     where = f"{folder / name} does not contain class folders with images: add some"
     if classes:
@@ -188,10 +203,10 @@ def _without_classes(folder: Path, name: str, classes: Collection[str]) -> str:
     return f"{where}, remove this folder, or pass its labels as --split-labels {name}={labels}"
 
 
-def _label_file(folder: Path) -> Path | None:
+def _label_file(folder: InputPath) -> InputPath | None:
     """Return a file in a split folder that may contain its labels, such as val_annotations.txt."""
     files = (path for path in sorted(folder.iterdir()) if path.suffix.lower() in _LABEL_ENDINGS)
-    return next(filter(Path.is_file, files), None)
+    return next((path for path in files if path.is_file()), None)
 
 
 def _class_names(
@@ -221,7 +236,7 @@ def _single_paths(
     return {name: found.pop() for name, found in paths.items() if len(found) == 1}
 
 
-def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) -> None:
+def _reject_ambiguous_levels(folder: InputPath, directories: Iterable[_Directory]) -> None:
     """Raise ValueError, with the folders and images per level, if the classes are ambiguous."""
     images = Counter[tuple[str, ...]]()
     for directory in directories:
@@ -244,7 +259,7 @@ def _reject_ambiguous_levels(folder: Path, directories: Iterable[_Directory]) ->
     )
 
 
-def _split_folders(folder: Path, labeled: Collection[str]) -> dict[str, str]:
+def _split_folders(folder: InputPath, labeled: Collection[str]) -> dict[str, str]:
     """Map subfolders to splits. The result is empty unless `folder` contains `train/` and a
     held-out split.
     """
@@ -262,7 +277,7 @@ def _split_folders(folder: Path, labeled: Collection[str]) -> dict[str, str]:
     return {name: split for split, names in found.items() for name in names}
 
 
-def _reject_split_names(folder: Path) -> None:
+def _reject_split_names(folder: InputPath) -> None:
     """Raise ValueError for a folder that looks like a split.
 
     A class may be named train, but a folder with this name that contains folders is a split.
@@ -278,11 +293,13 @@ def _reject_split_names(folder: Path) -> None:
             )
 
 
-def _folders(folder: Path) -> list[Path]:
+def _folders(folder: InputPath) -> list[InputPath]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name))
 
 
-def _directories(listing: Listing, root: Path, part: Path, split: str | None) -> list[_Directory]:
+def _directories(
+    listing: Listing, root: InputPath, part: InputPath, split: str | None
+) -> list[_Directory]:
     """Return the directories with images in the class folders of `part`."""
     found: list[_Directory] = []
     for class_folder in _folders(part):
@@ -298,7 +315,7 @@ def _directories(listing: Listing, root: Path, part: Path, split: str | None) ->
     return found
 
 
-def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]) -> None:
+def _skip_folders(listing: Listing, root: InputPath, parent: InputPath, folders: list[str]) -> None:
     """Remove links and hidden folders from `folders`, so that `os.walk` does not enter them."""
     paths = [parent / name for name in folders]
     links = [path for path in paths if path.is_symlink()]
@@ -309,11 +326,11 @@ def _skip_folders(listing: Listing, root: Path, parent: Path, folders: list[str]
     folders[:] = [name for name in folders if name not in skipped]
 
 
-def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
+def _images(listing: Listing, root: InputPath, paths: Iterable[InputPath]) -> list[InputPath]:
     """Return the `paths` that are images, and record the others as skipped."""
     images = []
     for path in paths:
-        if path.suffix.lower() not in ENDINGS:
+        if not _is_image_name(path.name):
             listing.skip([path], root, NOT_AN_IMAGE)
         elif not path.is_file():
             listing.skip([path], root, why_not_file(path))
@@ -322,7 +339,11 @@ def _images(listing: Listing, root: Path, paths: Iterable[Path]) -> list[Path]:
     return images
 
 
-def _check_name(folder: Path, class_name: str) -> None:
+def _is_image_name(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in ENDINGS
+
+
+def _check_name(folder: InputPath, class_name: str) -> None:
     try:
         class_name.encode()
     except UnicodeEncodeError as error:

@@ -10,11 +10,11 @@ The file is not trusted: every entry is checked, and its size is limited.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
+from data.messages import shown
+from data.remote.input_path import InputPath
 from data.shards.manifest import paused_gc
-from data.sources.layouts.listed_paths import shown
 
 Several = Literal["skip", "largest"]
 MAX_BYTES = 4 << 30  # the largest published file, that of iNaturalist 2021, has 0.4 GB
@@ -42,14 +42,14 @@ class Annotations:
     annotated image. unusable: the reason for each image that does not have a single category.
     """
 
-    path: Path
+    path: InputPath
     categories: dict[Id, Category] = field(default_factory=dict)
     names: dict[Id, str] = field(default_factory=dict)
     category_of: dict[Id, Id] = field(default_factory=dict)
     unusable: dict[Id, str] = field(default_factory=dict)
 
 
-def read_annotations(path: Path, several: Several) -> Annotations:
+def read_annotations(path: InputPath, several: Several) -> Annotations:
     """Read an annotation file.
 
     several: the category of an image whose annotations have several categories. "skip": the image
@@ -63,23 +63,25 @@ def read_annotations(path: Path, several: Several) -> Annotations:
     for where, entry in _entries(path, content, "categories"):
         number = _id(where, entry, "id")
         if number in found.categories:
-            raise ValueError(f"{where}: ID {number!r} is already used: remove one category")
+            raise ValueError(f"{where}: ID {shown(number)} is already used: remove one category")
         found.categories[number] = _category(where, entry)
     _check_category_names(path, found.categories)
     for where, entry in _entries(path, content, "images"):
         number = _id(where, entry, "id")
         if number in found.names:
-            raise ValueError(f"{where}: ID {number!r} is already used: remove one image")
+            raise ValueError(f"{where}: ID {shown(number)} is already used: remove one image")
         found.names[number] = _text(where, entry, "file_name")
     areas: dict[Id, dict[Id, float]] = {}
     for where, entry in _entries(path, content, "annotations"):
         image, category = _id(where, entry, "image_id"), _id(where, entry, "category_id")
         if image not in found.names:
-            raise ValueError(f"{where}: image {image!r} is not in `images`: remove the annotation")
+            raise ValueError(
+                f"{where}: image {shown(image)} is not in `images`: remove the annotation"
+            )
         if category not in found.categories:
             raise ValueError(
-                f"{where}: category {category!r} is not in `categories`: add it, or remove the "
-                "annotation"
+                f"{where}: category {shown(category)} is not in `categories`: add it, or "
+                "remove the annotation"
             )
         area = _area(where, entry, required=several == "largest")
         of_image = areas.setdefault(image, {})
@@ -96,7 +98,7 @@ def read_annotations(path: Path, several: Several) -> Annotations:
 
 
 @paused_gc()
-def _parsed(path: Path) -> dict[str, Any]:
+def _parsed(path: InputPath) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass a JSON file of annotations")
     if (size := path.stat().st_size) > MAX_BYTES:
@@ -114,7 +116,9 @@ def _parsed(path: Path) -> dict[str, Any]:
     return content
 
 
-def _entries(path: Path, content: dict[str, Any], key: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _entries(
+    path: InputPath, content: dict[str, Any], key: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the location and the content of each entry of a list."""
     entries = content.get(key)
     if not isinstance(entries, list) or not entries:
@@ -132,7 +136,7 @@ def _entries(path: Path, content: dict[str, Any], key: str) -> Iterator[tuple[st
 def _id(where: str, entry: dict[str, Any], key: str) -> Id:
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{where}: {key!r} is {shown(str(value))}: use a number or a string")
+        raise ValueError(f"{where}: {key!r} is {shown(value)}: use a number or a string")
     return value
 
 
@@ -140,7 +144,7 @@ def _text(where: str, entry: dict[str, Any], key: str) -> str:
     value = entry.get(key)
     # A lone surrogate can be written in JSON, but not in UTF-8.
     if not isinstance(value, str) or not value.strip() or not _is_utf8(value):
-        raise ValueError(f"{where}: {key!r} is {shown(str(value))}: it must be a text")
+        raise ValueError(f"{where}: {key!r} is {shown(value)}: it must be a text")
     return value.strip()
 
 
@@ -181,11 +185,11 @@ def _category(where: str, entry: dict[str, Any]) -> Category:
     return Category(name, tuple(dict.fromkeys(above)), f"{words}, {name}" if is_word else None)
 
 
-def _check_category_names(path: Path, categories: dict[Id, Category]) -> None:
+def _check_category_names(path: InputPath, categories: dict[Id, Category]) -> None:
     seen: dict[str, Id] = {}
     for number, category in categories.items():
         if seen.setdefault(category.name, number) != number:
             raise ValueError(
-                f"{path}: categories {seen[category.name]!r} and {number!r} are both called "
-                f"{shown(category.name)}: rename one of them"
+                f"{path}: categories {shown(seen[category.name])} and {shown(number)} are both "
+                f"called {shown(category.name)}: rename one of them"
             )

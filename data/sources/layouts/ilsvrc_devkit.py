@@ -9,12 +9,12 @@ import zlib
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
+from data.remote.input_path import InputPath
 from data.sources.layouts.archive import archived_files, loose_files
 
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -54,7 +54,7 @@ class Synset:
 class Devkit:
     """A taxonomy of synsets by WordNet ID. `truth[i]` is the synset of validation image i + 1."""
 
-    path: Path
+    path: InputPath
     synsets: Mapping[str, Synset]
     truth: tuple[str, ...]
 
@@ -73,7 +73,7 @@ class Devkit:
         return self.synsets[synset].parents
 
 
-def read_devkit(path: Path) -> Devkit:
+def read_devkit(path: InputPath) -> Devkit:
     """Read the devkit from the archive, or from a folder that contains `data/` or its two
     files.
 
@@ -93,7 +93,7 @@ def read_devkit(path: Path) -> Devkit:
     return Devkit(path, {synset.wnid: synset for synset in by_id.values()}, truth)
 
 
-def _files(path: Path) -> dict[str, bytes]:
+def _files(path: InputPath) -> dict[str, bytes]:
     if path.is_dir():
         return loose_files(path / "data" if (path / "data").is_dir() else path, (_META, _TRUTH))
     if not path.is_file():
@@ -130,7 +130,7 @@ def _text(value: object) -> str:
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
 
 
-def _truth(content: bytes, by_id: Mapping[int, Synset], path: Path) -> tuple[str, ...]:
+def _truth(content: bytes, by_id: Mapping[int, Synset], path: InputPath) -> tuple[str, ...]:
     wnids = []
     for number, line in enumerate(content.decode("ascii", "replace").split(), 1):
         if not line.isdecimal() or int(line) not in by_id:

@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from data.files import is_hidden
 from data.messages import Report, silent
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.skipped import Skipped
 from data.sources.layouts.class_folders import (
     ENDINGS,
@@ -56,7 +58,7 @@ class ImageList:
     skipped: list[Skipped] = field(default_factory=list)
 
 
-def list_training(folder: Path, report: Report = silent) -> ImageList:
+def list_training(folder: InputPath, report: Report = silent) -> ImageList:
     """List the images in ILSVRC2012_img_train.tar or train/.
 
     Raises ValueError for a class that is not a synset ID. `report(done, total)` counts classes.
@@ -77,7 +79,7 @@ def list_training(folder: Path, report: Report = silent) -> ImageList:
     return _of_folders(train, report)
 
 
-def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
+def list_validation(folder: InputPath, devkit: Devkit | None) -> ImageList | None:
     """List the images in ILSVRC2012_img_val.tar or val/, which may be flat. Returns None if neither
     exists.
 
@@ -96,24 +98,28 @@ def list_validation(folder: Path, devkit: Devkit | None) -> ImageList | None:
     return _flat(val, _files(val, ""), devkit, None)
 
 
-def _folders(folder: Path) -> list[str]:
+def _folders(folder: InputPath) -> list[str]:
     return [f.name for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name)]
 
 
-def _files(folder: Path, synset: str) -> list[Member | Skipped]:
+def _files(folder: InputPath, synset: str) -> list[Member | Skipped]:
     """Return the files of a class folder by relative path, and the other entries as skipped."""
-    with os.scandir(folder / synset) as entries:
+    if isinstance(folder, RemotePath):
+        return [_file(folder, synset, entry) for entry in (folder / synset).iterdir()]
+    with os.scandir(str(folder / synset)) as entries:
         return [_file(folder, synset, entry) for entry in entries]
 
 
-def _file(folder: Path, synset: str, entry: os.DirEntry[str]) -> Member | Skipped:
+def _file(folder: InputPath, synset: str, entry: os.DirEntry[str] | RemotePath) -> Member | Skipped:
     if entry.is_file():
         return Member(str(PurePosixPath(synset, entry.name)), 0, entry.stat().st_size)
-    reason = "folder in a class folder" if entry.is_dir() else why_not_file(Path(entry))
+    reason = (
+        "folder in a class folder" if entry.is_dir() else why_not_file(folder / synset / entry.name)
+    )
     return Skipped(str(Path(folder.name, synset, entry.name)), reason)
 
 
-def _of_folders(folder: Path, report: Report = silent) -> ImageList:
+def _of_folders(folder: InputPath, report: Report = silent) -> ImageList:
     """Return the images of the class folders in `folder`."""
     listed = _of_classes(folder, _folders(folder), partial(_files, folder), None, report)
     listed.skipped += [
@@ -124,7 +130,7 @@ def _of_folders(folder: Path, report: Report = silent) -> ImageList:
 
 
 def _of_classes(
-    where: Path,
+    where: InputPath,
     classes: Iterable[str],
     members: Callable[[str], Sequence[Member | Skipped]],
     tar: str | None,
@@ -154,7 +160,7 @@ def _of_classes(
 
 
 def _flat(
-    where: Path, members: Sequence[Member | Skipped], devkit: Devkit | None, tar: str | None
+    where: InputPath, members: Sequence[Member | Skipped], devkit: Devkit | None, tar: str | None
 ) -> ImageList:
     if devkit is None:
         raise ValueError(
@@ -205,32 +211,32 @@ def _image_members(
     return sorted(images)
 
 
-def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
+def tar_members(path: InputPath, inside: Member | None = None) -> list[Member]:
     """Return, in order, the files in the tar `path`, or in the tar `inside` that it contains.
 
     This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a
     damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
     with path.open("rb", buffering=0) as file:
-        start, size = 0, os.fstat(file.fileno()).st_size
+        start, size = 0, path.stat().st_size
         where = str(path)
         if inside is not None:
             where, start, size = f"{path}: {inside.name}", inside.offset, inside.size
         try:
-            members = list(_members(file.fileno(), start, start + size))
+            members = list(_members(file, start, start + size))
             _check_names(members)
         except ValueError as error:
             raise ValueError(f"{where}: {error}: download the tar again") from error
     return members
 
 
-def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
+def _members(file: IO[bytes], at: int, stop: int) -> Iterator[Member]:
     while True:
-        header = os.pread(descriptor, min(BLOCK, stop - at), at)
+        header = _read(file, min(BLOCK, stop - at), at)
         if len(header) < BLOCK:
             raise ValueError(f"it is truncated at byte {at:,}: the end marker is missing")
         if header == bytes(BLOCK):
-            _check_rest(descriptor, at, stop)
+            _check_rest(file, at, stop)
             return
         try:
             info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
@@ -242,10 +248,15 @@ def _members(descriptor: int, at: int, stop: int) -> Iterator[Member]:
         if info.type in _FILE_TYPES:
             yield Member(info.name, at, info.size)
         elif info.type in _PAX_TYPES:
-            _check_pax(os.pread(descriptor, info.size, at), info.name)
+            _check_pax(_read(file, info.size, at), info.name)
         elif info.type != tarfile.DIRTYPE:
             raise ValueError(f"{info.name} has tar type {info.type!r} and is not a regular file")
         at += -(-info.size // BLOCK) * BLOCK
+
+
+def _read(file: IO[bytes], size: int, at: int) -> bytes:
+    file.seek(at)
+    return file.read(size)
 
 
 def _check_names(members: list[Member]) -> None:
@@ -256,13 +267,13 @@ def _check_names(members: list[Member]) -> None:
         seen.add(member.name)
 
 
-def _check_rest(descriptor: int, at: int, stop: int) -> None:
+def _check_rest(file: IO[bytes], at: int, stop: int) -> None:
     """Raise ValueError unless only zero padding follows the end marker.
 
     Members after the end marker would not be read.
     """
     while at < stop:
-        chunk = os.pread(descriptor, min(1 << 20, stop - at), at)
+        chunk = _read(file, min(1 << 20, stop - at), at)
         if not chunk or chunk.count(0) != len(chunk):
             raise ValueError(f"data follows the end marker at byte {at:,}")
         at += len(chunk)

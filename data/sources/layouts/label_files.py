@@ -7,17 +7,21 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path
-from typing import IO, NamedTuple
+from pathlib import PurePosixPath
+from typing import NamedTuple
 
+from data.messages import shown
+from data.remote.input_path import InputPath
 from data.shards.split_names import TRAIN, shard_splits, split_name
 from data.skipped import Skipped
-from data.sources.layouts.class_folders import File, Listing
-from data.sources.layouts.listed_paths import base_of, path_inside, shown
+from data.sources.layouts.class_folders import ENDINGS, File, Listing
+from data.sources.layouts.listed_paths import base_of, path_inside
+from data.tars.labels import is_number
+from data.text.lines import text_lines
 
 HEADERS = (["file", "class"], ["file", "class", "split"])
+_FORMS = " or ".join(",".join(header) for header in HEADERS)
 _LINES_FOR_BASE = 20
-_MAX_LINE_BYTES = 1 << 20
 
 
 class ClassNames:
@@ -26,20 +30,18 @@ class ClassNames:
     Each line of the file contains a name, or a name and its number, as in Places.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: InputPath) -> None:
         self.path = path
-        lines = [(line.split(), number) for number, line in _text_lines(path) if line.strip()]
+        lines = [(line.split(), number) for number, line in text_lines(path) if line.strip()]
         numbers = sorted(words[-1] for words, _ in lines if len(words) > 1)
-        if numbers and numbers == sorted(map(str, range(len(lines)))):
+        numbered = bool(numbers) and numbers == sorted(map(str, range(len(lines))))
+        if numbered:
             lines = [(words[:-1], at) for words, at in sorted(lines, key=lambda x: int(x[0][-1]))]
         seen: dict[str, int] = {}
         for words, number in lines:
             name = " ".join(words)
             if seen.setdefault(name, number) != number:
-                raise ValueError(
-                    f"{path}, line {number}: {shown(name)} is also on line {seen[name]}: rename "
-                    "one of them"
-                )
+                raise ValueError(_repeated(path, name, number, seen[name], numbered))
         if not seen:
             raise ValueError(f"{path} is empty: write one class name per line")
         self.names = list(seen)
@@ -49,12 +51,22 @@ class ClassNames:
         """Return the class of a label. Raises ValueError for an unknown label."""
         if label in self._known:
             return label
-        if label.isascii() and label.isdecimal() and int(label) < len(self.names):
+        if is_number(label) and 0 <= int(label) < len(self.names):
             return self.names[int(label)]
         raise ValueError(
             f"label {shown(label)} is not one of the {len(self.names):,} classes in {self.path}: "
             "correct the label, or pass another --class-names"
         )
+
+
+def _repeated(path: InputPath, name: str, line: int, other: int, numbered: bool) -> str:
+    where = f"{path}, line {line}: {shown(name)} is also on line {other}"
+    if numbered:
+        return (
+            f"{where}, because every line is read as a name and its number: if the numbers belong "
+            "to the names, write them without the space, as in class_0"
+        )
+    return f"{where}: rename one of them"
 
 
 class _Line(NamedTuple):
@@ -72,13 +84,13 @@ class LabelFiles:
     images instead of raising an error.
     """
 
-    folder: Path
+    folder: InputPath
     names: ClassNames | None = None
     skip_bad: bool = False
-    _seen: dict[str, tuple[Path, int]] = field(default_factory=dict)
+    _seen: dict[str, tuple[InputPath, int]] = field(default_factory=dict)
     _held_out: dict[str, str] = field(default_factory=dict)  # class -> its first line
 
-    def one(self, labels: Path) -> Listing:
+    def one(self, labels: InputPath) -> Listing:
         """List the lines of a file that covers all splits.
 
         Raises ValueError or FileNotFoundError, with the line number.
@@ -90,7 +102,7 @@ class LabelFiles:
             raise ValueError(f"{labels}: no line has the split {TRAIN!r}: add training images")
         return self._finished(listing, files, splits)
 
-    def of_splits(self, labels: Mapping[str, Path], others: Listing) -> Listing:
+    def of_splits(self, labels: Mapping[str, InputPath], others: Listing) -> Listing:
         """List the lines of one file per split, and add `others`, which has the images of the other
         splits under their canonical names.
 
@@ -118,10 +130,11 @@ class LabelFiles:
         listing.files = sorted(
             file._replace(split=in_shards[file.split]) if file.split else file for file in files
         )
+        listing.skip_unlisted(self.folder, self._seen)
         listing.skipped.sort()
         return listing
 
-    def _files(self, listing: Listing, labels: Path, split: str | None) -> Iterator[File]:
+    def _files(self, listing: Listing, labels: InputPath, split: str | None) -> Iterator[File]:
         lines = _lines(labels)
         first = list(islice(lines, _LINES_FOR_BASE))
         base = base_of(self.folder, [line.path for line in first], split, labels)
@@ -138,8 +151,8 @@ class LabelFiles:
             if not (self.folder / path).is_file():
                 if not self.skip_bad:
                     raise FileNotFoundError(
-                        f"{where}: {shown(path)} is missing from {self.folder}: add it, remove the "
-                        "line, or pass --skip-bad"
+                        f"{where}: {shown(path)} is missing from {self.folder}: "
+                        f"{_if_header(line)}add it, remove the line, or pass --skip-bad"
                     )
                 listing.skipped.append(Skipped(path, f"listed in {labels.name}, but missing"))
                 continue
@@ -149,7 +162,13 @@ class LabelFiles:
             yield File(path, label, line_split)
 
 
-def _twice(name: str, other: tuple[Path, int], labels: Path, folder: Path) -> str:
+def _if_header(line: _Line) -> str:
+    """Return a hint if a missing file may be the name of a column."""
+    is_image = PurePosixPath(line.path).suffix.lower() in ENDINGS
+    return "" if line.number > 1 or is_image else f"if it is a header, write {_FORMS}, or "
+
+
+def _twice(name: str, other: tuple[InputPath, int], labels: InputPath, folder: InputPath) -> str:
     file, number = other
     if file == folder:
         return f"{shown(name)} is also in a class folder of another split: remove the line"
@@ -157,13 +176,13 @@ def _twice(name: str, other: tuple[Path, int], labels: Path, folder: Path) -> st
     return f"{shown(name)} is already listed {on}: remove one line"
 
 
-def _lines(labels: Path) -> Iterator[_Line]:
+def _lines(labels: InputPath) -> Iterator[_Line]:
     """Yield the lines of a label file, except empty lines and the header."""
     rows = _rows(labels)
     has_split = False
     for first, (number, row, separator) in enumerate(rows):
         cells = [cell.strip() for cell in row]
-        if first == 0 and cells in HEADERS:
+        if first == 0 and [cell.lower() for cell in cells] in HEADERS:
             has_split = len(cells) == 3
             continue
         expected = 3 if has_split else 2
@@ -172,9 +191,9 @@ def _lines(labels: Path) -> Iterator[_Line]:
             cells = cells[:2]
         if len(cells) != expected or not all(cells):
             form = "file,class,split" if has_split else "file,class"
+            fix = f"begin with the header {_FORMS}, or correct it" if first == 0 else "correct it"
             raise ValueError(
-                f"{labels}, line {number}: {shown(','.join(row))} is not of the form {form}: "
-                "correct it"
+                f"{labels}, line {number}: {shown(','.join(row))} is not of the form {form}: {fix}"
             )
         split = split_name(cells[2]) if has_split else None
         if split is not None and not split.isidentifier():
@@ -185,12 +204,12 @@ def _lines(labels: Path) -> Iterator[_Line]:
         yield _Line(number, cells[0], cells[1], split)
 
 
-def _rows(labels: Path) -> Iterator[tuple[int, list[str], str]]:
+def _rows(labels: InputPath) -> Iterator[tuple[int, list[str], str]]:
     """Yield the number of the first line, the cells and the separator of each row.
 
     The first line determines the separator: tabs, otherwise commas, otherwise the last space.
     """
-    lines = _text_lines(labels)
+    lines = text_lines(labels)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
         return
@@ -206,7 +225,7 @@ def _rows(labels: Path) -> Iterator[tuple[int, list[str], str]]:
 
 
 def _csv_rows(
-    labels: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]
+    labels: InputPath, first: tuple[int, str], lines: Iterator[tuple[int, str]]
 ) -> Iterator[tuple[int, list[str]]]:
     reader = csv.reader(line for _, line in chain([first], lines))
     before = first[0] - 1
@@ -222,25 +241,3 @@ def _csv_rows(
             return
         if row:
             yield number, row
-
-
-def _text_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number and the text of each line. Raises an error if the file cannot be read."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: pass a label file")
-    with path.open("rb") as file:
-        yield from _decoded(file, path)
-
-
-def _decoded(file: IO[bytes], path: Path) -> Iterator[tuple[int, str]]:
-    for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_BYTES), b""), start=1):
-        if len(line) == _MAX_LINE_BYTES:
-            raise ValueError(
-                f"{path}, line {number} is longer than {_MAX_LINE_BYTES:,} bytes: pass a label file"
-            )
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number} is not UTF-8 text: save the file as UTF-8"
-            ) from error

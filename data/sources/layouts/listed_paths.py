@@ -5,22 +5,18 @@ The file is not trusted: a path must stay inside the folder of the data set.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from data.files import is_hidden
+from data.messages import shown
+from data.remote.input_path import InputPath
+from data.remote.path import RemotePath
 from data.shards.split_names import split_name
 
-_SHOWN = 60
 _MOST_BYTES = 255  # of a file name, in common file systems
 _LEVELS = 2  # levels of subfolders that are searched for listed images
 
 
-def shown(text: str) -> str:
-    """Return a text from a file for a message: quoted, on one line, and cut if it is long."""
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
-
-
-def path_inside(folder: Path, name: str, base: str = ".") -> str:
+def path_inside(folder: InputPath, name: str, base: str = ".") -> str:
     """Return the path of the listed file `name` relative to `folder`.
 
     base: the subfolder to which `name` is relative. An absolute path outside `folder` is also
@@ -28,8 +24,10 @@ def path_inside(folder: Path, name: str, base: str = ".") -> str:
     link to a file outside the folder. Raises ValueError if the path leaves `folder` or contains a
     name that is too long.
     """
-    root = os.path.abspath(folder)
+    root = os.path.abspath(str(folder))
     name = name.strip()
+    if isinstance(folder, RemotePath):  # a URL would otherwise be a relative path
+        name = name.removeprefix(f"{folder}/")
     found = os.path.relpath(os.path.join(root, base, name), root)
     if _leaves(found) and os.path.isabs(name):
         found = os.path.relpath(os.path.join(root, base, name.lstrip("/")), root)
@@ -44,7 +42,7 @@ def _leaves(path: str) -> bool:
     return path.split(os.sep)[0] == os.pardir
 
 
-def base_of(folder: Path, names: Sequence[str], split: str | None, where: Path) -> str:
+def base_of(folder: InputPath, names: Sequence[str], split: str | None, where: InputPath) -> str:
     """Return the subfolder of `folder` to which the listed `names` are relative.
 
     This is `folder` itself if it contains one of `names`. Otherwise, it is the only subfolder, up
@@ -66,7 +64,7 @@ def base_of(folder: Path, names: Sequence[str], split: str | None, where: Path) 
     return found[0] if found else "."
 
 
-def _contains_any(folder: Path, base: str, names: Iterable[str]) -> bool:
+def _contains_any(folder: InputPath, base: str, names: Iterable[str]) -> bool:
     for name in names:
         try:
             if (folder / path_inside(folder, name, base)).is_file():
@@ -76,10 +74,10 @@ def _contains_any(folder: Path, base: str, names: Iterable[str]) -> bool:
     return False
 
 
-def _subfolders(folder: Path, levels: int = _LEVELS, base: str = "") -> Iterator[str]:
+def _subfolders(folder: InputPath, levels: int = _LEVELS, base: str = "") -> Iterator[str]:
     """Yield the subfolders of `folder` up to `levels` levels down, as relative paths."""
-    with os.scandir(folder / base) as entries:
-        names = sorted(one.name for one in entries if one.is_dir() and not is_hidden(one.name))
+    entries = (folder / base).iterdir()
+    names = sorted(one.name for one in entries if one.is_dir() and not is_hidden(one.name))
     for name in names:
         yield (path := os.path.join(base, name))
         if levels > 1:

@@ -8,11 +8,14 @@ import hashlib
 import importlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from data.files import flush, temporary_path
+from data.files import flush, is_of_file_system, temporary_path
+from data.messages import one_line, shown
+from data.remote.input_path import InputPath
 
 _ROWS = 10_000
 _ROWS_OF_IMAGES = 64  # to limit memory use
@@ -21,7 +24,7 @@ _UNLABELED = -1  # how the datasets library labels the rows of an unlabeled spli
 _MAX_METADATA_BYTES = 64 << 20
 
 
-def parquet_columns(path: Path) -> tuple[str, ...]:
+def parquet_columns(path: InputPath) -> tuple[str, ...]:
     """Return the column names.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet.
@@ -31,7 +34,7 @@ def parquet_columns(path: Path) -> tuple[str, ...]:
     return tuple(_open(path).schema_arrow.names)
 
 
-def class_label_names(path: Path, column: str) -> list[str] | None:
+def class_label_names(path: InputPath, column: str) -> list[str] | None:
     """Return the class names that the datasets library stores for a column of numbers.
 
     Returns None if there are no names. Raises ValueError for names that are not unique strings.
@@ -72,25 +75,23 @@ def named_label(label: str, names: Sequence[str]) -> str | None:
     if number == _UNLABELED:
         return None
     if not 0 <= number < len(names):
-        raise ValueError(f"has label {label!r}, but the table names {len(names):,} classes")
+        raise ValueError(f"has label {shown(label)}, but the table names {len(names):,} classes")
     return names[number]
 
 
-def parquet_as_jsonl(path: Path, columns: Sequence[str], image: str | None, out: Path) -> None:
-    """Write the given columns of each row as a line of JSON, unless `out` already exists.
+def parquet_as_jsonl(path: InputPath, columns: Sequence[str], image: str | None, out: Path) -> None:
+    """Write the given columns of each row as a line of JSON.
 
     image: the column that contains images, or None. If it contains bytes, they are written to
     `images_path(out)`. The line then contains their SHA-256 in place of the image, and their
-    offset, size and row as BYTES_AT. If it contains only paths, these are unchanged.
+    offset, size and row as BYTES_AT. If it contains only paths, these are unchanged. Raises
+    ValueError, with the file and the row, for a value that cannot be read.
     """
-    if out.is_file():
-        return
     images = images_path(out)
     rows = _ROWS if image is None else _ROWS_OF_IMAGES
     with temporary_path(images) as bytes_path, temporary_path(out) as temporary:
         with temporary.open("wb") as file, bytes_path.open("wb") as bytes_file:
-            batches = _open(path).iter_batches(batch_size=rows, columns=list(columns))
-            for number, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+            for number, row in enumerate(_rows(path, columns, rows)):
                 if image is not None:
                     _move_image(row, image, number, bytes_file)
                 line = json.dumps(row, ensure_ascii=False, default=str)
@@ -106,11 +107,56 @@ def images_path(rows: Path) -> Path:
     return rows.with_suffix(".images")
 
 
+def row_at(rows: Path, offset: int) -> int:
+    """Return the number of the row whose line in `rows` begins at byte `offset`."""
+    with rows.open("rb") as file:
+        return sum(1 for line in iter(file.readline, b"") if file.tell() <= offset)
+
+
 def read_image(rows: Path, at: Sequence[int]) -> bytes:
     """Return the image at (offset, size, row)."""
     offset, size, _ = at
     with images_path(rows).open("rb", buffering=0) as file:
         return os.pread(file.fileno(), size, offset)
+
+
+def _rows(path: InputPath, columns: Sequence[str], at_once: int) -> Iterator[dict[str, Any]]:
+    batches = _open(path).iter_batches(batch_size=at_once, columns=list(columns))
+    done = 0
+    while True:
+        with _explained(path, f"row {done} or later"):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        yield from _of_batch(path, batch, done)
+        done += batch.num_rows
+
+
+def _of_batch(path: InputPath, batch: Any, done: int) -> list[dict[str, Any]]:
+    """Return the rows of a batch that follows `done` rows."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError):
+        for at in range(batch.num_rows):
+            with _explained(path, f"row {done + at}"):
+                batch.slice(at, 1).to_pylist()
+        raise
+    return rows
+
+
+@contextmanager
+def _explained(path: InputPath, where: str) -> Iterator[None]:
+    """Turn errors in the content of `path` into ValueError.
+
+    Python cannot represent some values, such as dates after the year 9999 and, without pandas,
+    times in nanoseconds.
+    """
+    try:
+        yield
+    except (ValueError, OverflowError, OSError, NotImplementedError) as error:
+        if is_of_file_system(error):
+            raise
+        raise ValueError(f"{path}, {where}: {one_line(error)}: correct it") from error
 
 
 def _move_image(row: dict[str, Any], column: str, number: int, file: IO[bytes]) -> None:
@@ -124,7 +170,7 @@ def _move_image(row: dict[str, Any], column: str, number: int, file: IO[bytes]) 
         file.write(content)
 
 
-def _open(path: Path) -> Any:
+def _open(path: InputPath) -> Any:
     try:
         # Imported here so that other tables can be read without pyarrow.
         parquet = importlib.import_module("pyarrow.parquet")
@@ -134,8 +180,11 @@ def _open(path: Path) -> Any:
             "the table as CSV"
         ) from None
     try:
-        return parquet.ParquetFile(path)
+        # A local file is passed by its path, because pyarrow then does not hold the GIL.
+        return parquet.ParquetFile(path if isinstance(path, Path) else path.open("rb"))
     except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        if is_of_file_system(error):
+            raise
         raise ValueError(
-            f"{path} is not a valid Parquet file ({str(error).splitlines()[0]}): save it again"
+            f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
         ) from error

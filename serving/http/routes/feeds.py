@@ -26,7 +26,14 @@ from serving.http.streams import (
 from serving.limits import ClientLimit
 from serving.service import Service
 from serving.watches.feed import Feed, Feeds, Frame
-from serving.watches.schemas import Acknowledged, Dropped, FeedDone, FrameError, WatchHit
+from serving.watches.schemas import (
+    Acknowledged,
+    Dropped,
+    FeedDone,
+    FeedPosition,
+    FrameError,
+    WatchHit,
+)
 from serving.watches.watch import FeedName, WatchesDownError
 
 T = TypeVar("T")
@@ -95,6 +102,21 @@ async def send(
             await run(frames_of_lines(request.stream(), feeds.service), latest=parameters.latest)
 
     return NdjsonAnswer(work, idle_seconds=feeds.service.config.feed_idle_seconds)
+
+
+@router.get("/v1/feeds/{feed}", responses=error_responses(422, 503))
+async def position(
+    request: Request, feed: Annotated[FeedName, Path()], resources: ResourcesDep
+) -> FeedPosition:
+    """Return the id of the last answered frame that you sent to a feed.
+
+    After a lost connection, send the frames after it.
+    """
+    try:
+        frame = await resources.watches.position(request.state.client, feed)
+    except WatchesDownError as error:
+        raise _watches_down(error) from error
+    return FeedPosition(feed=feed, frame=frame)
 
 
 @router.websocket("/v1/feeds/{feed}/frames")
@@ -179,4 +201,8 @@ async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncItera
             async with feeds.live.followed():
                 yield
         except WatchesDownError as error:
-            raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error
+            raise _watches_down(error) from error
+
+
+def _watches_down(error: WatchesDownError) -> ApiError:
+    return ApiError(503, "watches_down", str(error), {"Retry-After": "1"})

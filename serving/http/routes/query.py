@@ -17,10 +17,17 @@ from pydantic import Field, RootModel
 
 from serving.answer import Query
 from serving.api_error import ApiError
+from serving.http.direct_query import PATH, answer_query
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.input_lines import LineIn, parse_line, selected_verdicts
-from serving.http.openapi import NdjsonSchema, error_responses, request_body, schema_of
-from serving.http.query_body import QueryBody, QueryParameters, read_query
+from serving.http.openapi import (
+    NdjsonSchema,
+    error_responses,
+    raw_inputs,
+    request_body,
+    schema_of,
+)
+from serving.http.query_body import QueryBody, QueryParameters
 from serving.http.routing import Resources, ServiceDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
@@ -47,21 +54,13 @@ _FORM = {
         "threshold": {"type": "number"},
     },
 }
-_FILE = {
-    "type": "string",
-    "format": "binary",
-    "description": "one image; the classes are in the URL",
-}
-_TEXT = {"type": "string", "description": "one text; the classes are in the URL"}
-_IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
             "application/json": {"schema": schema_of(QueryBody)},
             "multipart/form-data": {"schema": _FORM},
-            **{kind: {"schema": _FILE} for kind in (*_IMAGES, "application/octet-stream")},
-            "text/plain": {"schema": _TEXT},
+            **raw_inputs("the classes are in the URL"),
         },
     }
 }
@@ -70,7 +69,7 @@ _BODY: dict[str, Any] = {
 router = APIRouter()
 
 
-@router.post("/v1/query", responses=ERROR_RESPONSES, openapi_extra=_BODY)
+@router.post(PATH, responses=ERROR_RESPONSES, openapi_extra=_BODY)
 @facts(is_idempotent=True)
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
@@ -80,12 +79,7 @@ async def query(
     Send JSON with images in base64, a form with files, or a single image or text as the body, with
     the classes in the URL.
     """
-    async with service.admitted() as progress:
-        found = await read_query(request, parameters, service, progress)
-        query = await service.make_query(found.classes, found.recall, found.threshold)
-        answer = await service.answer(found.inputs, query)
-        progress.inputs = len(answer.results)
-        return answer
+    return await answer_query(request, parameters, service)
 
 
 class StreamParameters(QueryParameters):

@@ -1,15 +1,16 @@
 """`/v1/watches`: create, list, renew, delete and listen to the watches of a client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, Request, WebSocket
+from fastapi import APIRouter, Depends, Query, Request, WebSocket
 from fastapi.responses import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 
-from serving.answer import Query, threshold_of
+from serving.answer import Query as ClassQuery
+from serving.answer import threshold_of
 from serving.api_error import ApiError, validated
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import NdjsonSchema, error_responses, request_body
@@ -18,13 +19,14 @@ from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
 from serving.limits import ClientLimit
-from serving.schemas import ClassThreshold
+from serving.schemas import ClassDrift, ClassThreshold
 from serving.service import InProgress, Service
 from serving.watches.listeners import listen_to
 from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
 from serving.watches.watch import (
     ListenerLimitError,
     Terms,
+    UnknownCursorError,
     UnknownListenerError,
     UnknownWatchError,
     Watch,
@@ -39,6 +41,20 @@ _SEND_SECONDS = 60.0
 
 def _some(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: ERROR_RESPONSES[status] for status in statuses}
+
+
+class ListenParameters(BaseModel):
+    """Where a listener begins."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: int | None = Field(
+        None,
+        ge=0,
+        lt=2**63,
+        description="send the stored hits after this cursor first; 0 for all stored hits (default: "
+        "only new hits)",
+    )
 
 
 router = APIRouter()
@@ -114,9 +130,16 @@ async def remove(request: Request, watch_id: str, resources: ResourcesDep) -> No
 )
 @facts(streams=True)
 async def hits(
-    request: Request, watch_id: str, resources: ResourcesDep, limit: LimitDep
+    request: Request,
+    watch_id: str,
+    parameters: Annotated[ListenParameters, Query()],
+    resources: ResourcesDep,
+    limit: LimitDep,
 ) -> Response:
-    """Stream the hits of a watch as they occur, regardless of which client sends the frames."""
+    """Stream the hits of a watch as they occur, regardless of which client sends the frames.
+
+    To resume without missing a hit, pass the cursor of the last hit that you have processed.
+    """
 
     async def work(request: Request, out: LinesOut) -> None:
         async def disconnected() -> None:
@@ -129,7 +152,9 @@ async def hits(
             await out.line(line)
 
         with limit.slot(), _as_api_errors():
-            listening = listen_to(resources.watches, request.state.client, watch_id, write)
+            listening = _listening(
+                resources, request.state.client, watch_id, parameters.after, write
+            )
             await until_disconnect(disconnected, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
@@ -140,9 +165,22 @@ async def hits(
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """Stream the hits of a watch as WebSocket text messages."""
     async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
+        given = dict(socket.query_params)
+        after = validated(ListenParameters, given, "invalid_parameter").after
         with limit.slot(), _as_api_errors():
-            listening = listen_to(resources.watches, socket.state.client, watch_id, out.line)
+            listening = _listening(resources, socket.state.client, watch_id, after, out.line)
             await until_disconnect(lambda: wait_for_close(socket), listening)
+
+
+def _listening(
+    resources: Resources,
+    client: str,
+    watch_id: str,
+    after: int | None,
+    write: Callable[[str], Awaitable[None]],
+) -> Coroutine[Any, Any, None]:
+    on_dropped = resources.feeds.counts.count_lost_hits
+    return listen_to(resources.watches, client, watch_id, after, write, on_dropped)
 
 
 async def _read(request: Request, model: type[T], progress: InProgress, service: Service) -> T:
@@ -185,7 +223,7 @@ async def _checked_names(
     return await service.in_thread(_decided_names, service, query)
 
 
-def _decided_names(service: Service, query: Query) -> tuple[str, ...]:
+def _decided_names(service: Service, query: ClassQuery) -> tuple[str, ...]:
     bundle, names = service.model.bundle, dict[str, None]()
     for class_id in query.class_ids:
         name = bundle.names.names[class_id]
@@ -233,20 +271,33 @@ async def _described(service: Service, watch: Watch) -> WatchInfo:
 
 
 def _describe(service: Service, watch: Watch) -> WatchInfo:
+    classes = [_describe_class(service, watch, name) for name in watch.classes]
     return WatchInfo(
         **watch.model_dump(include={"id", "label", "recall", "threshold", "ttl_seconds"}),
-        classes=[_describe_class(service, watch, name) for name in watch.classes],
+        classes=classes,
+        drift=_drift(service, classes),
         feeds=list(watch.feeds),
         created_at=datetime.fromtimestamp(watch.created_at, UTC),
         expires_at=datetime.fromtimestamp(watch.expires_at, UTC),
     )
 
 
+def _drift(service: Service, classes: Sequence[ClassThreshold]) -> list[ClassDrift]:
+    if service.drift is None:
+        return []
+    found = [
+        service.drift.of(one.class_id, one.threshold)
+        for one in classes
+        if one.threshold is not None
+    ]
+    return [one for one in found if one is not None]
+
+
 def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold:
     bundle = service.model.bundle
     try:
         class_id = bundle.names.id_of_name(name)
-        query = Query((class_id,), watch.recall, watch.threshold)
+        query = ClassQuery((class_id,), watch.recall, watch.threshold)
         return threshold_of(bundle, class_id, query)
     except ValueError as error:
         raise ApiError(
@@ -263,6 +314,8 @@ def _as_api_errors() -> Iterator[None]:
         yield
     except UnknownWatchError as error:
         raise ApiError(404, "unknown_watch", str(error)) from error
+    except UnknownCursorError as error:
+        raise ApiError(422, "invalid_parameter", str(error)) from error
     except ListenerLimitError as error:
         raise ApiError(429, "too_many_listeners", str(error), {"Retry-After": "10"}) from error
     except WatchLimitError as error:

@@ -56,6 +56,14 @@ def start_guarded(bundle: Path, tokens: Path, folder: Path) -> Server:
     )
 
 
+def serve_config(
+    bundle: Path, config: ServingConfig, errors: Path, temporary: Path | None = None
+) -> Server:
+    """Start a server with a configuration that the command line does not have options for."""
+    command = [sys.executable, "-c", _SERVE_CONFIG]
+    return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
+
+
 def start_open(bundle: Path, errors: Path, temporary: Path) -> Server:
     config = ServingConfig(
         port=0,
@@ -68,5 +76,4 @@ def start_open(bundle: Path, errors: Path, temporary: Path) -> Server:
         max_listeners_per_client=1000,
         max_watch_listeners=1000,
     )
-    command = [sys.executable, "-c", _SERVE_CONFIG]
-    return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
+    return serve_config(bundle, config, errors, temporary)

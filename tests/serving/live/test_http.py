@@ -62,7 +62,10 @@ def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle_in_proces
     here = answers.pop()
     assert [len(result["verdicts"]) for result in here["results"]] == [2, 2]
     assert [v["class_id"] for v in here["results"][1]["verdicts"]] == [2, 6]
-    assert [v["threshold_source"] for v in here["results"][0]["verdicts"]] == ["class", "pooled"]
+    assert [v["threshold_source"] for v in here["results"][0]["verdicts"]] == [
+        "guaranteed",
+        "pooled",
+    ]
     logits = [v["score"] for result in here["results"] for v in result["verdicts"]]
     assert len(set(logits)) == 4
     for found in answers:

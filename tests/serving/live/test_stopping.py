@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.serving.started import Server, SharedServer, command
+from tests.serving.watching import create_watch
 
 
 @pytest.mark.parametrize(
@@ -23,9 +24,9 @@ from tests.serving.started import Server, SharedServer, command
     ids=lambda number: number.name,
 )
 def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
-    bundle: Path, number: signal.Signals
+    bundle: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    arguments = command("serve", bundle, "--port", 0)
+    arguments = command("serve", bundle, "--port", 0, "--state", tmp_path / "state")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
@@ -53,6 +54,23 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     assert remaining == []
     assert list(temporary_folder.iterdir()) == []
     assert client.get("/v1/model").status_code == 200
+
+
+def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
+    open_server: SharedServer,
+) -> None:
+    server = open_server.get()
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        lasting, short = [create_watch(client, ttl_seconds=seconds) for seconds in (600, 10)]
+    server.process.kill()
+    server.process.wait()
+    restarted = open_server.get()
+    with httpx.Client(base_url=restarted.url, timeout=30) as client:
+        while len(found := client.get("/v1/watches").json()["watches"]) > 1:
+            assert short in found
+            time.sleep(0.2)
+        assert found == [lasting]
+        client.delete(f"/v1/watches/{lasting['id']}")
 
 
 async def statuses_during_shutdown(

@@ -47,4 +47,4 @@ def test_a_gallery_shows_the_threshold_and_its_validation_counts(page: Page) -> 
     page.get_by_role("tab", name="Query").press("ArrowRight")
     status = page.locator(".ranking [role=status]")
     expect(status).to_contain_text("threshold 0.50, pooled over all classes")
-    expect(status).to_contain_text("Expected precision 25%")
+    expect(status).to_contain_text("Not set for this class. About 90%, between 70% and 98%")

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.serving.browsing import until, visit
@@ -19,7 +20,7 @@ from tests.serving.page_driver import (
     image,
     shown_verdicts,
 )
-from tests.tiny_bundle import write_of_format_2, write_of_texts
+from tests.tiny_bundle import write, write_of_format_2, write_of_texts
 
 
 def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, url: str) -> None:
@@ -48,7 +49,7 @@ def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, 
     yes = sum(card[1][2] == "Yes" for card in expected)
     expect(page.locator("#summary")).to_contain_text(f"{NAMES[6]}: yes for {yes} of 7")
     assert (
-        page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, specific to")
+        page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, recall 90%")
     )
 
 
@@ -127,15 +128,22 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
 ) -> None:
     choose_classes(page, 0, 6)
     add_images(page, image(0))
-    expect(page.locator("#decision-meaning")).to_contain_text("pooled over all classes")
+    expect(page.locator("#decision-meaning")).to_contain_text("guaranteed, estimated or pooled")
     own, pooled = (page.locator(".source").nth(index) for index in range(2))
-    expect(own).to_contain_text("specific to this class · expected precision 62.5%")
-    expect(pooled).to_contain_text("pooled over all classes · expected precision 25%")
+    expect(own).to_contain_text("recall 90% guaranteed · expected precision 62.5% (34.8% to 83")
+    expect(pooled).to_contain_text("pooled over all classes · expected precision unknown")
     lines = page.locator("#thresholds li")
     expect(lines).to_have_count(2)
-    expect(lines.first).to_contain_text("Set on 5 validation samples of this class")
-    pooled = "30 validation samples of all classes, but none of this class"
-    expect(lines.last).to_contain_text(pooled)
+    guarantee = "At least 90% of new samples of this class pass, with confidence 90%."
+    expect(lines.first).to_contain_text(guarantee)
+    expect(lines.first).to_contain_text("5 of the 5 validation samples of this class and 3 samples")
+    for text in (
+        "Not set for this class. About 90%, between 70% and 98% of new samples of this class pass",
+        "In 25% of the classes, fewer than 90% of the validation samples pass.",
+        "No validation sample is of this class; 4 samples of other classes reach the threshold.",
+    ):
+        expect(lines.last).to_contain_text(text)
+    assert "at least" not in lines.last.inner_text().lower()
     page.get_by_label("Score threshold").fill("1")
     expect(lines).to_have_count(0)
 
@@ -245,3 +253,18 @@ def test_each_line_of_text_is_queried_and_can_be_sent_to_a_watch(
         page.get_by_label("Text", exact=True).fill(texts[1])
         page.get_by_label("Text", exact=True).press("Enter")
         expect(page.locator(".log-entry .text")).to_have_text(texts[1])
+
+
+def test_a_model_without_thresholds_shows_scores_first(browser: Browser, tmp_path: Path) -> None:
+    bundle = write(tmp_path / "imported", changes={"recalls": []}, measured=None)
+    contents = [image(seed) for seed in range(2)]
+    with listening(application(bundle)) as url, visit(browser, url) as page:
+        expect(page.locator("#decision-meaning")).to_contain_text("has no thresholds for a recall")
+        expect(page.get_by_role("radio", name="none: show scores only")).to_be_checked()
+        page.locator("#class-input").fill("husky")
+        page.locator("#class-input").press("Enter")
+        add_images(page, *contents)
+        expect(page.locator(".verdict")).to_have_count(2)
+        shown = [score.get_attribute("value") for score in page.locator(".verdict .score").all()]
+        expected = [card[0][1] for card in api_verdicts(url, contents, classes=[0])]
+        assert [float(score or "nan") for score in shown] == pytest.approx(expected, abs=1e-5)

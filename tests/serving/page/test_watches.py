@@ -33,6 +33,7 @@ def test_a_watch_can_be_created_renewed_and_deleted_and_shows_hits_from_all_feed
     create.click()
     row = page.locator(".watch")
     expect(row).to_contain_text(NAMES[6])
+    expect(row).to_contain_text("recall 90% (pooled) · expected precision unknown")
     expect(row.get_by_role("status")).to_have_text("listening")
     watch = httpx.get(f"{url}/v1/watches").json()["watches"][0]
     assert (watch["recall"], watch["classes"][0]["class_id"]) == (0.9, 6)

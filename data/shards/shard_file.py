@@ -1,0 +1,99 @@
+"""Writes one shard: a webdataset tar, its index, and lists of skipped and repaired samples."""
+
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from webdataset.writer import TarWriter
+
+from data.files import flush, sha256_of
+from data.shards.duplicates import DUPLICATE
+from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
+from data.shards.manifest import ShardInfo
+from data.shards.output import OutputFolder
+from data.skipped import REPAIRED, SKIPPED, Skipped, list_of_shard, to_lines
+from data.sources.source import Sample
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """The result for one shard. info: None if every sample was skipped, so there is no shard.
+
+    duplicates: the number of samples dropped because they are in another split. last_skipped: the
+    last sample that was skipped, or None.
+    """
+
+    file: str
+    info: ShardInfo | None
+    duplicates: int = 0
+    last_skipped: Skipped | None = None
+
+
+def write_shard(
+    output: OutputFolder, file: str, split: str, samples: Iterable[Sample | Skipped]
+) -> WrittenShard:
+    """Write the shard `file` with these samples.
+
+    The same call can run twice, even at the same time on different machines: the same samples give
+    the same bytes, and each file appears atomically. The index is written last, because it marks
+    the shard as finished.
+    """
+    index = IndexBuilder()
+    with output.staged(file) as staged:
+        skipped, repaired = _write_tar(staged, index, samples)
+        _write_list(output, list_of_shard(file, SKIPPED), file, skipped)
+        _write_list(output, list_of_shard(file, REPAIRED), file, repaired)
+        duplicates = sum(one.reason == DUPLICATE for one in skipped)
+        last = skipped[-1] if skipped else None
+        if not len(index):
+            return WrittenShard(file, None, duplicates, last)
+        info = ShardInfo(
+            file=file,
+            split=split,
+            samples=len(index),
+            bytes=staged.stat().st_size,
+            sha256=sha256_of(staged),
+            index_crc32=index.crc32(),
+        )
+        output.put(staged, file)
+    content = index.to_bytes(info, duplicates=duplicates)
+    output.write(index_path(Path(file)).name, content)
+    return WrittenShard(file, info, duplicates, last)
+
+
+def _write_list(output: OutputFolder, name: str, shard: str, listed: list[Skipped]) -> None:
+    if listed:
+        output.write(name, to_lines(listed, shard=shard))
+
+
+def _write_tar(
+    path: Path, index: IndexBuilder, samples: Iterable[Sample | Skipped]
+) -> tuple[list[Skipped], list[Skipped]]:
+    """Write the samples. Return the skipped and the repaired ones."""
+    skipped, repaired = [], []
+    with path.open("wb") as file:
+        with TarWriter(
+            file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
+        ) as writer:
+            # webdataset documents USTAR but opens the tar in Python's default format. For non-ASCII
+            # names, that format adds header blocks, but the index expects a single header block
+            # before the content.
+            writer.tarstream.format = tarfile.USTAR_FORMAT
+            for sample in samples:
+                if isinstance(sample, Skipped):
+                    skipped.append(sample)
+                else:
+                    _add(writer, index, sample)
+                    if sample.repaired is not None:
+                        repaired.append(Skipped(sample.key, sample.repaired))
+        flush(file)
+    return skipped, repaired
+
+
+def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:
+    members = {sample.extension: sample.data, LABEL_EXTENSION: str(sample.label).encode()}
+    offset = writer.tarstream.offset
+    writer.write({"__key__": sample.key, **members})
+    end = index.add(members, offset=offset, sample=sample.extension, label=sample.label)
+    assert writer.tarstream.offset == end

@@ -1,0 +1,71 @@
+"""`kway import`: turns a classifier of another library into a bundle, without training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from data.messages import printable
+from launch.output_path import explain_write_errors
+
+
+def import_model(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="FOLDER|hub:NAME|FILE.yaml",
+            help="folder of a transformers or timm classifier, its name on the hub, or a file that "
+            "describes the files of a Partial FC run",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
+    class_names: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="text file with one class name per line; default: those of the model",
+        ),
+    ] = None,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            help="maximum number of tokens of a text; default: that of the tokenizer", min=1
+        ),
+    ] = None,
+    max_gib: Annotated[
+        float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
+    ] = 16,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
+) -> None:
+    """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
+
+    Reads only safetensors weights. The logits of the bundle are compared with those of the original
+    model before the bundle is published.
+    """
+    if out.exists() and not force:
+        raise ValueError(
+            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
+            "to replace it"
+        )
+    from transformers.utils import logging
+
+    from trainer.importing.classifier import ImportOptions, import_classifier
+    from trainer.importing.partial_fc import import_partial_fc
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+    options = ImportOptions(class_names, max_length, max_gib, onnx, force)
+    with explain_write_errors(out, "--out"):
+        if source.endswith((".yaml", ".yml")):
+            found = import_partial_fc(Path(source), out, options)
+        else:
+            found = import_classifier(source, out, options)
+    print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
+    print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
+    if found.num_renamed:
+        print(f"{found.num_renamed:,} classes without a unique name got the number of their class")
+    print(printable(f"{out} is ready: kway serve {out}"))

@@ -1,0 +1,84 @@
+"""Functions that tests run in a driver of a Ray cluster, in a process of its own."""
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.shards.append import append_shards
+from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.writer import write_shards
+from data.sources import Sample, Source
+from tests.data.ray_cluster import RayCluster
+from tests.ranks import forked
+
+
+@dataclass(frozen=True)
+class SlowNumbers:
+    """The first `train` numbers as texts, and three for testing. Each takes `seconds` to render."""
+
+    train: int
+    seconds: float = 0.05
+
+    modality = "text"
+
+    def describe(self) -> SourceInfo:
+        return SourceInfo(kind="numbers", parameters={"train": self.train})
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return (ClassInfo(name="even"), ClassInfo(name="odd"))
+
+    def label_vectors(self) -> None:
+        return None
+
+    def splits(self) -> dict[str, Sequence[int]]:
+        return {"train": range(self.train), "test": range(self.train, self.train + 3)}
+
+    def render(self, task: int) -> Sample:
+        time.sleep(self.seconds)
+        return Sample(f"{task:04d}", f"number {task}".encode(), "txt", task % 2)
+
+
+class Driver:
+    """A process that runs `function(*arguments)` with the environment of `cluster`."""
+
+    def __init__(
+        self, cluster: RayCluster, folder: Path, function: Callable[..., None], *arguments: Any
+    ) -> None:
+        self._errors = folder / f"driver-{time.monotonic_ns()}.txt"
+        self.process = forked(_run, cluster.environment, str(self._errors), function, arguments)
+        self.process.start()
+
+    def finish(self) -> str:
+        """Return the error with which the function failed, or an empty text."""
+        self.process.join(300)
+        assert self.process.exitcode == 0
+        return self._errors.read_text()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _run(
+    environment: dict[str, str], errors: str, function: Callable[..., None], arguments: Any
+) -> None:
+    os.environ.update(environment)
+    text = ""
+    try:
+        function(*arguments)
+    except (ValueError, OSError) as error:
+        text = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    Path(errors).write_text(text)
+
+
+def append(source: Source, out: Path, options: dict[str, Any]) -> None:
+    append_shards(source, out, **options)
+
+
+def write(source: Source, out: Path | str, options: dict[str, Any]) -> None:
+    write_shards(source, out, **options)

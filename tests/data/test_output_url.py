@@ -1,0 +1,274 @@
+"""Shards that are written to an object store equal local shards, and runs can be resumed."""
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from typer.testing import CliRunner
+
+from data.inspection.verify import damages
+from data.messages import silent
+from data.shards import remote_claim
+from data.shards.append import append_shards
+from data.shards.claim import UNFINISHED
+from data.shards.duplicates import find_duplicates
+from data.shards.manifest import MANIFEST, Manifest, SourceInfo
+from data.shards.output import output_folder
+from data.shards.split import open_split
+from data.shards.writer import write_shards
+from data.sources import Glyphs, ImageFolder
+from launch.commands.shard import app
+from tests.data.conftest import write_image
+from tests.data.killed import contents
+from tests.data.s3_server import objects, s3_server
+from tests.ranks import forked
+
+SHORT_BEAT = 0.2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[dict[str, str]]:
+    with s3_server() as variables:
+        yield variables
+
+
+@pytest.fixture
+def url() -> str:
+    return f"s3://bucket/{secrets.token_hex(4)}/set"
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Path:
+    """Images of two classes: bad ones, a JPEG without an end marker, and duplicates."""
+    folder = tmp_path / "in"
+    for split, number in (("train", 24), ("val", 6)):
+        for i in range(number):
+            write_image(folder / split / "ab"[i % 2] / f"{i}.png", i)
+    for i in range(4):
+        (folder / "train" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
+    jpeg = folder / "train" / "a" / "cut.jpg"
+    write_image(jpeg, 100)
+    jpeg.write_bytes(jpeg.read_bytes()[:-2])
+    return folder
+
+
+def write(source: ImageFolder, out: Path | str, **options):
+    return write_shards(source, out, **{"samples_per_shard": 5, "workers": 1} | options)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_at_a_url_equal_local_shards(
+    mixed: Path, tmp_path: Path, url: str, workers: int
+) -> None:
+    source = ImageFolder(mixed, skip_bad=True)
+    local = write(source, tmp_path / "out", drop_duplicates=True, ignored=source.skipped())
+    remote = write(source, url, workers=workers, drop_duplicates=True, ignored=source.skipped())
+    assert objects(url) == contents(tmp_path / "out")
+    assert {"skipped.jsonl", "repaired.jsonl", MANIFEST} < objects(url).keys()
+    assert remote.skipped == f"{url}/skipped.jsonl"
+    counts = ("num_skipped", "duplicates", "num_repaired", "resumed")
+    assert [getattr(remote, name) for name in counts] == [4, 6, 1, 0]
+    assert [getattr(local, name) for name in counts] == [4, 6, 1, 0]
+    assert write(source, url, drop_duplicates=True).complete_before
+    assert find_duplicates(url) == find_duplicates(tmp_path / "out")
+
+
+def test_the_written_shards_can_be_read_from_the_url(tmp_path: Path, url: str) -> None:
+    source = Glyphs(6, samples=1, size=16)
+    write(source, tmp_path / "out")
+    write(source, url)
+    assert objects(url) == contents(tmp_path / "out")
+    assert "label_vectors.safetensors" in objects(url)
+    with open_split(url, "test") as split, open_split(tmp_path / "out", "test") as local:
+        assert [split.read(i) for i in range(len(split))] == [
+            local.read(i) for i in range(len(local))
+        ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_written_shards_are_verified_at_the_url(mixed: Path, url: str, workers: int) -> None:
+    write(ImageFolder(mixed, skip_bad=True), url)
+    assert list(damages(url, silent, workers=workers)) == []
+    files = fsspec.filesystem("s3")
+    files.rm(f"{url}/train-000000.tar")
+    content = bytearray(files.cat_file(f"{url}/test-000000.tar"))
+    content[2000] ^= 1
+    files.pipe_file(f"{url}/test-000000.tar", bytes(content))
+    kinds = [damage.kind for damage in damages(url, silent, workers=workers)]
+    assert sorted(kinds)[-1] == "missing shard"
+    assert "changed shard" in kinds
+
+
+def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
+    write(ImageFolder(mixed, skip_bad=True), url)
+    with pytest.raises(ValueError, match="can be appended only to a local folder"):
+        append_shards(ImageFolder(mixed, skip_bad=True), url)
+
+
+def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
+    command = ["imagefolder", str(images), "-o", url + "/"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert f"{url}: " in done.stdout
+    assert Manifest.read(url).splits == ("train", "test")
+    assert f"{url} is already complete" in CliRunner().invoke(app, command).stdout
+
+
+def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
+    os.environ.update(variables)  # the process is forked from one that started earlier
+    remote_claim.BEAT_SECONDS = SHORT_BEAT
+
+    def stop(done: int, total: int) -> None:
+        if done == 12:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    write(source, url, report=stop)
+
+
+def test_a_killed_writer_is_resumed(
+    mixed: Path,
+    tmp_path: Path,
+    url: str,
+    server: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
+    source = ImageFolder(mixed, skip_bad=True)
+    write(source, tmp_path / "whole")
+    process = forked(_killed, source, url, server)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert MANIFEST not in objects(url)
+    with pytest.raises(ValueError, match=r"samples_per_shard=5.*, not .*samples_per_shard=6"):
+        write(source, url, samples_per_shard=6)
+    first = fsspec.filesystem("s3").modified(f"{url}/train-000000.tar")
+    assert write(source, url).resumed == 2
+    assert fsspec.filesystem("s3").modified(f"{url}/train-000000.tar") == first
+    assert objects(url) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("lost", ["train-000001.tar", "train-000002.index.safetensors"])
+def test_lost_objects_are_written_again(mixed: Path, tmp_path: Path, url: str, lost: str) -> None:
+    source = ImageFolder(mixed, skip_bad=True)
+    write(source, url)
+    before = objects(url)
+    fsspec.filesystem("s3").rm(f"{url}/{lost}")
+    written = write(source, url)
+    assert not written.complete_before
+    assert written.resumed == len(written.manifest.shards) - 1
+    assert objects(url) == before
+
+
+def test_two_writers_cannot_use_the_same_url(
+    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
+    source = ImageFolder(mixed, skip_bad=True)
+    errors = []
+
+    def meanwhile(done: int, total: int) -> None:
+        if done == 5:
+            with pytest.raises(ValueError, match="being written by another kway shard") as error:
+                write(source, url)
+            errors.append(error)
+
+    write(source, url, report=meanwhile)
+    assert len(errors) == 1
+    assert MANIFEST in objects(url)
+
+
+def test_a_writer_stops_when_another_one_takes_over(
+    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
+    output = output_folder(url)
+
+    def take_over(done: int, total: int) -> None:
+        if done == 7:
+            note = output.read(UNFINISHED)
+            output.write(UNFINISHED, note.replace(b'"writer": "', b'"writer": "0'))
+        time.sleep(0.05)
+
+    with pytest.raises(ValueError, match="being written by another kway shard"):
+        write(ImageFolder(mixed, skip_bad=True), url, report=take_over)
+    assert {"train-000000.tar", UNFINISHED} < objects(url).keys()
+
+
+def test_an_interrupted_writer_is_resumed_without_waiting(mixed: Path, url: str) -> None:
+    source = ImageFolder(mixed, skip_bad=True)
+
+    def stop(done: int, total: int) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write(source, url, report=stop)
+    assert b'"writer":""' in objects(url)[UNFINISHED].replace(b" ", b"")
+    assert write(source, url).resumed == 1
+
+
+def test_only_one_of_two_writers_creates_the_note(url: str) -> None:
+    output = output_folder(url)
+    assert output.create(UNFINISHED, b"one")
+    assert not output.create(UNFINISHED, b"other")
+    assert output.read(UNFINISHED) == b"one"
+
+
+def test_a_bad_image_raises_and_leaves_no_objects(mixed: Path, url: str) -> None:
+    with pytest.raises(ValueError, match=r"bad.\.png: not an image.*or pass --skip-bad"):
+        write(ImageFolder(mixed), url, samples_per_shard=2)
+    assert objects(url) == {}
+
+
+def test_a_url_with_other_objects_raises(mixed: Path, url: str) -> None:
+    fsspec.filesystem("s3").pipe_file(f"{url}/thesis.tex", b"precious")
+    with pytest.raises(ValueError, match=r"set is not empty \(it contains thesis.tex\)"):
+        write(ImageFolder(mixed, skip_bad=True), url)
+    assert objects(url) == {"thesis.tex": b"precious"}
+
+
+def test_a_url_with_characters_of_patterns_leaves_other_folders_unchanged(
+    mixed: Path, url: str
+) -> None:
+    other = dict.fromkeys(("unfinished.json", MANIFEST, "train-000000.tar"), b"precious")
+    for name, content in other.items():
+        fsspec.filesystem("s3").pipe_file(f"{url}1/{name}", content)
+    with pytest.raises(ValueError, match="not an image"):
+        write(ImageFolder(mixed), f"{url}[1]", samples_per_shard=2)
+    assert objects(f"{url}[1]") == {}
+    write(ImageFolder(mixed, skip_bad=True), f"{url}[1]")
+    assert UNFINISHED not in objects(f"{url}[1]")
+    assert objects(f"{url}1") == other
+
+
+def test_a_missing_bucket_raises_in_one_line(mixed: Path) -> None:
+    with pytest.raises(OSError, match=r"^s3://missing/set/.* cannot be written .*create") as caught:
+        write(ImageFolder(mixed, skip_bad=True), "s3://missing/set")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("out", ["http://127.0.0.1/set", "https://host/set", "memory://set/x"])
+def test_a_url_that_is_not_writable_raises_before_the_input_is_read(out: str) -> None:
+    done = CliRunner().invoke(app, ["imagefolder", "missing", "-o", out])
+    assert isinstance(done.exception, ValueError)
+    assert f"{out} is not writable: pass a local folder" in str(done.exception)
+
+
+def test_a_file_url_is_a_local_folder(mixed: Path, tmp_path: Path) -> None:
+    source = ImageFolder(mixed, skip_bad=True)
+    write(source, f"file://{tmp_path}/out")
+    write(source, tmp_path / "other")
+    assert contents(tmp_path / "out") == contents(tmp_path / "other")
+
+
+def test_sources_of_the_same_folder_and_note(url: str) -> None:
+    with output_folder(url).claimed(SourceInfo(kind="one")) as check:
+        check()
+        assert UNFINISHED in objects(url)
+    assert objects(url) == {}

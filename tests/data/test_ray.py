@@ -1,0 +1,277 @@
+"""Shards that a Ray cluster of several raylets writes equal local shards, whatever is killed."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.inspection.verify import damages
+from data.messages import silent
+from data.remote.input_path import input_path
+from data.shards.append import append_shards
+from data.shards.manifest import MANIFEST, Manifest
+from data.shards.writer import write_shards
+from data.sources import ImageFolder, Table, Tweets
+from data.tars.indexing import index_shards
+from tests.data import ray_jobs
+from tests.data.conftest import write_image
+from tests.data.killed import contents
+from tests.data.ray_cluster import RayCluster, ray_cluster
+from tests.data.ray_jobs import Driver, SlowNumbers
+from tests.data.s3_server import objects, s3_server
+from tests.data.test_input_url import upload
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with (
+        s3_server() as variables,
+        ray_cluster(tmp_path_factory.mktemp("cluster"), **variables) as started,
+    ):
+        yield started
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two classes: bad ones, a JPEG without an end marker, and duplicates."""
+    folder = tmp_path_factory.mktemp("mixed") / "in"
+    for split, number in (("train", 60), ("val", 12)):
+        for i in range(number):
+            write_image(folder / split / "ab"[i % 2] / f"{i}.png", i)
+    for i in range(6):
+        (folder / "train" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
+    jpeg = folder / "train" / "a" / "cut.jpg"
+    write_image(jpeg, 100)
+    jpeg.write_bytes(jpeg.read_bytes()[:-2])
+    return folder
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **options) -> Driver:
+    options = {"samples_per_shard": 10, "ray": cluster.address, **options}
+    return Driver(cluster, tmp_path, ray_jobs.write, source, out, options)
+
+
+def test_any_number_of_ray_workers_writes_the_same_bytes(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    source = ImageFolder(mixed, skip_bad=True)
+    options = {"drop_duplicates": True, "ignored": source.skipped()}
+    local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)
+    assert (local.duplicates, local.num_skipped, local.num_repaired) == (12, 6, 1)
+    for number in (1, 2, 3):
+        cluster.resize(number)
+        out = tmp_path / str(number)
+        assert on_ray(cluster, tmp_path, source, out, **options).finish() == ""
+        assert contents(out) == contents(tmp_path / "local")
+
+
+def test_samples_appended_by_ray_tasks_equal_samples_appended_by_this_machine(
+    cluster: RayCluster, mixed: Path, images: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    for name in ("local", "ray"):
+        write_shards(ImageFolder(images, test_fraction=0.2), tmp_path / name, workers=0)
+    source = ImageFolder(mixed, skip_bad=True)
+    options = {"samples_per_shard": 10, "drop_duplicates": True, "ignored": source.skipped()}
+    append_shards(source, tmp_path / "local", workers=0, **options)
+    arguments = source, tmp_path / "ray", {**options, "ray": cluster.address}
+    assert Driver(cluster, tmp_path, ray_jobs.append, *arguments).finish() == ""
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def test_texts_with_a_first_pass_on_ray_equal_local_texts(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    files = tuple(tmp_path / f"{i}.txt" for i in range(3))
+    for number, path in enumerate(files):
+        lines = (f"text {number} {i} {'🔥🎉😀'[i % 3]}\n" for i in range(40))
+        path.write_text("".join(lines) + "the same in all files 🔥\n")
+    local = Tweets(files, tmp_path / "first-pass")
+    write_shards(local, tmp_path / "local", samples_per_shard=10, workers=0)
+    remote = Tweets(files, tmp_path / "ray-pass", ray=cluster.address)
+    assert on_ray(cluster, tmp_path, remote, tmp_path / "out").finish() == ""
+    assert contents(tmp_path / "out") == contents(tmp_path / "local")
+
+
+@pytest.mark.parametrize("victim", ["raylet", "worker"])
+def test_shards_of_a_killed_raylet_or_worker_are_written_again(
+    cluster: RayCluster, tmp_path: Path, victim: str
+) -> None:
+    cluster.resize(3)
+    source, out = SlowNumbers(150), tmp_path / "out"
+    driver = on_ray(cluster, tmp_path, source, out)
+    wait_until(lambda: any(out.glob("train-*.index.safetensors")) and len(cluster.workers()) == 3)
+    if victim == "raylet":
+        cluster.kill_raylet()
+    else:
+        cluster.workers()[0].kill()
+    assert driver.finish() == ""
+    write_shards(SlowNumbers(150, 0), tmp_path / "local", samples_per_shard=10, workers=1)
+    assert contents(out) == contents(tmp_path / "local")
+
+
+def test_a_command_that_is_killed_twice_resumes_with_other_workers_and_locally(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    for i in range(240):
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.jpg", i, 500, 500)
+    source, out = ImageFolder(tmp_path / "in"), tmp_path / "out"
+    write_shards(source, tmp_path / "local", samples_per_shard=8, workers=2)
+    command = ["imagefolder", "in", "-o", "out", "--samples-per-shard", "8"]
+    for workers, num_finished in ((2, 4), (3, 12)):
+        cluster.resize(workers)
+        killed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
+        wait_until(lambda least=num_finished: _num_finished(out) >= least)
+        killed.kill()
+        killed.communicate()
+        assert not (out / MANIFEST).exists()
+        wait_until(lambda: not cluster.workers())
+    resumed = _start(cluster, tmp_path, *command)
+    printed, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    assert "resumed after" in printed
+    assert contents(out) == contents(tmp_path / "local")
+
+
+def _num_finished(out: Path) -> int:
+    return len(list(out.glob("*.index.safetensors")))
+
+
+def test_a_killed_local_run_is_resumed_on_ray(cluster: RayCluster, tmp_path: Path) -> None:
+    cluster.resize(2)
+    source, out = SlowNumbers(60), tmp_path / "out"
+    local = Driver(cluster, tmp_path, ray_jobs.write, source, out, {"samples_per_shard": 10})
+    wait_until(lambda: (out / "train-000001.index.safetensors").exists())
+    local.kill()
+    first = (out / "train-000000.tar").stat().st_mtime_ns
+    assert on_ray(cluster, tmp_path, source, out).finish() == ""
+    assert (out / "train-000000.tar").stat().st_mtime_ns == first
+    write_shards(SlowNumbers(60, 0), tmp_path / "local", samples_per_shard=10, workers=1)
+    assert contents(out) == contents(tmp_path / "local")
+
+
+def test_a_bad_image_raises_the_same_error_and_leaves_no_files(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    error = on_ray(cluster, tmp_path, ImageFolder(mixed), tmp_path / "out").finish()
+    assert error.startswith("ValueError: ")
+    assert "not an image" in error
+    assert "pass --skip-bad" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_at_a_url_are_the_same_when_a_raylet_is_killed(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.resize(3)
+    source, url = SlowNumbers(150), "s3://bucket/killed"
+    driver = on_ray(cluster, tmp_path, source, url)
+    wait_until(lambda: "train-000000.tar" in objects(url))
+    cluster.kill_raylet()
+    assert driver.finish() == ""
+    write_shards(SlowNumbers(150, 0), tmp_path / "local", samples_per_shard=10, workers=1)
+    assert objects(url) == contents(tmp_path / "local")
+
+
+def _index(folder: Path, out: Path, ray: str) -> None:
+    index_shards(folder, out=out, ray=ray)
+
+
+@pytest.mark.parametrize("token", ["ab" * 32, None])
+def test_a_wrong_or_missing_token_is_an_error_that_names_the_fix(
+    cluster: RayCluster, tmp_path: Path, token: str | None
+) -> None:
+    path = tmp_path / "token"
+    if token is not None:
+        path.write_text(token)
+    other = replace(cluster, environment={**cluster.environment, "RAY_AUTH_TOKEN_PATH": str(path)})
+    error = on_ray(other, tmp_path, SlowNumbers(10), tmp_path / "out").finish()
+    assert error.startswith(f"ValueError: --ray {cluster.address}: the token is missing or")
+    assert "set RAY_AUTH_TOKEN_PATH" in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_tars_indexed_on_ray_have_the_same_indices(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    source, tars = ImageFolder(mixed, skip_bad=True), tmp_path / "tars"
+    write_shards(source, tmp_path / "out", samples_per_shard=10, workers=1)
+    tars.mkdir()
+    for path in (tmp_path / "out").glob("*.tar"):
+        path.rename(tars / path.name)
+    index_shards(tars, out=tmp_path / "local", workers=0)
+    driver = Driver(cluster, tmp_path, _index, tars, tmp_path / "ray", cluster.address)
+    assert driver.finish() == ""
+    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
+
+
+def _verify(folder: Path, ray: str | None, out: Path) -> None:
+    found = damages(folder, silent, decode=True, ray=ray, workers=None if ray else 0)
+    out.write_text("\n".join(map(str, found)))
+
+
+def test_verify_on_ray_reports_the_same_damage(
+    cluster: RayCluster, mixed: Path, tmp_path: Path
+) -> None:
+    cluster.resize(2)
+    folder = tmp_path / "out"
+    source = ImageFolder(mixed, skip_bad=True)
+    write_shards(source, folder, samples_per_shard=10, workers=1)
+    (folder / "train-000001.tar").unlink()
+    tar = folder / "train-000003.tar"
+    content = bytearray(tar.read_bytes())
+    content[1024 : len(content) // 2] = bytes(len(content) // 2 - 1024)
+    tar.write_bytes(content)
+    _verify(folder, None, tmp_path / "local.txt")
+    driver = Driver(cluster, tmp_path, _verify, folder, cluster.address, tmp_path / "ray.txt")
+    assert driver.finish() == ""
+    lines = (tmp_path / "ray.txt").read_text()
+    assert lines == (tmp_path / "local.txt").read_text()
+    assert "train-000001.tar is missing" in lines
+    assert "train-000003.tar was changed" in lines
+
+
+def _start(cluster: RayCluster, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "launch", "shard", *arguments],
+        cwd=folder,
+        env={**cluster.environment, "PYTHONPATH": str(root), "PATH": "", "HOME": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_sources_at_a_url_are_read_on_ray(cluster: RayCluster, mixed: Path, tmp_path: Path) -> None:
+    cluster.resize(2)
+    (tmp_path / "tables").mkdir()
+    rows = "".join(f"text {i},{'xyz'[i % 3]}\n" for i in range(40))
+    (tmp_path / "tables/a.csv").write_text(f"text,label\n{rows}")
+    images, tables = upload(mixed, "s3"), upload(tmp_path / "tables", "s3")
+    for name, at in (("local", mixed), ("ray", input_path(images))):
+        source = ImageFolder(at, skip_bad=True)
+        options = {"ignored": source.skipped(), "samples_per_shard": 10}
+        if name == "local":
+            write_shards(source, tmp_path / name, workers=1, **options)
+        else:
+            assert on_ray(cluster, tmp_path, source, tmp_path / name, **options).finish() == ""
+    assert contents(tmp_path / "local") == contents(tmp_path / "ray")
+    files, ray = (input_path(f"{tables}/a.csv"),), cluster.address
+    source = Table(files, tmp_path / "work", "label", text="text", ray=ray)
+    assert on_ray(cluster, tmp_path, source, tmp_path / "texts").finish() == ""
+    assert sum(shard.samples for shard in Manifest.load(tmp_path / "texts").shards) == 40

@@ -1,0 +1,180 @@
+"""Shards at a URL are verified like a local folder, with a bounded temporary file and no cache."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from data.inspection.shard_check import Damage
+from data.inspection.verify import damages
+from data.remote.temporary import unnamed_file
+from data.retry import RetriesExhaustedError
+from data.shards.index import index_path, open_index
+from data.shards.manifest import Manifest
+from launch.commands.shard import app
+from tests.data.file_server import FileServer, serving
+from tests.shards import glyph_shards
+
+FIRST = "train-000000.tar"
+
+
+@pytest.fixture
+def copy(shards: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(shards, tmp_path / "copy")
+
+
+@pytest.fixture
+def server(copy: Path) -> Iterator[FileServer]:
+    with serving(copy) as files:
+        yield files
+
+
+def found(folder: Path | str, **options: object) -> list[Damage]:
+    return list(damages(folder, lambda done, total: None, **options))
+
+
+def append(path: Path, content: bytes) -> None:
+    path.write_bytes(path.read_bytes() + content)
+
+
+def truncate(folder: Path) -> None:
+    index = open_index(folder / FIRST)
+    content = (folder / FIRST).read_bytes()
+    (folder / FIRST).write_bytes(content[: int(index.blocks[6, 0]) * 512 + 7])
+
+
+def flip(folder: Path, *, row: int = 3, column: int = 0, before: int = 0) -> None:
+    content = bytearray((folder / FIRST).read_bytes())
+    content[(int(open_index(folder / FIRST).blocks[row, column]) - before) * 512] ^= 0xFF
+    (folder / FIRST).write_bytes(content)
+
+
+def swap(folder: Path) -> None:
+    (folder / FIRST).write_bytes((folder / "train-000001.tar").read_bytes())
+
+
+def swap_index(folder: Path) -> None:
+    other = index_path(folder / "train-000001.tar").read_bytes()
+    index_path(folder / FIRST).write_bytes(other)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "nothing": lambda folder: None,
+    "bytes": flip,
+    "label": lambda folder: flip(folder, column=1),
+    "header": lambda folder: flip(folder, before=1),
+    "truncated": truncate,
+    "longer": lambda folder: append(folder / FIRST, b"x" * 700),
+    "empty": lambda folder: (folder / FIRST).write_bytes(b""),
+    "missing": lambda folder: (folder / FIRST).unlink(),
+    "copy of another": swap,
+    "another file": lambda folder: (folder / FIRST).write_bytes(b"x" * 30_000),
+    "index of another": swap_index,
+    "missing index": lambda folder: index_path(folder / FIRST).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_damage_is_reported_as_in_a_local_folder(
+    damage: str, copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    DAMAGE[damage](copy)
+    url = f"file://{copy}"
+    at_url = [Damage(one.kind, one.line.replace(url, str(copy)), one.count) for one in found(url)]
+    assert at_url == found(copy)
+    assert bool(at_url) == (damage != "nothing")
+    assert not (tmp_path / ".cache").exists()
+
+
+def test_a_damaged_index_is_reported_with_its_url(copy: Path, server: FileServer) -> None:
+    append(index_path(copy / FIRST), b"x")
+    content = bytearray(index_path(copy / FIRST).read_bytes())
+    content[-40] ^= 1
+    index_path(copy / FIRST).write_bytes(content)
+    (damage,) = found(server.url)
+    assert damage.kind == "index"
+    assert f"{server.url}/{index_path(copy / FIRST).name} does not match" in damage.line
+
+
+def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
+    folder = glyph_shards(tmp_path)
+    assert found(f"file://{folder}") == []
+    append(folder / "label_vectors.safetensors", b"x")
+    (damage,) = found(f"file://{folder}")
+    assert damage.kind == "label vectors"
+
+
+def test_the_damage_found_does_not_depend_on_the_number_of_processes(
+    copy: Path, server: FileServer
+) -> None:
+    flip(copy)
+    (copy / "train-000001.tar").unlink()
+    assert found(server.url, workers=2) == found(server.url, workers=0)
+
+
+def test_transient_failures_are_retried_and_truncated_responses_are_not_damage(
+    server: FileServer,
+) -> None:
+    server.failures = {FIRST: [503, "cut"], index_path(Path(FIRST)).name: [429]}
+    assert found(server.url) == []
+    assert server.requests[FIRST] == 3
+
+
+def test_unexpected_content_is_downloaded_twice_before_it_is_reported(
+    copy: Path, server: FileServer
+) -> None:
+    flip(copy)
+    assert found(server.url)
+    assert server.requests[FIRST] == 2
+
+
+def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
+    server.failures = {FIRST: [403]}
+    (damage,) = found(server.url)
+    assert f"{server.url}/{FIRST} cannot be read (403 Forbidden)" in damage.line
+
+
+def test_a_server_that_fails_raises_because_the_shards_may_be_intact(
+    server: FileServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.retry._LONGEST_SECONDS", 0.0)
+    server.failures = {FIRST: [503] * 99}
+    with pytest.raises(RetriesExhaustedError, match=f"{server.url}/{FIRST}: .*8 attempts"):
+        found(server.url)
+
+
+def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
+    copy: Path, server: FileServer
+) -> None:
+    largest = max(shard.bytes for shard in Manifest.read(copy).shards)
+    (copy / FIRST).write_bytes(bytes(4 * largest))
+    (damage,) = found(server.url)
+    assert damage.line == f"{server.url}/{FIRST} has more than {2 * largest:,} bytes"
+
+
+def test_temporary_files_have_no_name_and_are_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with unnamed_file() as file:
+        file.write(b"content")
+        file.flush()
+        assert Path(file.name).read_bytes() == b"content"
+        assert str(Path(file.name).resolve()).startswith(str(tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_verifies_a_url_and_exits_with_2_if_a_shard_is_missing(
+    copy: Path, server: FileServer
+) -> None:
+    done = CliRunner().invoke(app, ["verify", server.url])
+    assert done.exit_code == 0
+    assert f"{server.url} is intact: " in done.stdout
+    (copy / FIRST).unlink()
+    done = CliRunner().invoke(app, ["verify", server.url])
+    assert done.exit_code == 2
+    assert f"damaged: {server.url}/{FIRST} is missing: 10 samples are lost" in done.stderr
+    assert "upload it again" in done.stderr

@@ -1,0 +1,14 @@
+"""A small run of `tests/serving/kills.py`."""
+
+import pytest
+
+from tests.serving import kills
+
+
+@pytest.mark.slow
+def test_random_kills_lose_no_hit_and_duplicates_have_the_same_id() -> None:
+    outcome = kills.run(num_watches=24, num_frames=100, num_kills=10)
+    assert outcome.problems == []
+    assert len(outcome.kills) == 10
+    assert set(outcome.kills) == {*kills.KINDS}
+    assert outcome.hits >= 24 * 100

@@ -1,0 +1,80 @@
+"""An imported image classifier returns the logits of the original model, from image file to
+score."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from serving.model import Model
+from tests.trainer.tiny_classifiers import (
+    IMAGE_MODELS,
+    IMAGE_PROCESSORS,
+    NAMES,
+    save_image_classifier,
+)
+from trainer.importing.classifier import ImportOptions, import_classifier
+
+
+def image_files(mode: str = "RGB") -> dict[str, bytes]:
+    """Return smooth images with noise as PNG and JPEG, in portrait and landscape format."""
+    rng = np.random.default_rng(3)
+    files = {}
+    for width, height in ((200, 117), (51, 90)):
+        small = Image.fromarray(rng.integers(0, 256, (7, 7, 3), np.uint8)).resize((width, height))
+        for kind in ("png", "jpeg"):
+            file = io.BytesIO()
+            small.convert(mode).save(file, kind)
+            files[f"{width}.{kind}"] = file.getvalue()
+    return files
+
+
+def bundle_logits(bundle: Path, files: list[bytes]) -> np.ndarray:
+    model = Model.open(bundle)
+    model.self_check()
+    features = model.features([model.prepare(file) for file in files])
+    return model.bundle.logits(features, range(len(NAMES))).numpy()
+
+
+@torch.inference_mode()
+def original_logits(model, processor, files: list[bytes]) -> np.ndarray:
+    opened = [Image.open(io.BytesIO(file)) for file in files]
+    return model(**processor(opened, return_tensors="pt")).logits.numpy()
+
+
+@pytest.mark.parametrize("kind", IMAGE_MODELS)
+def test_logits_equal_those_of_the_original_model(kind, tmp_path):
+    model = save_image_classifier(tmp_path / "model", kind)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    files = list(image_files().values())
+    size = "64 pixels" if kind == "mobilevitv2" else "stretched"
+    expected = original_logits(model, IMAGE_PROCESSORS[size], files)
+    assert expected.std(0).min() > 0
+    scale = float(np.abs(expected).max())
+    assert bundle_logits(tmp_path / "bundle", files) == pytest.approx(expected, abs=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", IMAGE_PROCESSORS)
+def test_preprocessing_equals_that_of_the_original_processor(name, tmp_path):
+    processor = IMAGE_PROCESSORS[name]
+    model = save_image_classifier(tmp_path / "model", "resnet", processor)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    for kind, file in image_files().items():
+        expected = original_logits(model, processor, [file])
+        found = bundle_logits(tmp_path / "bundle", [file])
+        scale = float(np.abs(expected).max())
+        assert found == pytest.approx(expected, abs=1e-5 * scale), kind
+
+
+def test_gray_images_are_imported(tmp_path):
+    processor = type(IMAGE_PROCESSORS["stretched"])(
+        size={"height": 32, "width": 32}, image_mean=[0.5], image_std=[0.25], resample=3
+    )
+    model = save_image_classifier(tmp_path / "model", "vit", processor, num_channels=1)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    files = [file for name, file in image_files("L").items() if name.endswith("png")]
+    expected = original_logits(model, processor, files)
+    assert bundle_logits(tmp_path / "bundle", files) == pytest.approx(expected, abs=1e-5)

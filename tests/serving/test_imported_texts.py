@@ -1,0 +1,66 @@
+"""An imported text classifier returns the logits of the original model, from text to score."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from serving.model import Model
+from tests.trainer.tiny_classifiers import (
+    MAX_LENGTH,
+    NAMES,
+    TEXT_MODELS,
+    UNSUPPORTED_TEXT_MODELS,
+    save_text_classifier,
+)
+from trainer.importing.classifier import ImportOptions, import_classifier
+
+TEXTS = ["husky", "a cat and a dog or a tabby cat", "und 猫 🐶", "", "cat " * 50]
+
+
+def bundle_logits(bundle: Path) -> np.ndarray:
+    model = Model.open(bundle)
+    model.self_check()
+    features = model.features([model.prepare(text) for text in TEXTS])
+    return model.bundle.logits(features, range(len(NAMES))).numpy()
+
+
+@torch.inference_mode()
+def original_logits(model, folder: Path) -> np.ndarray:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = []
+    for text in TEXTS:
+        tokens = tokenizer(text, truncation=True, return_tensors="pt")
+        ids = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+        rows.append(model(**ids).logits.numpy())
+    return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("kind", TEXT_MODELS)
+def test_logits_equal_those_of_the_original_model(kind, tmp_path):
+    model = save_text_classifier(tmp_path / "model", kind)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    expected = original_logits(model, tmp_path / "model")
+    assert expected.std(0).min() > 0
+    scale = float(np.abs(expected).max())
+    assert bundle_logits(tmp_path / "bundle") == pytest.approx(expected, abs=1e-5 * scale)
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED_TEXT_MODELS)
+def test_models_whose_logits_depend_on_the_padding_are_rejected(kind, tmp_path):
+    model = save_text_classifier(tmp_path / "model", kind)
+    with pytest.raises(ValueError, match=f"{type(model).__name__} would differ"):
+        import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    assert not (tmp_path / "bundle").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_texts_are_truncated_to_the_length_of_the_tokenizer_or_the_given_one(tmp_path):
+    save_text_classifier(tmp_path / "model")
+    for wanted, length in ((None, MAX_LENGTH), (8, 8)):
+        bundle = tmp_path / f"bundle-{length}"
+        import_classifier(str(tmp_path / "model"), bundle, ImportOptions(max_length=wanted))
+        model = Model.open(bundle)
+        assert len(model.prepare(TEXTS[-1])) == length

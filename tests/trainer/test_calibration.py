@@ -1,0 +1,142 @@
+"""`kway calibrate`: thresholds from labeled shards."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data.shards.split import open_split
+from serving.answer import make_query
+from serving.model import Model
+from tests.ranks import rank_world
+from tests.shards import glyph_recipe
+from tests.trainer.tiny_classifiers import save_image_classifier
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.calibration import CalibrationOptions, calibrate
+from trainer.bundle.export import export_run
+from trainer.importing.classifier import ImportOptions, import_classifier
+from trainer.train import train
+
+
+@pytest.fixture(scope="module")
+def exported(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose thresholds come from the test split of `glyphs`."""
+    folder = tmp_path_factory.mktemp("exported")
+    train(glyph_recipe(glyphs, folder / "run"), rank_world())
+    export_run(folder / "run", folder / "bundle", rank_world())
+    return folder / "bundle"
+
+
+@pytest.fixture
+def imported(tmp_path: Path) -> Path:
+    """A bundle of a transformers model for the classes of the shards `images`."""
+    names = {number: f"class {4 - number}" for number in range(5)}
+    save_image_classifier(tmp_path / "model", id2label=names)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    return tmp_path / "bundle"
+
+
+def test_the_thresholds_equal_those_of_the_evaluation_after_training(exported, glyphs, tmp_path):
+    found = calibrate(exported, glyphs, tmp_path / "again", CalibrationOptions(batch=7))
+    with Bundle.open(exported) as before, Bundle.open(tmp_path / "again") as after:
+        after.verify()
+        old, new = before.thresholds, after.thresholds
+        assert old is not None
+        assert new is not None
+        assert old.kinds is not None
+        assert np.array_equal(old.kinds, new.kinds)
+        assert np.array_equal(old.positives, new.positives)
+        assert np.array_equal(old.reached, new.reached)
+        assert new.thresholds == pytest.approx(old.thresholds, rel=1e-4, abs=1e-5)
+        assert [entry.recall for entry in new.recalls] == [0.9, 0.99]
+        assert found.num_samples == old.positives.sum()
+
+
+def test_every_block_of_classes_gives_the_same_thresholds(exported, glyphs, tmp_path, monkeypatch):
+    results = []
+    for size in (1, 2**26):
+        monkeypatch.setattr("trainer.bundle.calibration._BLOCK_BYTES", size)
+        results.append(calibrate(exported, glyphs, tmp_path / str(size), CalibrationOptions()))
+    one, all_at_once = results
+    assert np.array_equal(one.thresholds.reached, all_at_once.thresholds.reached)
+    assert one.num_correct == all_at_once.num_correct
+
+
+def test_an_imported_model_gets_thresholds_in_place(imported, images, kway, capsys):
+    weights = (imported / "class_weights.safetensors").stat().st_ino
+    model = Model.open(imported)
+    with pytest.raises(ValueError, match="contains no thresholds"):
+        make_query(model.bundle, ["class 1"], recall=0.9)
+    assert kway("calibrate", imported, images, "--recall", "0.9", "--confidence", "0.8") == 0
+    assert "samples of 5 classes, top-1 accuracy" in capsys.readouterr().out
+    calibrated = Model.open(imported)
+    calibrated.bundle.verify()
+    with open_split(images, "test") as split:
+        raw = [split.read(number)[0] for number in range(len(split))]
+        labels = split.labels
+    query = make_query(calibrated.bundle, [f"class {number}" for number in range(5)], recall=0.9)
+    answer = calibrated.answer([calibrated.prepare(file) for file in raw], query)
+    own = [
+        result.verdicts[label].match for result, label in zip(answer.results, labels, strict=True)
+    ]
+    assert np.mean(own) >= 0.9  # on the samples that set the thresholds
+    assert (imported / "class_weights.safetensors").stat().st_ino == weights
+    card = (imported / "MODEL_CARD.md").read_text()
+    assert card.count("## Thresholds") == 1
+    assert "top-1 accuracy 0." in card
+    assert card.index("## Thresholds") < card.index("## Use")
+
+
+def test_a_class_map_renames_the_classes_of_the_shards(tmp_path, images, kway, capsys):
+    save_image_classifier(tmp_path / "model")
+    bundle = tmp_path / "bundle"
+    import_classifier(str(tmp_path / "model"), bundle, ImportOptions())
+    assert kway("calibrate", bundle, images) == 2
+    assert "4 classes of the shards, such as 'class 0', 'class 1'" in capsys.readouterr().err
+    names = ["husky", "tabby cat", "crane (2)", "crane (3)"]
+    file = tmp_path / "map.json"
+    file.write_text(json.dumps({f"class {number}": name for number, name in enumerate(names)}))
+    assert kway("calibrate", bundle, images, "--class-map", file) == 0
+    with Bundle.open(bundle) as opened:
+        assert opened.positives(opened.class_id("crane (2)")) == 2
+    file.write_text(json.dumps({f"class {number}": "husky" for number in range(4)}))
+    assert kway("calibrate", bundle, images, "--class-map", file) == 2
+    assert "several classes of the shards have the same class" in capsys.readouterr().err
+    file.write_text("[1]")
+    assert kway("calibrate", bundle, images, "--class-map", file) == 2
+    assert "is not a JSON object of names" in capsys.readouterr().err
+
+
+def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway, capsys):
+    from tests.trainer.tiny_classifiers import save_text_classifier
+
+    names = dict(enumerate(["white", "red", "green", "blue", "black"]))
+    save_text_classifier(tmp_path / "model", id2label=names)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    assert kway("calibrate", tmp_path / "bundle", images) == 2
+    assert "contains images, but the model of" in capsys.readouterr().err
+    assert kway("calibrate", tmp_path / "bundle", texts / "shards") == 0
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert bundle.positives(bundle.class_id("black")) == 0
+        assert bundle.positives(bundle.class_id("red"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--split", "nowhere"), "nowhere"),
+        (("--recall", "2"), "--recall 2"),
+        (("--confidence", "1"), "--confidence 1"),
+        (("--class-map", "missing.json"), "missing.json is not a file"),
+    ],
+)
+def test_bad_options_are_reported_in_one_line_and_change_nothing(
+    arguments, reason, imported, images, kway, capsys
+):
+    before = (imported / "bundle.json").read_bytes()
+    assert kway("calibrate", imported, images, *arguments) == 2
+    error = capsys.readouterr().err
+    assert reason in error
+    assert len(error.splitlines()) == 1
+    assert (imported / "bundle.json").read_bytes() == before

@@ -1,0 +1,314 @@
+"""What `kway import` writes, and what it rejects."""
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from serving.model import Model
+from tests.hub import serve_model
+from tests.system.processes import KWAY, environment
+from tests.trainer.tiny_classifiers import (
+    IMAGE_MODELS,
+    IMAGE_PROCESSORS,
+    NAMES,
+    save_image_classifier,
+    save_text_classifier,
+)
+from trainer.bundle.bundle import Bundle
+from trainer.importing.classifier import Imported, ImportOptions, import_classifier
+
+Kway = Callable[..., int]
+
+
+def imported(folder: Path, **options: Any) -> Imported:
+    return import_classifier(str(folder), folder.with_name("bundle"), ImportOptions(**options))
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_rows_biases_and_names_of_the_classifier_become_those_of_the_classes(tmp_path):
+    model = save_image_classifier(tmp_path / "model")
+    imported(tmp_path / "model")
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        bundle.verify()
+        rows = bundle.rows(range(len(NAMES)))
+        assert torch.equal(rows.rows, model.classifier.weight)
+        assert rows.bias is not None
+        assert torch.equal(rows.bias, model.classifier.bias)
+        names = list(bundle.names.names)
+        assert names == ["husky", "tabby cat", "crane (2)", "crane (3)", "class 4"]
+        assert bundle.classes[3].attributes == {"label": "crane"}
+        assert bundle.spec.loss.kind == "ce"
+        assert not bundle.spec.loss.aligned
+        assert bundle.spec.recalls == ()
+
+
+def test_the_bundle_contains_neither_the_classifier_nor_its_number_of_classes(tmp_path):
+    save_text_classifier(tmp_path / "model", "roberta")
+    imported(tmp_path / "model")
+    config = json.loads((tmp_path / "bundle/encoder/config.json").read_text())
+    assert len(config["id2label"]) == 1
+    stored = load_file(tmp_path / "bundle/backbone.safetensors")
+    assert "encoder.classifier.dense.weight" in stored
+    assert not any("out_proj" in name for name in stored)
+
+
+def test_a_model_without_a_bias_has_no_bias(tmp_path):
+    save_text_classifier(tmp_path / "model", "llama")
+    imported(tmp_path / "model")
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert not bundle.spec.bias
+
+
+def test_multi_label_models_are_imported_as_binary_classifiers(tmp_path):
+    save_text_classifier(tmp_path / "model", problem_type="multi_label_classification")
+    imported(tmp_path / "model")
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert (bundle.spec.loss.kind, bundle.spec.loss.aligned) == ("bce", True)
+
+
+def test_weights_in_half_precision_are_imported_in_float32(tmp_path):
+    model = save_image_classifier(tmp_path / "model")
+    model.half().save_pretrained(tmp_path / "model")
+    imported(tmp_path / "model")
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert next(bundle.load_backbone().parameters()).dtype == torch.float32
+        assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1].float())
+
+
+def test_class_names_can_be_replaced(tmp_path):
+    save_image_classifier(tmp_path / "model")
+    file = tmp_path / "names.txt"
+    file.write_text("a\nb\nc\nd\ne\n")
+    imported(tmp_path / "model", class_names=file)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert list(bundle.names.names) == list("abcde")
+    file.write_text("a\nb\n")
+    with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
+        imported(tmp_path / "model", class_names=file, force=True)
+
+
+def test_a_classifier_whose_hidden_size_equals_the_number_of_classes_is_imported(tmp_path):
+    names = dict(enumerate("abcdefghijklmnop"))
+    for kind in ("electra", "roberta"):
+        folder = tmp_path / kind / "model"
+        save_text_classifier(folder, kind, id2label=names, num_labels=16)
+        assert imported(folder).difference < 1e-5
+
+
+def test_the_command_imports_a_model_and_names_the_next_step(tmp_path, kway: Kway, capsys):
+    save_image_classifier(tmp_path / "model")
+    assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 0
+    shown = capsys.readouterr()
+    assert "ViTForImageClassification, 5 classes" in shown.out
+    assert "3 classes without a unique name" in shown.out
+    assert f"kway serve {tmp_path / 'bundle'}" in shown.out
+    assert "Loading weights" not in shown.err
+    assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+# ---- rejected models ----
+
+
+def only_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def no_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def no_processor(folder: Path) -> None:
+    (folder / "preprocessor_config.json").unlink()
+
+
+def no_classifier_weights(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["classifier.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def damaged_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def no_crop(folder: Path) -> None:
+    type(IMAGE_PROCESSORS["stretched"])(size={"shortest_edge": 32}).save_pretrained(folder)
+
+
+def wide_input(folder: Path) -> None:
+    type(IMAGE_PROCESSORS["stretched"])(size={"height": 32, "width": 64}).save_pretrained(folder)
+
+
+def huge_images(folder: Path) -> None:
+    size = {"height": 100_000, "width": 100_000}
+    type(IMAGE_PROCESSORS["stretched"])(size=size).save_pretrained(folder)
+
+
+def nested_config(folder: Path) -> None:
+    (folder / "config.json").write_text("[" * 100_000)
+
+
+def large_names(folder: Path) -> None:
+    with (folder / "vocab.json").open("wb") as file:
+        file.truncate(201 * 2**20)
+
+
+REJECTED: list[tuple[Callable[[Path], object], str]] = [
+    (only_pickle, "pytorch_model.bin, a pickle, which kway does not read: convert it with `python"),
+    (no_weights, "has no .*safetensors file"),
+    (no_config, "has no config.json"),
+    (no_processor, "has no image processor"),
+    (no_classifier_weights, "no trained weights for classifier.weight of ViTForImage"),
+    (damaged_weights, "the weights of ViTForImageClassification cannot be loaded"),
+    (no_crop, "its image processor ViTImageProcessor.* cannot"),
+    (wide_input, "its image processor ViTImageProcessor.* cannot"),
+    (huge_images, "has sides over 4096 pixels"),
+    (nested_config, "config.json does not describe"),
+    (lambda folder: (folder / "config.json").write_text("[]"), "config.json does not describe"),
+    (lambda folder: edit_config(folder, hidden_size="wide"), "config.json does not describe"),
+    (lambda folder: edit_config(folder, hidden_size=24), "ViTForImageClassification"),
+    (lambda folder: edit_config(folder, id2label={"0": "only one"}), "regression|cannot be loaded"),
+    (lambda folder: edit_config(folder, id2label=["a"] * 5), "config.json does not describe"),
+    (large_names, "vocab.json .*over the limit"),
+    (lambda folder: edit_config(folder, problem_type="regression"), "is a regression model"),
+    (lambda folder: edit_config(folder, model_type="of-tomorrow"), "config.json does not describe"),
+    (
+        lambda folder: edit_config(folder, architectures=["ViTForMaskedImageModeling"]),
+        "ViTForMaskedImageModeling is not a classifier",
+    ),
+    (lambda folder: edit_config(folder, quantization_config={"quant_method": "awq"}), "quantized"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "reason"), REJECTED)
+def test_a_model_that_cannot_be_imported_is_rejected_in_one_line(
+    spoil, reason, tmp_path, kway: Kway, capsys
+):
+    save_image_classifier(tmp_path / "model")
+    spoil(tmp_path / "model")
+    with pytest.raises((ValueError, OSError), match=reason):
+        imported(tmp_path / "model")
+    capsys.readouterr()
+    assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_weights_over_the_limit_are_rejected_before_they_are_read(tmp_path):
+    save_image_classifier(tmp_path / "model")
+    with pytest.raises(ValueError, match="over the limit of 1e-06: raise --max-gib"):
+        imported(tmp_path / "model", max_gib=1e-6)
+
+
+@pytest.mark.parametrize("name", ["model.bin", "checkpoint.pth", "softmax.pt"])
+def test_a_pickle_is_rejected_with_a_way_to_convert_it(name, tmp_path):
+    (tmp_path / name).write_bytes(b"not read")
+    with pytest.raises(ValueError, match="is a pickle, which kway does not read: save the model"):
+        imported(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [
+        ("deit", "DeiTForImageClassificationWithTeacher"),
+        ("levit", "LevitForImageClassificationWithTeacher"),
+        ("swiftformer", "SwiftFormerForImageClassification"),
+    ],
+)
+def test_models_with_two_classifiers_are_rejected(kind, architecture, tmp_path, monkeypatch):
+    size = {"image_size": 64} if kind == "levit" else {}
+    fields = {**IMAGE_MODELS.get(kind, {}), **size, "architectures": [architecture]}
+    monkeypatch.setitem(IMAGE_MODELS, kind, fields)
+    save_image_classifier(tmp_path / "model", kind, IMAGE_PROCESSORS["64 pixels"])
+    with pytest.raises(ValueError, match=architecture):
+        imported(tmp_path / "model")
+
+
+def test_an_encoder_decoder_is_rejected(tmp_path, monkeypatch):
+    from tests.trainer.tiny_classifiers import TEXT_MODELS
+
+    fields = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
+    monkeypatch.setitem(TEXT_MODELS, "bart", fields)
+    save_text_classifier(tmp_path / "model", "bart")
+    with pytest.raises(ValueError, match="is an encoder-decoder"):
+        imported(tmp_path / "model")
+
+
+def test_flipped_channels_are_rejected(tmp_path):
+    from transformers.models.mobilevit.image_processing_pil_mobilevit import (
+        MobileViTImageProcessorPil,
+    )
+
+    processor = MobileViTImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    save_image_classifier(tmp_path / "model", "resnet", processor)
+    with pytest.raises(ValueError, match="MobileViTImageProcessorPil cannot be reproduced"):
+        imported(tmp_path / "model")
+
+
+def test_a_timm_model_cannot_name_files_or_the_hub():
+    from transformers import TimmWrapperConfig
+
+    from trainer.backbone.timm_models import check_timm
+
+    for options, reason in (
+        ({"architecture": "hf-hub:someone/model"}, "architecture is"),
+        ({"architecture": "resnet18", "model_args": {"checkpoint_path": "x.pth"}}, "remove it"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            check_timm(TimmWrapperConfig(**options))
+
+
+def run_import(source: str, out: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process, because huggingface_hub reads its environment on import."""
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(out.with_name("cache")), "HF_HUB_OFFLINE": "0"}
+    return subprocess.run(
+        [*KWAY, "import", source, "-o", out],
+        env={**environment(), **hub},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
+    model = save_image_classifier(tmp_path / "model")
+    for name in ("pytorch_model.bin", "code.py"):
+        (tmp_path / "model" / name).write_bytes(b"never read")
+    with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
+        out = tmp_path / "bundle"
+        done = run_import("hub:team/animals", out, endpoint)
+    assert done.returncode == 0, done.stderr
+    assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
+    with Bundle.open(out) as bundle:
+        assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
+
+
+def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
+    assert kway("import", "hub:not a name", "-o", tmp_path / "bundle") == 2
+    assert "hub:not a name was not found on the hub" in capsys.readouterr().err
+
+
+def test_the_backbone_can_also_be_exported_to_onnx(tmp_path):
+    save_image_classifier(tmp_path / "model")
+    imported(tmp_path / "model", onnx=True)
+    model = Model.open(tmp_path / "bundle")
+    assert model.engine == "onnxruntime"
+    model.self_check()

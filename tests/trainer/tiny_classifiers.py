@@ -1,0 +1,216 @@
+"""Classifiers of transformers with tiny random networks, saved as a user would save them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    ConvNextImageProcessorPil,
+    LevitImageProcessorPil,
+    PreTrainedModel,
+    ViTImageProcessorPil,
+)
+from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+from transformers.models.efficientnet.image_processing_pil_efficientnet import (
+    EfficientNetImageProcessorPil,
+)
+
+from data.text.tokenizer import Tokenizer
+from data.text.wordpiece import ROLES, train_wordpiece
+
+NAMES = ("husky", "tabby cat", "crane", "crane", "")
+MAX_LENGTH = 24
+
+_VIT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+_SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "image_size": 32, "window_size": 4}
+_PYRAMID = {
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 1, 1],
+    "hidden_sizes": [8, 8, 8, 16],
+}
+IMAGE_MODELS: dict[str, dict[str, Any]] = {
+    "beit": _VIT,
+    "bit": {"embedding_size": 8, **_STAGES, "num_groups": 4},
+    "clip": {"vision_config": _VIT, "text_config": {"hidden_size": 16, "num_hidden_layers": 1}},
+    "convnext": {**_STAGES, "hidden_sizes": [8, 16]},
+    "convnextv2": {**_STAGES, "hidden_sizes": [8, 16]},
+    "data2vec-vision": _VIT,
+    "deit": {**_VIT, "architectures": ["DeiTForImageClassification"]},
+    "dinov2": {**_VIT, "mlp_ratio": 1},
+    "dinov2_with_registers": {**_VIT, "mlp_ratio": 1},
+    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "focalnet": {"embed_dim": 8, "depths": [1, 1], "image_size": 32, "focal_levels": [1, 1]},
+    "hgnet_v2": {},
+    "hiera": {
+        "embed_dim": 8,
+        "image_size": [32, 32],
+        "depths": [1, 1],
+        "num_heads": [1, 2],
+        "num_query_pool": 1,
+    },
+    "ijepa": _VIT,
+    "mobilenet_v1": {"depth_multiplier": 0.25},
+    "mobilenet_v2": {"depth_multiplier": 0.25},
+    "mobilevit": {},
+    "mobilevitv2": {},
+    "poolformer": {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]},
+    "pvt": {**_PYRAMID, "image_size": 32},
+    "pvt_v2": {**_PYRAMID, "image_size": 32},
+    "regnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8, "embedding_size": 8},
+    "resnet": {**_STAGES, "embedding_size": 8, "layer_type": "basic"},
+    "segformer": _PYRAMID,
+    "siglip": {"vision_config": _VIT, "text_config": {"hidden_size": 16, "num_hidden_layers": 1}},
+    "swin": _SWIN,
+    "swinv2": _SWIN,
+    "textnet": {},
+    "vit": _VIT,
+    "vit_msn": _VIT,
+}
+IMAGE_PROCESSORS: dict[str, Any] = {
+    "stretched": ViTImageProcessorPil(size={"height": 32, "width": 32}),
+    "cropped to 7/8": ConvNextImageProcessorPil(size={"shortest_edge": 32}),
+    "cropped": BitImageProcessorPil(
+        size={"shortest_edge": 40}, crop_size={"height": 32, "width": 32}
+    ),
+    "cropped by levit": LevitImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    ),
+    "64 pixels": ViTImageProcessorPil(size={"height": 64, "width": 64}),
+    "divided twice": EfficientNetImageProcessorPil(
+        size={"height": 32, "width": 32}, rescale_factor=1 / 127.5, rescale_offset=True
+    ),
+}
+
+_BERT = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 64,
+}
+_DECODER = {**_BERT, "num_key_value_heads": 2}
+TEXT_MODELS: dict[str, dict[str, Any]] = {
+    "albert": {**_BERT, "embedding_size": 8},
+    "bert": _BERT,
+    "big_bird": {**_BERT, "attention_type": "original_full"},
+    "camembert": _BERT,
+    "data2vec-text": _BERT,
+    "deberta": _BERT,
+    "deberta-v2": _BERT,
+    "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    "electra": {**_BERT, "embedding_size": 8},
+    "ernie": _BERT,
+    "esm": {**_BERT, "position_embedding_type": "rotary"},
+    "eurobert": _DECODER,
+    "flaubert": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
+    "gemma": {**_DECODER, "head_dim": 8},
+    "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
+    "gpt_neox": _BERT,
+    "ibert": _BERT,
+    "llama": _DECODER,
+    "longformer": {**_BERT, "attention_window": 8},
+    "megatron-bert": _BERT,
+    "mistral": _DECODER,
+    "modernbert": {**_BERT, "classifier_pooling": "mean"},
+    "mpnet": _BERT,
+    "opt": {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 1,
+        "ffn_dim": 16,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 64,
+    },
+    "qwen2": _DECODER,
+    "qwen3": {**_DECODER, "head_dim": 8},
+    "rembert": {**_BERT, "input_embedding_size": 8},
+    "roberta": _BERT,
+    "roberta-prelayernorm": _BERT,
+    "roformer": _BERT,
+    "squeezebert": {
+        **_BERT,
+        "embedding_size": 16,
+        "q_groups": 1,
+        "k_groups": 1,
+        "v_groups": 1,
+        "post_attention_groups": 1,
+        "intermediate_groups": 1,
+        "output_groups": 1,
+    },
+    "xlm": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
+    "xlm-roberta": _BERT,
+    "xlm-roberta-xl": _BERT,
+}
+# These are rejected: their logits depend on the padding, or on tokens to the left of the text.
+UNSUPPORTED_TEXT_MODELS: dict[str, dict[str, Any]] = {
+    "convbert": {**_BERT, "embedding_size": 16},
+    "fnet": _BERT,
+    "nystromformer": _BERT,
+    "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
+    "yoso": _BERT,
+}
+
+
+def tokenizer() -> Tokenizer:
+    texts = ["a cat and a dog", "husky or tabby cat", "一只猫 und ein hund 🐶"]
+    backend = train_wordpiece(lambda: texts, threads=1)
+    return Tokenizer.of(backend, ROLES, max_length=MAX_LENGTH, name="tiny")
+
+
+def config_of(kind: str, fields: dict[str, Any], **more: Any) -> Any:
+    labels = {"id2label": dict(enumerate(NAMES)), "label2id": {}, "num_labels": len(NAMES)}
+    return AutoConfig.for_model(kind, **{**fields, **labels, **more})
+
+
+def save_image_classifier(
+    folder: Path, kind: str = "vit", processor: Any = None, **more: Any
+) -> PreTrainedModel:
+    """Save a classifier of images with its processor and return it."""
+    processor = processor or IMAGE_PROCESSORS["64 pixels" if kind == "mobilevitv2" else "stretched"]
+    torch.manual_seed(1)
+    model = AutoModelForImageClassification.from_config(config_of(kind, IMAGE_MODELS[kind], **more))
+    return _saved(model, folder, processor)
+
+
+def save_text_classifier(folder: Path, kind: str = "bert", **more: Any) -> PreTrainedModel:
+    """Save a classifier of texts with its tokenizer and return it."""
+    torch.manual_seed(1)
+    own = tokenizer()
+    config = config_of(
+        kind,
+        (TEXT_MODELS | UNSUPPORTED_TEXT_MODELS)[kind],
+        vocab_size=own.vocab_size,
+        pad_token_id=own.pad_id,
+        **more,
+    )
+    own.save(folder)
+    return _saved(AutoModelForSequenceClassification.from_config(config), folder)
+
+
+def _saved(model: PreTrainedModel, folder: Path, processor: Any = None) -> PreTrainedModel:
+    generator = torch.Generator().manual_seed(2)
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not name.endswith("running_var"):
+            tensor += 0.1 * torch.randn(tensor.shape, generator=generator)
+    norms = [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]
+    if norms:  # otherwise, the features of deep networks would hardly depend on the image
+        for norm in norms:
+            norm.momentum = 1.0
+        with torch.no_grad():
+            model.train()(torch.randn(8, 3, 64, 64, generator=generator))
+    model.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    return model.eval()

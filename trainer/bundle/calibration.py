@@ -1,0 +1,231 @@
+"""Adds thresholds to a bundle from labeled shards (`kway calibrate`).
+
+The backbone computes the features of a split, and the classes are scored in blocks, which are read
+from disk. Memory therefore holds the features and the scores of one block.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from data.config import DataConfig, TextConfig
+from data.loading.loader import EvalLoader
+from data.shards.manifest import Manifest
+from data.shards.split import Split, open_split
+from heads.losses import score
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.model_card import with_thresholds
+from trainer.bundle.spec import CARD, TOKENIZER
+from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.writing import rewrite_bundle
+from trainer.evaluation.class_scores import count_reached
+from trainer.promises import make_promises
+from trainer.promises.class_groups import groups_of_rows
+
+# Memory for the scores of a block, of which a few copies exist.
+_BLOCK_BYTES = 64 * 2**20
+_CLASSES_AT_ONCE = 16_384
+_MAX_MAP_BYTES = 200 * 2**20
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """The split of the shards, the recalls and the confidence of the thresholds, a file that maps
+    names of classes in the shards to those in the bundle, and how the backbone runs.
+    """
+
+    split: str = "test"
+    recalls: tuple[float, ...] = (0.9, 0.99)
+    confidence: float = 0.9
+    class_map: Path | None = None
+    batch: int = 64
+    workers: int = 0
+    device: str = "cpu"
+    allow_imports: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The new thresholds, and the number of samples, of classes with samples, and of samples whose
+    class has the highest logit.
+    """
+
+    thresholds: ClassThresholds
+    num_samples: int
+    num_classes: int
+    num_correct: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / self.num_samples
+
+
+def calibrate(
+    path: Path,
+    shards: Path | str,
+    out: Path,
+    options: CalibrationOptions,
+    *,
+    progress: Callable[[int], None] = lambda samples: None,
+) -> Calibration:
+    """Write the bundle `path` with thresholds from labeled `shards` to `out`, which may be `path`.
+
+    `progress` is called with the number of samples of each batch. Raises ValueError if the shards
+    contain other inputs than the model reads, classes that the bundle does not have, or no samples.
+    """
+    with Bundle.open(path) as bundle:
+        manifest = Manifest.load(shards)
+        _check_inputs(bundle, manifest, shards)
+        with open_split(shards, options.split, manifest=manifest) as split:
+            ids = _class_ids(bundle, manifest, split, options.class_map)
+            features, labels = _features(bundle, shards, split, options, progress)
+        found = _calibration(bundle, features, torch.from_numpy(ids)[labels], options)
+        card = with_thresholds(
+            (path / CARD).read_text(encoding="utf-8"),
+            found.thresholds,
+            source=f"split `{options.split}` of {manifest.source}",
+            num_samples=found.num_samples,
+            accuracy=found.accuracy,
+        )
+    rewrite_bundle(path, out, thresholds=found.thresholds, model_card=card)
+    return found
+
+
+def _check_inputs(bundle: Bundle, manifest: Manifest, shards: Path | str) -> None:
+    stored = "texts" if manifest.modality == "text" else "images"
+    if stored != bundle.spec.reads:
+        raise ValueError(
+            f"{shards} contains {stored}, but the model of {bundle.path} reads "
+            f"{bundle.spec.reads}: pass other shards"
+        )
+
+
+def _class_ids(
+    bundle: Bundle, manifest: Manifest, split: Split, class_map: Path | None
+) -> NDArray[np.int64]:
+    """Return the bundle's ID of each class of the shards, or -1 for a class without samples that
+    the bundle does not have.
+    """
+    renamed = {} if class_map is None else _class_map(class_map)
+    names, present = manifest.class_names, np.unique(split.labels)
+    ids = np.full(len(names), -1, np.int64)
+    for class_id, name in enumerate(names):
+        found = bundle.names.find(renamed.get(name, name))
+        ids[class_id] = -1 if found is None else found
+    unknown = [names[class_id] for class_id in present if ids[class_id] < 0]
+    if unknown:
+        shown = ", ".join(repr(name) for name in unknown[:_NAMES_SHOWN])
+        near = bundle.names.nearest(renamed.get(unknown[0], unknown[0]), 1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(
+            f"{bundle.path} does not have {len(unknown)} classes of the shards, such as {shown}"
+            f'{hint}: pass --class-map FILE, a JSON object such as {{"{unknown[0]}": "NAME"}} with '
+            "the name of each such class in the bundle"
+        )
+    used = ids[ids >= 0]
+    if len(np.unique(used)) < len(used):
+        raise ValueError(
+            "several classes of the shards have the same class in the bundle: map each class to "
+            "another one"
+        )
+    return ids
+
+
+def _class_map(file: Path) -> dict[str, str]:
+    if file.stat().st_size > _MAX_MAP_BYTES:
+        raise ValueError(f"{file} is larger than {_MAX_MAP_BYTES:,} bytes: pass a smaller file")
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not valid JSON ({error}): write a JSON object") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise ValueError(f'{file} is not a JSON object of names, such as {{"cat": "tabby cat"}}')
+    return found
+
+
+@torch.inference_mode()
+def _features(
+    bundle: Bundle,
+    shards: Path | str,
+    split: Split,
+    options: CalibrationOptions,
+    progress: Callable[[int], None],
+) -> tuple[Tensor, Tensor]:
+    """Return the features [N, dim] and the labels [N] of a split."""
+    spec = bundle.spec
+    text = None
+    if spec.text is not None:
+        tokenizer = str(bundle.path / TOKENIZER)
+        text = TextConfig(tokenizer=tokenizer, max_length=spec.text.max_length)
+    image = {} if spec.image is None else {"image": spec.image}
+    data = DataConfig(
+        shards=shards,
+        eval_split=options.split,
+        text=text,
+        workers=options.workers,
+        **image,
+    )
+    device = torch.device(options.device)
+    backbone = bundle.load_backbone(allow_imports=options.allow_imports).to(device)
+    features, labels = [], []
+    for batch in EvalLoader(split, data, batch=options.batch, device=device):
+        features.append(backbone(batch.inputs).float().cpu())
+        labels.append(batch.labels.cpu())
+        progress(len(batch.labels))
+    if not features:
+        raise ValueError(f"split {options.split} is empty: choose a split with samples")
+    return torch.cat(features), torch.cat(labels)
+
+
+def _calibration(
+    bundle: Bundle, features: Tensor, labels: Tensor, options: CalibrationOptions
+) -> Calibration:
+    spec = bundle.spec
+    own, best = (torch.full((len(labels),), -torch.inf) for _ in range(2))
+    predicted = torch.zeros_like(labels)
+    for ids, scores, logits in _scores(bundle, features):
+        mine = (labels >= ids.start) & (labels < ids.stop)
+        own[mine] = scores[mine, labels[mine] - ids.start]
+        highest, at = logits.max(1)
+        better = highest > best  # a tie goes to the lowest class ID
+        best[better], predicted[better] = highest[better], at[better] + ids.start
+    groups = groups_of_rows(
+        lambda: (bundle.rows(ids) for ids in _blocks(spec.num_classes, _CLASSES_AT_ONCE)),
+        spec.num_classes,
+        spec.dim,
+    )
+    promises = make_promises(
+        own.numpy(), labels.numpy(), groups, options.recalls, options.confidence
+    )
+    cutoffs = torch.from_numpy(promises.thresholds)
+    reached = [
+        count_reached(scores, labels, torch.arange(ids.start, ids.stop), cutoffs[list(ids)])
+        for ids, scores, _ in _scores(bundle, features)
+    ]
+    return Calibration(
+        ClassThresholds.of_promises(promises, torch.cat(reached).numpy(), len(labels)),
+        len(labels),
+        len(labels.unique()),
+        int((predicted == labels).sum()),
+    )
+
+
+def _scores(bundle: Bundle, features: Tensor) -> Iterator[tuple[range, Tensor, Tensor]]:
+    """Yield the IDs, the scores [N, C] and the logits [N, C] of blocks of classes."""
+    loss = bundle.spec.loss
+    at_once = max(1, _BLOCK_BYTES // (4 * len(features)))
+    for ids in _blocks(bundle.spec.num_classes, at_once):
+        logits = bundle.logits(features, ids)
+        yield ids, score(loss.score, logits, eps=loss.eps), logits
+
+
+def _blocks(num_classes: int, at_once: int) -> Sequence[range]:
+    starts = range(0, num_classes, at_once)
+    return [range(start, min(start + at_once, num_classes)) for start in starts]

@@ -1,0 +1,1 @@
+"""Turns classifiers that other libraries trained into bundles, without training."""

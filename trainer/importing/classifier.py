@@ -1,0 +1,295 @@
+"""Imports a trained classifier of transformers or timm as a bundle.
+
+The rows and biases of its last linear layer become class weights, and the rest of the model becomes
+the backbone (`trainer/backbone/classifiers.py`). Before the bundle is published, its logits are
+compared with those of the original library for the same images or texts.
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+
+from data.messages import one_line
+from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
+from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
+from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
+from trainer.backbone.onnx_backbone import write_onnx
+from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.model_card import NO_THRESHOLDS
+from trainer.bundle.spec import BundleSpec, LossSpec
+from trainer.bundle.writing import write_bundle
+from trainer.importing.class_names import class_entries, names_in_file, names_of_config
+from trainer.importing.examples import Examples, image_examples, text_examples
+from trainer.importing.source import open_source
+
+# The largest difference of a logit, relative to the largest logit. Rounding in float32 causes
+# differences of about 1e-6.
+TOLERANCE = 1e-4
+_CLASSES_AT_ONCE = 65_536
+_REQUIRED = (
+    "apply one linear layer last",
+    "apply one linear layer last and ignore the padding after a text",
+)
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Options of an import. `class_names` is a file with one name per class, and `max_length` is
+    the maximum number of tokens of a text; both replace those of the model. If `onnx` is true, the
+    backbone is also written for onnxruntime.
+    """
+
+    class_names: Path | None = None
+    max_length: int | None = None
+    max_gib: float = 16.0
+    onnx: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An imported model: its architecture, its number of classes and of renamed classes, and the
+    largest difference of a logit from the original model, relative to the largest logit.
+    """
+
+    architecture: str
+    num_classes: int
+    num_renamed: int
+    difference: float
+
+
+def import_classifier(source: str, out: Path, options: ImportOptions) -> Imported:
+    """Import the model `source`, a folder or `hub:NAME`, as the bundle `out`.
+
+    The original model and the bundle's backbone are in memory at the same time. Raises ValueError,
+    naming the architecture, if the model cannot be represented or if the logits of the bundle
+    differ, and the errors of `open_source` and `write_bundle`. `out` is then not created.
+    """
+    folder = open_source(source, max_gib=options.max_gib)
+    config = _config(folder, source)
+    loss = _loss(config, source)
+    model = _load(folder, config, source)
+    examples = _examples(folder, model, source, options)
+    num_classes = config.num_labels or 0
+    expected = _logits(model, examples, num_classes, source)
+    layer = _last_layer(model, source)
+    names = (
+        names_of_config(config.id2label or {}, num_classes)
+        if options.class_names is None
+        else names_in_file(options.class_names, num_classes)
+    )
+    entries = class_entries(names)
+    architecture = type(model).__name__
+    difference = 0.0
+
+    def check(bundle: Path) -> None:
+        nonlocal difference
+        try:
+            with Bundle.open(bundle) as opened:
+                difference = _difference(opened, examples, expected)
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{source}: kway does not support {architecture}, because it does not work with "
+                f"its last linear layer alone removed: {one_line(error)}"
+            ) from error
+        if not difference <= TOLERANCE:  # also true for NaN
+            raise ValueError(
+                f"{source}: the logits of {architecture} would differ by {difference:.1e} of the "
+                f"largest logit: kway supports models that {_REQUIRED[examples.image is None]}"
+            )
+
+    backbone = _backbone(model, examples)
+    write_bundle(
+        out,
+        backbone=backbone,
+        spec=BundleSpec(
+            pooling="classifier",
+            image=examples.image,
+            text=examples.text,
+            num_classes=num_classes,
+            loss=LossSpec(
+                kind=loss.kind, aligned=loss.aligned, score=loss.score_kind, eps=loss.score_eps
+            ),
+            bias=layer.bias is not None,
+            dim=layer.in_features,
+        ),
+        classes=entries,
+        thresholds=None,
+        weight_blocks=_rows(layer).split(_CLASSES_AT_ONCE),
+        model_card=_model_card(source, architecture, num_classes, loss, examples, entries[0].name),
+        tokenizer=examples.tokenizer,
+        write_onnx=(
+            (lambda file: write_onnx(backbone, examples.image, file)) if options.onnx else None
+        ),
+        check=check,
+        force=options.force,
+    )
+    renamed = sum(entry.name != name for entry, name in zip(entries, names, strict=True))
+    return Imported(architecture, num_classes, renamed, difference)
+
+
+def _config(folder: Path, source: str) -> PretrainedConfig:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (*CONFIGURATION_ERRORS, OSError, ImportError, RecursionError) as error:
+        raise ValueError(
+            f"{source}: config.json does not describe a model of transformers or timm that is "
+            f"installed here: {one_line(error)}"
+        ) from error
+    if is_timm(config):
+        without_head_arguments(config)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"{source} is quantized: import the model that it was made from")
+    try:
+        check_timm(config)
+        classifier_class(config)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"{source}: {_architecture(config)} is an encoder-decoder, which kway does not support"
+        )
+    return config
+
+
+def _loss(config: PretrainedConfig, source: str) -> Loss:
+    """Return the loss with which transformers trains a model with this configuration."""
+    if config.problem_type == "regression" or config.num_labels == 1:
+        raise ValueError(
+            f"{source}: {_architecture(config)} is a regression model (problem_type="
+            f"{config.problem_type}, {config.num_labels} outputs), not a classifier"
+        )
+    return (
+        BinaryCrossEntropy()
+        if config.problem_type == "multi_label_classification"
+        else CrossEntropy()
+    )
+
+
+def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedModel:
+    try:
+        model, loading = classifier_class(config).from_pretrained(
+            folder,
+            config=config,
+            trust_remote_code=False,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except (*CONFIGURATION_ERRORS, OSError, RuntimeError, SafetensorError) as error:
+        raise ValueError(
+            f"{source}: the weights of {_architecture(config)} cannot be loaded: {one_line(error)}"
+        ) from error
+    untrained = sorted(loading["missing_keys"]) or sorted(loading["mismatched_keys"])
+    if untrained:
+        raise ValueError(
+            f"{source} has no trained weights for {untrained[0]} of {type(model).__name__}: pass "
+            "the folder of a trained classifier"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _architecture(config: PretrainedConfig) -> str:
+    return (config.architectures or [config.model_type])[0]
+
+
+def _examples(
+    folder: Path, model: PreTrainedModel, source: str, options: ImportOptions
+) -> Examples:
+    if reads_texts(model):
+        return text_examples(folder, model, source, options.max_length)
+    if options.max_length is not None:
+        raise ValueError(f"{source} reads images: remove --max-length")
+    return image_examples(folder, model, source)
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, examples: Examples, num_classes: int, source: str) -> Tensor:
+    """Return the logits [B, K] of the original model."""
+    try:
+        logits = torch.cat([model(**inputs).logits for inputs in examples.original])
+    except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"{source}: {type(model).__name__} cannot process inputs of its own processor: "
+            f"{one_line(error)}"
+        ) from error
+    if logits.shape != (len(examples.original), num_classes):
+        raise ValueError(
+            f"{source}: {type(model).__name__} returns logits of shape {list(logits.shape)} for "
+            f"{num_classes} classes, but kway requires one logit per class and input"
+        )
+    return logits
+
+
+def _last_layer(model: PreTrainedModel, source: str) -> nn.Linear:
+    try:
+        return take_last_layer(model)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def _backbone(model: PreTrainedModel, examples: Examples) -> Backbone:
+    """Return the model without its last layer. The number of classes is removed from its
+    configuration, so that the layer costs no memory when the backbone is built again.
+    """
+    model.config.architectures = [type(model).__name__]
+    model.config.num_labels = 1
+    return Backbone(model, pooling="classifier", image=examples.image).eval()
+
+
+def _rows(layer: nn.Linear) -> Tensor:
+    weight = layer.weight.detach()
+    if layer.bias is None:
+        return weight
+    return torch.cat([weight, layer.bias.detach().unsqueeze(1)], 1)
+
+
+@torch.inference_mode()
+def _difference(bundle: Bundle, examples: Examples, expected: Tensor) -> float:
+    """Return the largest difference between the bundle's logits and the `expected` ones [B, K],
+    relative to the largest logit.
+    """
+    backbone = bundle.load_backbone()
+    features = torch.cat([backbone(inputs) for inputs in examples.inputs])
+    num_classes = bundle.spec.num_classes
+    largest = 0.0
+    for start in range(0, num_classes, _CLASSES_AT_ONCE):
+        ids = range(start, min(start + _CLASSES_AT_ONCE, num_classes))
+        found = bundle.logits(features, ids)
+        largest = max(largest, float((found - expected[:, ids.start : ids.stop]).abs().max()))
+    return largest / max(float(expected.abs().max()), 1e-30)
+
+
+def _model_card(
+    source: str,
+    architecture: str,
+    num_classes: int,
+    loss: Loss,
+    examples: Examples,
+    example: str,
+) -> str:
+    query = "IMAGE" if examples.image is not None else '--text "TEXT"'
+    alignment = "aligned" if loss.aligned else "NOT aligned"
+    return f"""# {Path(source.removeprefix("hub:")).name}
+
+A classifier for {num_classes} classes, imported by kway on {datetime.now(UTC):%Y-%m-%d}. Nothing
+was trained.
+
+| | |
+|---|---|
+| original model | `{source}`, {architecture} |
+| loss | {loss.kind}, {alignment} with the Principle of Logit Separation |
+| input | {examples.description} |
+
+{NO_THRESHOLDS}
+## Use
+
+    kway query BUNDLE --class "{example}" {query}
+    kway serve BUNDLE
+"""

@@ -1,0 +1,77 @@
+"""Groups of similar classes, from which classes with few samples take part of their threshold.
+
+With a label tree, a class belongs to the lowest subtree that contains at least eight classes.
+Without one, some random classes are the centers, and a class belongs to the center whose row has
+the highest cosine similarity to its own. With K classes, there are K / 32 centers, but at most
+1,024, so the cost is less than that of scoring 1,024 samples.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from torch.distributed import ProcessGroup
+from torch.nn.functional import normalize
+
+from heads import ClassHead, ClassRows
+from heads.collectives import all_reduce_sum
+from heads.tree import LabelTree
+from trainer.promises.bounds import IntArray
+
+_LEAST_IN_SUBTREE = 8
+_CLASSES_PER_CENTER, _MOST_CENTERS = 32, 1024
+_ROWS_AT_ONCE = 16_384
+
+
+def groups_of_head(head: ClassHead) -> IntArray:
+    """Return the group of each class [K] of a head, numbered from 0 (collective)."""
+    if head.tree.has_children.any():
+        return groups_of_tree(head.tree)
+    return groups_of_rows(
+        lambda: head.class_rows(_ROWS_AT_ONCE),
+        head.num_classes,
+        head.dim,
+        device=head.weight.device,
+        group=head.engine.class_group,
+    )
+
+
+def groups_of_tree(tree: LabelTree) -> IntArray:
+    """Return the group of each class [K]: the lowest subtree with at least eight classes, or the
+    whole tree.
+    """
+    nodes = tree.node_of_class.copy()
+    while True:
+        climbs = (tree.num_classes_below[nodes] < _LEAST_IN_SUBTREE) & (tree.parent[nodes] >= 0)
+        if not climbs.any():
+            return np.unique(nodes, return_inverse=True)[1].astype(np.int64)
+        nodes[climbs] = tree.parent[nodes[climbs]]
+
+
+def groups_of_rows(
+    blocks: Callable[[], Iterable[ClassRows]],
+    num_classes: int,
+    dim: int,
+    *,
+    device: torch.device | str = "cpu",
+    group: ProcessGroup | None = None,
+) -> IntArray:
+    """Return the group of each class [K], by the cosine similarity of rows.
+
+    `blocks` returns the rows of all classes in blocks; it is called twice. If the classes are
+    distributed over the ranks of `group`, every rank passes its own blocks (collective).
+    """
+    num_centers = min(max(1, num_classes // _CLASSES_PER_CENTER), _MOST_CENTERS)
+    chosen = np.sort(np.random.default_rng(0).choice(num_classes, num_centers, replace=False))
+    ids = torch.from_numpy(chosen).to(device)
+    centers = torch.zeros(num_centers, dim, device=device)
+    for block in blocks():
+        is_center = torch.isin(block.class_ids, ids)
+        at = torch.searchsorted(ids, block.class_ids[is_center])
+        centers[at] = block.rows[is_center].float()
+    centers = normalize(all_reduce_sum(centers, group))
+    groups = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    for block in blocks():
+        # The length of a row does not change which center is the most similar one.
+        groups[block.class_ids] = (block.rows.float() @ centers.T).argmax(1)
+    return all_reduce_sum(groups, group).cpu().numpy()

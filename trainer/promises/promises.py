@@ -1,0 +1,256 @@
+"""The thresholds of classes, and what each of them promises.
+
+A threshold for recall r is one of three kinds, with confidence c:
+
+- `guaranteed`: at least the fraction r of new samples of the class pass, with confidence c. It is
+  an order statistic of the class's own scores (`bounds.py`), so it needs `least_positives` samples.
+- `shrunk`: an estimate from the class's samples and similar classes (`centers.py`, `heldout.py`).
+  On average over such classes, the fraction r of new samples pass. The interval contains the pass
+  rate of about the fraction c of such classes.
+- `pooled`: one threshold for all classes, which the fraction r of the samples of all classes
+  reach. It is used for a class without samples and without similar classes, and for every class
+  without a guarantee if there are too few classes to estimate the spread between them. The interval
+  combines the spread between classes with the class's own samples.
+
+New samples must come from the distribution of the labeled set.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainer.promises.bounds import (
+    FloatArray,
+    IntArray,
+    beta_pass_rates,
+    exact_pass_rates,
+    guaranteed_pass_rates,
+    guaranteed_rank,
+)
+from trainer.promises.centers import ClassCenters, class_centers
+from trainer.promises.heldout import (
+    ClassSamples,
+    Residuals,
+    range_of,
+    raw_pairs,
+    residuals_of_ranges,
+)
+
+Kind = Literal["pooled", "shrunk", "guaranteed"]
+KINDS: tuple[Kind, ...] = ("pooled", "shrunk", "guaranteed")  # stored as indices
+POOLED, SHRUNK, GUARANTEED = range(3)
+
+# A threshold can equal the score of a sample. In another batch, or with another engine or device,
+# the score may be rounded down, so thresholds are lowered by this fraction of the largest one.
+_ROUNDING = 1e-5
+_CLASSES_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True)
+class Promises:
+    """Thresholds of K classes at R `recalls`.
+
+    `positives` int32 [K] counts the samples of each class, and `thresholds` float32 [K, R] are
+    compared with scores: a sample passes if its score is at or above the threshold. `kinds` uint8
+    [K, R] are indices into `KINDS`. `pass_rates` float32 [K, R, 3] contain the estimated fraction
+    of new samples of the class that pass, and the lower and upper end of its interval; the estimate
+    is NaN if it is unknown. `pooled` float32 [R] are the pooled thresholds, and `below_pooled` [R]
+    is the fraction of the classes with samples in which fewer than the recall reach them.
+    """
+
+    recalls: tuple[float, ...]
+    confidence: float
+    positives: NDArray[np.int32]
+    thresholds: NDArray[np.float32]
+    kinds: NDArray[np.uint8]
+    pass_rates: NDArray[np.float32]
+    pooled: NDArray[np.float32]
+    below_pooled: FloatArray
+
+
+def make_promises(
+    scores: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    groups: NDArray[np.integer],
+    recalls: Sequence[float],
+    confidence: float,
+) -> Promises:
+    """Return the thresholds of K classes from a labeled set.
+
+    `scores` [N] is the score of each sample for its own class, `labels` [N], and `groups` [K]
+    assigns each class to a group of similar classes (`class_groups.py`); groups are numbered from
+    0. The result does not depend on the order of the samples. Besides the result, memory holds a
+    few numbers per sample and class. Raises ValueError for a recall outside (0, 1], a confidence
+    outside (0, 1), an empty set, a label outside the classes or a score that is not finite.
+    """
+    _check(scores, labels, len(groups), recalls, confidence)
+    order = np.lexsort((scores, labels))
+    ascending, of_class = scores[order].astype(np.float64), labels[order].astype(np.int64)
+    positives = np.bincount(of_class, minlength=len(groups))
+    samples = ClassSamples(ascending, np.cumsum(positives) - positives, positives)
+    centers = class_centers(ascending, of_class, groups.astype(np.int64))
+    found = _Thresholds(samples, centers, confidence)
+    columns = [found.at(recall) for recall in recalls]
+    thresholds, kinds, pass_rates, pooled, below = zip(*columns, strict=True)
+    return Promises(
+        tuple(float(recall) for recall in recalls),
+        confidence,
+        positives.astype(np.int32),
+        np.stack(thresholds, 1),
+        np.stack(kinds, 1),
+        np.stack(pass_rates, 1),
+        np.array(pooled, np.float32),
+        np.array(below),
+    )
+
+
+class _Thresholds:
+    """Computes the thresholds of all classes at one recall after another."""
+
+    def __init__(self, samples: ClassSamples, centers: ClassCenters, confidence: float) -> None:
+        self._samples, self._centers, self._confidence = samples, centers, confidence
+        self._margin = _ROUNDING * float(abs(samples.scores).max())
+        self._ascending = np.sort(samples.scores)
+        rng = np.random.default_rng(0)
+        self._pairs = raw_pairs(samples, rng)
+        ranges = int(range_of(samples.positives).max()) + 1
+        self._ranges = residuals_of_ranges(samples, centers, ranges, rng)
+
+    def at(
+        self, recall: float
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint8], NDArray[np.float32], np.float32, float]:
+        """Return thresholds [K], kinds [K], pass rates [K, 3], the pooled threshold, and the
+        fraction of classes below the recall at the pooled threshold.
+        """
+        num_classes = len(self._samples.positives)
+        thresholds = np.empty(num_classes, np.float32)
+        kinds = np.empty(num_classes, np.uint8)
+        pass_rates = np.empty((num_classes, 3), np.float32)
+        last = len(self._ascending) - _needed(len(self._ascending), recall)
+        pooled = self._lowered(self._ascending[[last]])[0]
+        below = 0
+        for start in range(0, num_classes, _CLASSES_AT_ONCE):
+            block = slice(start, min(start + _CLASSES_AT_ONCE, num_classes))
+            passed = self._passed(block, float(pooled))
+            positives = self._samples.positives[block]
+            below += int((passed < _needed(positives, recall)).sum())
+            thresholds[block], kinds[block] = pooled, POOLED
+            self._shrink(block, recall, thresholds, kinds, pass_rates)
+            self._guarantee(block, recall, thresholds, kinds, pass_rates)
+            left = np.flatnonzero(kinds[block] == POOLED)
+            pass_rates[block][left] = self._at_pooled(passed[left], positives[left], float(pooled))
+        measured = int((self._samples.positives > 0).sum())
+        return thresholds, kinds, pass_rates, pooled, below / measured
+
+    def _lowered(self, thresholds: FloatArray) -> NDArray[np.float32]:
+        """Return the thresholds minus the margin, rounded down to float32."""
+        wanted = thresholds - self._margin
+        rounded = wanted.astype(np.float32)
+        below = np.nextafter(rounded, np.float32(-np.inf))
+        return np.where(rounded > wanted, below, rounded).astype(np.float32)
+
+    def _passed(self, block: slice, threshold: float) -> IntArray:
+        """Return how many samples of each class of a block reach a threshold."""
+        starts, positives = self._samples.starts[block], self._samples.positives[block]
+        first = int(starts[0])
+        passes = self._samples.scores[first : int(starts[-1] + positives[-1])] >= threshold
+        total = np.concatenate([[0], np.cumsum(passes)])
+        return total[starts - first + positives] - total[starts - first]
+
+    def _at_pooled(self, passed: IntArray, positives: IntArray, pooled: float) -> FloatArray:
+        counts, inverse = np.unique(
+            np.stack([passed, positives]), axis=1, return_inverse=True
+        )  # few distinct pairs, because these classes have few samples
+        passed, positives = counts
+        if self._pairs is None:
+            return exact_pass_rates(passed, positives, self._confidence)[inverse]
+        alpha, beta = self._pairs.beta_at(pooled)
+        rates = beta_pass_rates(alpha + passed, beta + positives - passed, self._confidence)
+        return rates[inverse]
+
+    def _shrink(
+        self,
+        block: slice,
+        recall: float,
+        thresholds: NDArray[np.float32],
+        kinds: NDArray[np.uint8],
+        pass_rates: NDArray[np.float32],
+    ) -> None:
+        if not self._ranges:
+            return
+        centers, positives = self._centers, self._samples.positives[block]
+        has_similar = (centers.num_similar[block] > 0) & (centers.of_groups > 0)
+        classes = np.flatnonzero((positives > 0) | has_similar)
+        ranges = range_of(positives[classes])
+        at = classes + block.start
+        totals = np.concatenate([[0.0], np.cumsum(self._scores_of(block))])
+        ends = self._samples.starts[at] - self._samples.starts[block.start]
+        sums = totals[ends + positives[classes]] - totals[ends]
+        means = sums / np.maximum(positives[classes], 1)
+        offsets = np.array([each.offset(recall) for each in self._ranges])
+        rates = np.stack([self._rates(*pair) for pair in zip(self._ranges, offsets, strict=True)])
+        thresholds[at] = self._lowered(centers.at(at, means, positives[classes]) + offsets[ranges])
+        kinds[at], pass_rates[at] = SHRUNK, rates[ranges]
+
+    def _rates(self, residuals: Residuals, offset: float) -> FloatArray:
+        return beta_pass_rates(*residuals.beta_at(offset), self._confidence)
+
+    def _scores_of(self, block: slice) -> FloatArray:
+        starts, positives = self._samples.starts[block], self._samples.positives[block]
+        return self._samples.scores[int(starts[0]) : int(starts[-1] + positives[-1])]
+
+    def _guarantee(
+        self,
+        block: slice,
+        recall: float,
+        thresholds: NDArray[np.float32],
+        kinds: NDArray[np.uint8],
+        pass_rates: NDArray[np.float32],
+    ) -> None:
+        positives = self._samples.positives[block]
+        distinct, inverse = np.unique(positives, return_inverse=True)
+        rank = guaranteed_rank(distinct, recall, self._confidence)[inverse]
+        classes = np.flatnonzero(rank > 0)
+        at, rank, positives = classes + block.start, rank[classes], positives[classes]
+        scores = self._samples.scores[self._samples.starts[at] + rank - 1]
+        thresholds[at], kinds[at] = self._lowered(scores), GUARANTEED
+        pass_rates[at] = guaranteed_pass_rates(positives, rank, self._confidence)
+
+
+def _needed(num: IntArray | int, recall: float) -> IntArray:
+    """Return ceil(recall * num), corrected for rounding: 0.55 * 100 is 55.00000000000001."""
+    return np.ceil(np.asarray(num) * recall * (1 - 1e-12)).astype(np.int64)
+
+
+def _check(
+    scores: NDArray[np.floating],
+    labels: NDArray[np.integer],
+    num_classes: int,
+    recalls: Sequence[float],
+    confidence: float,
+) -> None:
+    for recall in recalls:
+        if not 0 < recall <= 1:
+            raise ValueError(f"recall is {recall}: pass a value above 0 and at most 1")
+    if not recalls or not 0 < confidence < 1:
+        raise ValueError(
+            f"recalls are {list(recalls)} and confidence is {confidence}: pass at least one recall "
+            "and a confidence between 0 and 1"
+        )
+    if scores.shape != labels.shape or scores.ndim != 1 or not len(scores):
+        raise ValueError(
+            f"scores have shape {list(scores.shape)} and labels {list(labels.shape)}: pass one "
+            "score and one label for each of at least one sample"
+        )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(
+            f"labels are from {labels.min()} to {labels.max()}: pass labels from 0 to "
+            f"{num_classes - 1}"
+        )
+    if not np.isfinite(scores).all():
+        raise ValueError(
+            "a score is not finite: check the model's weights and inputs for non-finite values"
+        )
