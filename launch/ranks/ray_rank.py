@@ -80,7 +80,8 @@ class RankActor:
                 f"{ranks.cwd} does not exist on the node {socket.gethostname()}: run the command "
                 "in a folder that all nodes share"
             )
-        arguments = list(ranks.arguments)
+        # If this process is killed while the rank starts, the rank compares this with its parent.
+        arguments = [f"--launcher={os.getpid()}", *ranks.arguments]
         if environment["RANK"] == "0":
             arguments.insert(0, f"{ranks.result_option}={self._result}")
         # The actor imports kway from a path that may not be in the node's PYTHONPATH.
