@@ -154,7 +154,7 @@ class ServingConfig(BaseModel):
             "be repeated",
         )
     )
-    max_watches: int = Field(1000, gt=0, description="maximum total number of watches")
+    max_watches: int = Field(100_000, gt=0, description="maximum total number of watches")
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
     )
@@ -180,8 +180,8 @@ class ServingConfig(BaseModel):
     max_hits: int = Field(
         100_000,
         gt=0,
-        description="maximum total number of stored hits, each of which takes about 1 kB of memory "
-        "and disk; the oldest are dropped",
+        description="maximum total number of stored hits, which are also in the memory of one "
+        "process; the oldest are dropped",
     )
     max_feeds: int = Field(
         32,
