@@ -165,7 +165,7 @@ class ServingConfig(BaseModel):
         description="folder for logs of the numbers of each query, without its inputs "
         "(default: queries are not logged)",
     )
-    max_watches: int = Field(1000, gt=0, description="maximum total number of watches")
+    max_watches: int = Field(100_000, gt=0, description="maximum total number of watches")
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
     )
@@ -191,8 +191,8 @@ class ServingConfig(BaseModel):
     max_hits: int = Field(
         100_000,
         gt=0,
-        description="maximum total number of stored hits, each of which takes about 1 kB of memory "
-        "and disk; the oldest are dropped",
+        description="maximum total number of stored hits, which are also in the memory of one "
+        "process; the oldest are dropped",
     )
     max_feeds: int = Field(
         32,

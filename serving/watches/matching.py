@@ -37,7 +37,7 @@ class Criteria:
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
-        self._cache: dict[str, tuple[Terms, list[Criterion]]] = {}
+        self._cache: dict[str, tuple[Watch, list[tuple[Watch, Criterion]]]] = {}
 
     def of(self, watches: Iterable[Watch]) -> list[tuple[Watch, Criterion]]:
         """Return each watch once for each of its classes, paired with the criterion. Classes
@@ -46,12 +46,20 @@ class Criteria:
         previous, self._cache = self._cache, {}
         pairs = []
         for watch in watches:
-            terms, criteria = previous.get(watch.id, (None, []))
-            if terms is None or _query_of(terms) != _query_of(watch):
-                terms, criteria = watch, self._criteria(watch.id, watch)
-            self._cache[watch.id] = (terms, criteria)
-            pairs += [(watch, criterion) for criterion in criteria]
+            known = previous.get(watch.id)
+            # A watch that has not changed is the same object.
+            if known is None or known[0] is not watch:
+                known = watch, [(watch, one) for one in self._renewed(watch, known)]
+            self._cache[watch.id] = known
+            pairs += known[1]
         return pairs
+
+    def _renewed(
+        self, watch: Watch, known: tuple[Watch, list[tuple[Watch, Criterion]]] | None
+    ) -> list[Criterion]:
+        if known is not None and _query_of(known[0]) == _query_of(watch):
+            return [criterion for _, criterion in known[1]]
+        return self._criteria(watch.id, watch)
 
     def _criteria(self, watch_id: str, terms: Terms) -> list[Criterion]:
         criteria = []

@@ -3,6 +3,8 @@
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
+from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from serving.config import ServingConfig
 from serving.watches.storage import Storage
@@ -10,6 +12,8 @@ from serving.watches.watch import Changes, Terms, UnknownWatchError, Watch, Watc
 
 # A replica that has missed more removals than this receives the complete list.
 _REMEMBERED_REMOVALS = 1000
+# The heap of expiry times is rebuilt if renewals have left more outdated entries than watches.
+_SPARE_EXPIRIES = 100
 
 
 class Registry:
@@ -33,8 +37,12 @@ class Registry:
         watches = [
             Watch.model_validate_json(text) for key, text in storage.items() if "/" not in key
         ]
-        self._watches = {watch.id: watch for watch in watches}
-        self._changed_at = dict.fromkeys(self._watches, 0)
+        self._watches: dict[str, Watch] = {}
+        self._by_client: dict[str, set[str]] = {}
+        self._expiries: list[tuple[float, str]] = []  # a heap; may contain earlier times of a watch
+        self._changed_at: dict[str, int] = {}  # in the order of the versions
+        for watch in watches:
+            self._add(watch)
         self._removals: deque[tuple[int, str]] = deque()
         self._removals_known_since = 0
 
@@ -58,7 +66,7 @@ class Registry:
 
     def owned(self, client: str) -> list[Watch]:
         """Return the client's watches, oldest first."""
-        mine = [watch for watch in self._watches.values() if watch.client == client]
+        mine = [self._watches[watch_id] for watch_id in self._by_client.get(client, ())]
         return sorted(mine, key=lambda watch: watch.created_at)
 
     def get(self, client: str, watch_id: str) -> Watch:
@@ -86,27 +94,29 @@ class Registry:
     def sweep(self) -> list[str]:
         """Remove expired watches and return their ids."""
         now = self._clock()
-        expired = [watch.id for watch in self._watches.values() if watch.expires_at <= now]
-        for watch_id in expired:
-            self._drop(watch_id)
+        expired = []
+        while self._expiries and self._expiries[0][0] <= now:
+            _, watch_id = heappop(self._expiries)
+            watch = self._watches.get(watch_id)
+            if watch is not None and watch.expires_at <= now:
+                self._drop(watch_id)
+                expired.append(watch_id)
         return expired
 
     def changes_since(self, epoch: str, version: int) -> Changes:
         """Return the changes since `version`, or the complete list if the epoch differs or the
         version is too old."""
         is_complete = epoch != self.epoch or version < self._removals_known_since
-        watches = [
-            watch
-            for watch in self._watches.values()
-            if is_complete or self._changed_at[watch.id] > version
-        ]
+        newest_first = reversed(self._changed_at.items())
+        changed = takewhile(lambda item: is_complete or item[1] > version, newest_first)
+        watches = [self._watches[watch_id] for watch_id, _ in changed][::-1]
         removed = [watch_id for at, watch_id in self._removals if at > version and not is_complete]
         now = self._clock()
         return Changes(self.epoch, self.version, now, is_complete, tuple(watches), tuple(removed))
 
     def _check_limits(self, client: str) -> None:
         limit = self.config.max_watches_per_client
-        if len(self.owned(client)) >= limit:
+        if len(self._by_client.get(client, ())) >= limit:
             raise WatchLimitError(
                 f"you have reached your limit of {limit} watches. Delete another watch first"
             )
@@ -118,13 +128,26 @@ class Registry:
 
     def _put(self, watch: Watch) -> None:
         self._storage.apply({watch.id: watch.model_dump_json().encode()})
-        self._watches[watch.id] = watch
         self.version += 1
+        self._add(watch)
+
+    def _add(self, watch: Watch) -> None:
+        self._watches[watch.id] = watch
+        self._by_client.setdefault(watch.client, set()).add(watch.id)
+        self._changed_at.pop(watch.id, None)
         self._changed_at[watch.id] = self.version
+        heappush(self._expiries, (watch.expires_at, watch.id))
+        if len(self._expiries) > 2 * len(self._watches) + _SPARE_EXPIRIES:
+            self._expiries = [(one.expires_at, one.id) for one in self._watches.values()]
+            heapify(self._expiries)
 
     def _drop(self, watch_id: str) -> None:
         self._storage.apply({watch_id: None})
-        del self._watches[watch_id], self._changed_at[watch_id]
+        client = self._watches.pop(watch_id).client
+        self._by_client[client].discard(watch_id)
+        if not self._by_client[client]:
+            del self._by_client[client]
+        del self._changed_at[watch_id]
         self.version += 1
         self._removals.append((self.version, watch_id))
         if len(self._removals) > _REMEMBERED_REMOVALS:

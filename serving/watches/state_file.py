@@ -108,9 +108,10 @@ class StateFile:
 
 def default_folder(bundle: Path) -> Path:
     """Return the state folder of a bundle's server: beside the bundle, whose own files are
-    verified."""
-    bundle = bundle.resolve()
-    return bundle.with_name(f"{bundle.name}-state")
+    verified. If the bundle is a symbolic link, the folder is beside the link, so that a new target
+    has the same watches."""
+    absolute = Path(os.path.abspath(bundle))
+    return absolute.with_name(f"{absolute.name}-state")
 
 
 @contextmanager

@@ -141,6 +141,17 @@ def test_an_unusable_file_is_an_error_of_one_line(
     assert re.search(message, line), line
 
 
+def test_the_default_folder_is_beside_the_path_that_names_the_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "current").symlink_to("v1")
+    assert default_folder(tmp_path / "current") == tmp_path / "current-state"
+    monkeypatch.chdir(tmp_path / "v1")
+    for name in (".", "../v1", "x/.."):
+        assert default_folder(Path(name)) == tmp_path / "v1-state"
+
+
 def test_a_folder_that_cannot_be_created_is_an_error_of_one_line(
     tmp_path: Path, kway: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

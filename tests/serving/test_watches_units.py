@@ -63,6 +63,20 @@ def test_a_watch_expires_unless_a_change_renews_it() -> None:
     assert [one.id for one in registry.owned("a")] == [second.id] == list(storage)
 
 
+def test_renewals_do_not_accumulate_and_the_last_one_determines_when_a_watch_expires() -> None:
+    clock = Clock()
+    registry = Registry(ServingConfig(), clock=clock, storage=MemoryStorage())
+    made = [registry.create("a", terms(10 + index)) for index in range(3)]
+    for _ in range(1000):
+        clock.now += 1
+        assert registry.change("a", made[2].id, {}).expires_at == clock.now + 12
+    assert len(registry._expiries) < 200
+    assert sorted(registry.sweep()) == sorted(one.id for one in made[:2])
+    clock.now += 12
+    assert registry.sweep() == [made[2].id]
+    assert registry.owned("a") == registry.sweep() == []
+
+
 def test_the_changes_since_a_version_contain_new_and_removed_watches() -> None:
     registry = Registry(
         ServingConfig(max_watches_per_client=1), clock=Clock(), storage=MemoryStorage()
