@@ -141,7 +141,8 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _label_vectors_have_a_digest(self) -> "Manifest":
-        for one in (self, *self.earlier):
+        generations: tuple[Manifest | Generation, ...] = (self, *self.earlier)
+        for one in generations:
             if (one.label_vectors is None) != (one.label_vectors_sha256 is None):
                 raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
