@@ -21,6 +21,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from serving.client import Acknowledged, Client, FrameError, Item, RejectedError, WatchHit
 from serving.config import ServingConfig
@@ -85,6 +86,10 @@ class Target:
         self.server = self._start()
 
     def _start(self) -> Server:
+        """Start the server. On a busy machine, Ray may not start within its own time limits."""
+        for _ in range(2):
+            with suppress(pytest.fail.Exception):
+                return serve_config(self._bundle, self._config, self._folder / "stderr")
         return serve_config(self._bundle, self._config, self._folder / "stderr")
 
 
