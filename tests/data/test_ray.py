@@ -12,9 +12,9 @@ import pytest
 from data.inspection.verify import damages
 from data.messages import silent
 from data.remote.input_path import input_path
-from data.shards.append import append_shards
 from data.shards.manifest import MANIFEST, Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.append import append_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ray_jobs
