@@ -37,7 +37,7 @@ from data.images.jpeg_crop import decoder
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.shards.split import Split, open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 
 BATCH = 71

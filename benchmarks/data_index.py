@@ -26,7 +26,7 @@ from data.loading.loader import TrainLoader
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, ShardInfo, SourceInfo
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Sample
 
 SAMPLES_PER_SHARD = 10_000

@@ -27,7 +27,7 @@ from data.images.headers import png_header
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 
 SIDE, PAD, COUNT, BATCH, BATCHES = 32, 4, 2000, 250, 16

@@ -28,7 +28,7 @@ from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split import Split, open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames, Sample
 from data.text.tokenizer_training import train_tokenizer
 

@@ -29,7 +29,7 @@ from scipy import stats
 
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames, Glyphs
 from data.sources.source import CommandSource
 from data.text.tokenizer_training import train_tokenizer

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.papers.shards import Dataset, ModifiedSource
 from benchmarks.timing import CONSOLE
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Cifar100, Glyphs, LabeledTexts
 from data.sources.source import Source
 from data.text.tokenizer_training import train_tokenizer

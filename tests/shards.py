@@ -6,7 +6,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Table
 from data.text.tokenizer_training import train_tokenizer
 from trainer.config import Recipe

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.papers.job import FOLDER, Folders, Job, Measures
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Cifar100, LabeledTexts, Mnist
 from data.sources.label_vectors import WithLabelVectors

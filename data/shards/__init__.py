@@ -1,1 +1,1 @@
-"""Folders of shards: the manifest, offset indices, splits as lists of samples, and the writer."""
+"""Folders of shards: the manifest, offset indices, splits as lists of samples, and writing."""

@@ -16,8 +16,8 @@ from isal import isal_zlib
 
 from data.shards.index import ShardIndex
 from data.shards.manifest import Manifest
-from data.shards.output import OutputFolder, output_folder
 from data.shards.split_names import TRAIN
+from data.shards.writing.output import OutputFolder, output_folder
 from data.skipped import Skipped
 from data.sources.source import Sample
 from data.tars.headers import BLOCK

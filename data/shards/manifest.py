@@ -95,8 +95,8 @@ class SourceInfo(_Record):
 
 
 class Generation(_Record):
-    """A generation of a set before samples were appended to it (`data/shards/append.py`): the first
-    `shards` shards and the first `classes` classes of the manifest.
+    """A generation of a set before samples were appended to it (`data/shards/writing/append.py`):
+    the first `shards` shards and the first `classes` classes of the manifest.
     """
 
     source: SourceInfo

@@ -21,9 +21,9 @@ from typer.main import get_command
 from data.messages import pluralize, printable, silent
 from data.remote.config import is_url
 from data.remote.input_path import input_path
-from data.shards.append import append_shards, appendable
 from data.shards.duplicates import find_duplicates
-from data.shards.output import OutputFolder, output_folder
+from data.shards.writing.append import append_shards, appendable
+from data.shards.writing.output import OutputFolder, output_folder
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.label_vectors import WithLabelVectors
 from launch.commands.shard import Workers, connected, print_skipped, summary
@@ -279,7 +279,7 @@ def write(
     vectors: `source` with label vectors from a file instead of its own. notes: a function that is
     called after writing and returns lines to print. ignored: files that the source does not read.
     """
-    from data.shards.writer import write_shards
+    from data.shards.writing.writer import write_shards
 
     started = time.monotonic()
     explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
 
 

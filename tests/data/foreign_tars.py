@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources.source import Sample
 
 

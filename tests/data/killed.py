@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 
 from data.shards.manifest import MANIFEST
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Source
 from tests.ranks import forked
 

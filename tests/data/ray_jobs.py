@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.shards.append import append_shards
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.writer import write_shards
+from data.shards.writing.append import append_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data.ray_cluster import RayCluster
 from tests.ranks import forked

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.shards.manifest import Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import AnnotatedImages
 from data.sources.layouts import coco

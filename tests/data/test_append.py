@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 
 from data.config import DataConfig
 from data.inspection.verify import damages
-from data.shards.append import append_shards
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, SourceInfo
 from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.append import append_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, Skipped
 from data.sources import Sample
 from data.sources.label_vectors import WithLabelVectors

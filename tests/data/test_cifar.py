@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from data.images.decode import decode
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Cifar10, Cifar100
 from launch.commands.shard import app
 from tests.data.killed import check_killed_and_resumed

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from data.shards.duplicates import Duplicates, find_duplicates
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
 from data.shards.split import open_split
-from data.shards.writer import Written, write_shards
+from data.shards.writing.writer import Written, write_shards
 from data.skipped import Skipped
 from data.sources import Sample
 from launch.commands.shard import app

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from data.text.emoji_table import fold
 from launch.commands.shard import app

@@ -11,7 +11,7 @@ from data.images.fonts import face_characters
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from data.sources.glyphs import TEST_FACES
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from data.images.decode import decode
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder
 from launch.commands.shard import app

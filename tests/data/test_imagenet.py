@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from data.images.decode import decode
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageNet
 from data.sources.layouts.ilsvrc_devkit import read_devkit

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from data.remote.input_path import input_path
 from data.remote.path import RemotePath
 from data.shards.manifest import Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import (
     AnnotatedImages,
     Cifar10,

@@ -25,7 +25,7 @@ from data.images.jpeg_crop import decode_crop
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 
 ROOT = Path(__file__).parents[2]

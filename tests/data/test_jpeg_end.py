@@ -12,7 +12,7 @@ from PIL import Image
 from data.images.decode import decode
 from data.images.jpeg_end import completed, lacks_end
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import REPAIRED, SKIPPED
 from data.sources import ImageFolder
 from data.sources.packing import packed

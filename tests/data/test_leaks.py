@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.inspection.leaks import check_leaks
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Table
 from launch.commands.shard import app
 

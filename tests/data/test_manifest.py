@@ -16,7 +16,7 @@ from data.shards.index import FORMAT, _crc32, index_path, open_index
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
 from tests.faults.sitecustomize import error
 

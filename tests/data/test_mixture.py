@@ -18,7 +18,7 @@ from data.loading.sampling import sampled_order, training_counts
 from data.remote.config import CacheConfig
 from data.shards.mixture import Mixture, load_manifest, open_mixture
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from tests.data.conftest import write_image
 

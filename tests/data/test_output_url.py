@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 
 from data.inspection.verify import damages
 from data.messages import silent
-from data.shards import remote_claim
-from data.shards.append import append_shards
-from data.shards.claim import UNFINISHED
 from data.shards.duplicates import find_duplicates
 from data.shards.manifest import MANIFEST, Manifest, SourceInfo
-from data.shards.output import output_folder
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing import remote_claim
+from data.shards.writing.append import append_shards
+from data.shards.writing.claim import UNFINISHED
+from data.shards.writing.output import output_folder
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
 from launch.commands.shard import app
 from tests.data.conftest import write_image

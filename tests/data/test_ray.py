@@ -12,9 +12,9 @@ import pytest
 from data.inspection.verify import damages
 from data.messages import silent
 from data.remote.input_path import input_path
-from data.shards.append import append_shards
 from data.shards.manifest import MANIFEST, Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.append import append_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ray_jobs
@@ -122,6 +122,7 @@ def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     assert contents(out) == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_command_that_is_killed_twice_resumes_with_other_workers_and_locally(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def _num_finished(out: Path) -> int:
     return len(list(out.glob("*.index.safetensors")))
 
 
+@pytest.mark.slow
 def test_a_killed_local_run_is_resumed_on_ray(cluster: RayCluster, tmp_path: Path) -> None:
     cluster.resize(2)
     source, out = SlowNumbers(60), tmp_path / "out"
@@ -173,6 +175,7 @@ def test_a_bad_image_raises_the_same_error_and_leaves_no_files(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_shards_at_a_url_are_the_same_when_a_raylet_is_killed(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
@@ -257,6 +260,7 @@ def _start(cluster: RayCluster, folder: Path, *arguments: str) -> subprocess.Pop
     )
 
 
+@pytest.mark.slow
 def test_sources_at_a_url_are_read_on_ray(cluster: RayCluster, mixed: Path, tmp_path: Path) -> None:
     cluster.resize(2)
     (tmp_path / "tables").mkdir()

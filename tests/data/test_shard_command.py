@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from data.progress import plain_lines
-from data.shards.output import LocalOutput
-from data.shards.writer import write_shards
+from data.shards.writing.output import LocalOutput
+from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import ImageFolder
 from data.sources.source import Modality

@@ -11,7 +11,7 @@ from data.inspection.contact_sheet import contact_sheet
 from data.inspection.contents import contents, examples, histogram
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from data.tars.indexing import index_shards
 from launch.commands.shard import app

@@ -8,7 +8,7 @@ import pytest
 from data.config import DataConfig
 from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder, ImageNet, LabeledTexts, Source, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ilsvrc

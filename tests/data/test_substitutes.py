@@ -15,7 +15,7 @@ from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.substitute import BadSampleError, candidates, read_or_substitute
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 
 BATCH = 8

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import Table
 from launch.commands.shard import app

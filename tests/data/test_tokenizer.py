@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from data.shards.index import open_index
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames, Table
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer

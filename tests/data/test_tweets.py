@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import LabeledTexts, Tweets
 from data.text.cleaning import leftovers
 from launch.commands.shard import app

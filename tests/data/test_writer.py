@@ -16,12 +16,12 @@ from threading import Barrier, Thread
 import pytest
 import webdataset
 
-from data.shards.claim import UNFINISHED, claimed
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
-from data.shards.output import LocalOutput
-from data.shards.shard_file import write_shard
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.claim import UNFINISHED, claimed
+from data.shards.writing.output import LocalOutput
+from data.shards.writing.shard_file import write_shard
+from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, Skipped
 from data.sources import ImageFolder, Sample
 from tests.data.conftest import write_image
@@ -115,7 +115,7 @@ def test_writing_twice_gives_the_same_bytes(
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.plans._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.writing.plans._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256

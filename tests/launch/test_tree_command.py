@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.shards.manifest import Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from heads.tree import NamedTree, read_wordnet
 from launch.commands.shard import app

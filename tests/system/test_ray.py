@@ -105,6 +105,7 @@ def test_a_gallery_is_identical_for_any_number_of_workers(
         assert contents(out) == contents(gallery)
 
 
+@pytest.mark.slow
 def test_texts_of_different_lengths_and_unreadable_ones_give_the_same_gallery(
     cluster, kway, tmp_path
 ):
@@ -152,6 +153,7 @@ with ray_pool(sys.argv[4]) as pool:
 """
 
 
+@pytest.mark.slow
 def test_a_run_whose_driver_was_killed_is_resumed(cluster, bundle, images, gallery, tmp_path):
     cluster.resize(2)
     out = tmp_path / "out"
@@ -183,6 +185,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_the_vectors_of_class_names_are_identical_for_any_number_of_workers(cluster, tmp_path):
     encoder, names = tmp_path / "encoder", tmp_path / "names.txt"
     tiny_text_backbone().encoder.save_pretrained(encoder)
@@ -230,6 +233,7 @@ def test_evaluation_on_a_cluster_gives_the_same_files(cluster, kway, run, of_two
     assert on_ray == evaluations(run)
 
 
+@pytest.mark.slow
 def test_an_evaluation_starts_again_if_a_node_is_killed(cluster, run, of_two_ranks):
     cluster.resize(3)
     driver = kway_on(cluster, "eval", run, "--nproc", 2)
@@ -244,6 +248,7 @@ def test_an_evaluation_starts_again_if_a_node_is_killed(cluster, run, of_two_ran
     assert evaluations(run) == of_two_ranks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_ranks_end_with_the_driver(number, cluster, run):
     cluster.resize(2)
@@ -265,6 +270,7 @@ def ranks_of(run: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_errors_of_an_evaluation_are_one_line(cluster, run):
     cluster.resize(2)
     _, error = kway_on(cluster, "eval", run, "--split", "absent", "--nproc", 2).finish(2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from tests.shards import glyph_recipe
 from tests.system.processes import TORCHRUN, run, write_recipe

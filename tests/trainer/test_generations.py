@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from data.shards.append import append_shards
 from data.shards.manifest import Manifest
-from data.shards.writer import write_shards
+from data.shards.writing.append import append_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.classes import num_samples, shards_of

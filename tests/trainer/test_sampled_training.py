@@ -11,7 +11,7 @@ from data.config import SamplingConfig
 from data.loading.sampling import _groups, _shares, sample_list_bytes, training_counts
 from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
-from data.shards.writer import write_shards
+from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.classes import classes_of, num_samples, shards_of, stored_samples

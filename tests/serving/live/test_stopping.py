@@ -56,6 +56,7 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     assert client.get("/v1/model").status_code == 200
 
 
+@pytest.mark.slow
 def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
     open_server: SharedServer,
 ) -> None:

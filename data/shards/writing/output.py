@@ -1,6 +1,6 @@
 """The folder to which shards are written: a local folder, or a folder at a URL.
 
-`data/shards/remote_output.py` implements it for URLs.
+`data/shards/writing/remote_output.py` implements it for URLs.
 """
 
 import os
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from data.files import commit, temporary_path
 from data.remote.config import check_url, is_url
-from data.shards.claim import claimed
 from data.shards.index import ShardIndex, open_index
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.writing.claim import claimed
 
 WRITABLE = ("s3", "gs")
 """The URL schemes whose objects appear atomically when their upload completes."""
@@ -219,6 +219,6 @@ def output_folder(folder: Path | str) -> OutputFolder:
         return LocalOutput(Path(path))
     if scheme not in WRITABLE:
         raise ValueError(f"{url} is not writable: pass a local folder, or an s3:// or gs:// URL")
-    from data.shards.remote_output import RemoteOutput
+    from data.shards.writing.remote_output import RemoteOutput
 
     return RemoteOutput(url)

@@ -21,7 +21,7 @@ from data.remote.fetch import explained, file_system
 from data.retry import retried
 from data.shards.index import HEADER_BYTES, ShardIndex, index_path, map_index, read_header
 from data.shards.manifest import Manifest, SourceInfo
-from data.shards.output import FinishedShard, OutputFolder
+from data.shards.writing.output import FinishedShard, OutputFolder
 
 Answer = TypeVar("Answer")
 
@@ -43,7 +43,7 @@ class RemoteOutput(OutputFolder):
         return file_url(self._url, file)
 
     def claimed(self, about: SourceInfo) -> AbstractContextManager[Callable[[], None]]:
-        from data.shards.remote_claim import claimed
+        from data.shards.writing.remote_claim import claimed
 
         return claimed(self, about)
 

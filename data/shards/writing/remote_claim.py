@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ValidationError
 
-from data.shards.claim import UNFINISHED, check_same, written_here
 from data.shards.manifest import MANIFEST, SourceInfo
+from data.shards.writing.claim import UNFINISHED, check_same, written_here
 
 if TYPE_CHECKING:
-    from data.shards.remote_output import RemoteOutput
+    from data.shards.writing.remote_output import RemoteOutput
 
 _log = logging.getLogger("kway.data")
 

@@ -12,8 +12,8 @@ import numpy as np
 from data.loading.order import permuted_index
 from data.processes import in_order
 from data.shards.duplicates import HeldOut
-from data.shards.output import OutputFolder
-from data.shards.shard_file import WrittenShard, write_shard
+from data.shards.writing.output import OutputFolder
+from data.shards.writing.shard_file import WrittenShard, write_shard
 from data.skipped import Skipped
 from data.sources.source import Sample, Source, num_workers, rendered
 

@@ -1,10 +1,10 @@
 """Appends the samples of a source to existing shards, as a new generation of the set.
 
 The new shards are first written to a folder inside the set, `append-2` for generation 2, in the
-same way as any other shards (`data/shards/writer.py`), so an interrupted append can be resumed.
-They are then renamed into the set, next to the existing shards, and the new manifest replaces the
-old one. Existing shards, indices and label vectors are not changed, so the earlier generations,
-which the manifest lists, remain readable. A file without a manifest entry is ignored.
+same way as any other shards (`writer.py`), so an interrupted append can be resumed. They are then
+renamed into the set, next to the existing shards, and the new manifest replaces the old one.
+Existing shards, indices and label vectors are not changed, so the earlier generations, which the
+manifest lists, remain readable. A file without a manifest entry is ignored.
 """
 
 import fcntl
@@ -22,12 +22,12 @@ import numpy as np
 from data.files import TEMPORARY, commit, sync
 from data.messages import Report, silent
 from data.remote.config import is_url
-from data.shards.claim import lock
 from data.shards.index import index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Generation, Manifest, SourceInfo
-from data.shards.output import output_folder
 from data.shards.split_names import TRAIN
-from data.shards.writer import Existing, Written, description, write_shards
+from data.shards.writing.claim import lock
+from data.shards.writing.output import output_folder
+from data.shards.writing.writer import Existing, Written, description, write_shards
 from data.skipped import REPAIRED, SKIPPED, Skipped
 from data.sources.label_vectors import WithLabelVectors
 from data.sources.source import Modality, Sample, Source

@@ -11,7 +11,7 @@ from data.files import flush, sha256_of
 from data.shards.duplicates import DUPLICATE
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import ShardInfo
-from data.shards.output import OutputFolder
+from data.shards.writing.output import OutputFolder
 from data.skipped import REPAIRED, SKIPPED, Skipped, list_of_shard, to_lines
 from data.sources.source import Sample
 

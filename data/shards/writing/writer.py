@@ -16,12 +16,12 @@ import numpy as np
 from safetensors.numpy import save
 
 from data.messages import Report, silent
-from data.shards.claim import UNFINISHED, check_same
 from data.shards.duplicates import HeldOut
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
-from data.shards.output import OutputFolder, output_folder
-from data.shards.plans import Plan, Write, plan_shards, shard_writer
 from data.shards.split_names import TRAIN
+from data.shards.writing.claim import UNFINISHED, check_same
+from data.shards.writing.output import OutputFolder, output_folder
+from data.shards.writing.plans import Plan, Write, plan_shards, shard_writer
 from data.skipped import REPAIRED, SKIPPED, Skipped, by_shard, list_of_shard, to_lines
 from data.sources.source import Source
 

@@ -1,0 +1,1 @@
+"""Writes shards: plans, output folders, claims, and the shards themselves."""
