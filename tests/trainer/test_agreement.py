@@ -89,6 +89,24 @@ def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
     assert run_on_ranks(2, agreed_during_other_collectives) == [expected] * 2
 
 
+def left_before_the_message_is_received() -> bool:
+    """Rank 0 receives the last message only after rank 1 could have left."""
+    world, wait = gridded(16), World.wait_for_next
+
+    def wait_late(world: World) -> None:
+        time.sleep(0.5 if world.rank == 0 else 0)
+        wait(world)
+
+    with pytest.MonkeyPatch.context() as patches, Agreement(world) as agreement:
+        patches.setattr(World, "wait_for_next", wait_late)
+        agreement.start(stop=None, batch=batch_with_bad(), busy_seconds=0.0)()
+    return True
+
+
+def test_the_last_message_is_sent_before_a_rank_leaves() -> None:
+    assert run_on_ranks(2, left_before_the_message_is_received) == [True, True]
+
+
 def poll(agreement: Agreement) -> None:
     while True:
         agreement.check()

@@ -62,7 +62,8 @@ def agree(
 class Agreement:
     """Runs `agree` in the background, one call at a time, in the same order on all ranks.
 
-    Leaving the context without an error waits for the thread, which uses the process groups.
+    Leaving the context without an error waits for the thread, which uses the process groups, and
+    until the last message is sent.
     """
 
     def __init__(self, world: World) -> None:
@@ -70,8 +71,8 @@ class Agreement:
         self._world = world
         self._thread = ThreadPoolExecutor(1, "agreement")
         self._running: tuple[Future[Any], ...] = ()
-        # A message must exist until it is sent. The previous rank receives the message of a step
-        # before it takes part in the next exchange.
+        # gloo never sends a message whose Work no longer exists. The previous rank receives the
+        # message of a step before it takes part in the next exchange.
         self._sent: Work | None = None
 
     def __enter__(self) -> Self:
@@ -83,8 +84,10 @@ class Agreement:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After an error, the thread may still wait for another rank.
+        # After an error, the thread and the last message may still wait for another rank.
         self._thread.shutdown(wait=error is None, cancel_futures=True)
+        if error is None and self._sent is not None:
+            self._sent.wait()
 
     def start(self, *, stop: str | None, batch: Batch, busy_seconds: float) -> Callable[[], Agreed]:
         """Start an exchange. Return a function that waits for its result and ends the step
