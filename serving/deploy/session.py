@@ -28,6 +28,8 @@ import psutil
 # server starts listening on it.
 _FIRST_PORT, _FIRST_BLOCK, _LAST_BLOCK = 8_100, 12_000, 32_000
 _ATTEMPTS = 100
+# Not the global generator: processes that seeded it would choose the same ports.
+_RANDOM = random.SystemRandom()
 # Ray writes its logs to the folder. If the disk is full, Ray restarts its processes forever.
 _MIN_FREE_BYTES = 2**28
 # The system's limit on the length of a socket path, and Ray's longest path below the folder, with
@@ -64,7 +66,7 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
 
 
 def _any_port(host: str, option: str) -> int:
-    *most, last = random.sample(range(_FIRST_PORT, _FIRST_BLOCK), _ATTEMPTS)
+    *most, last = _RANDOM.sample(range(_FIRST_PORT, _FIRST_BLOCK), _ATTEMPTS)
     for port in most:
         with suppress(OSError):
             return free_port(host, port, option=option)
@@ -79,7 +81,7 @@ def free_block(num_ports: int) -> int:
     replica must not reach a replica of another server. Raises OSError if no block is free.
     """
     for _ in range(_ATTEMPTS):
-        first = random.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
+        first = _RANDOM.randrange(_FIRST_BLOCK, _LAST_BLOCK - num_ports)
         with suppress(OSError):
             for port in (first + 1, first):
                 free_port("127.0.0.1", port)

@@ -1,7 +1,6 @@
 """Training on CUDA devices: a task, its checkpoints, and ranks with NCCL."""
 
 import os
-import socket
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from benchmarks.gpu.measuring import world_of_one_rank
 from data.shards.manifest import Manifest
 from heads import ClassHead
+from serving.deploy.session import free_port
 from tests.heads.cases import (
     LOSS_KINDS,
     gradient_of_nodes,
@@ -172,12 +172,6 @@ def test_heads_in_groups_of_one_rank_equal_their_definitions(device):
     check_heads(run_on_ranks(1, heads_with_one_rank, device.type))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def opened_world(device: str, port: int) -> World:
     """Replace the world of tests/ranks.py with one from a launcher's environment variables."""
     dist.barrier()
@@ -221,7 +215,7 @@ def results_of_heads(world: World, mesh: DeviceMesh) -> dict:
 
 @pytest.mark.parametrize("data_axis", [1, 2])
 def test_heads_sharded_over_two_devices_equal_their_definitions(two, data_axis):
-    check_heads(run_on_ranks(WORLD_SIZE, all_heads, two, free_port(), data_axis))
+    check_heads(run_on_ranks(WORLD_SIZE, all_heads, two, free_port("127.0.0.1", 0), data_axis))
 
 
 def check_heads(ranks: list[dict]) -> None:

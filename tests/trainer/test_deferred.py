@@ -8,9 +8,7 @@ import json
 import math
 import os
 import signal
-import socket
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from multiprocessing.process import BaseProcess
@@ -25,6 +23,7 @@ import trainer.train
 from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
 from heads.losses import LOSSES
+from serving.deploy.session import free_port
 from tests.host_reads import host_reads
 from tests.ranks import forked, run_on_ranks
 from tests.shards import glyph_recipe
@@ -450,14 +449,6 @@ def lose_rank_1(rank: int, port: int, recipe: str, is_flagged: bool, output: Pat
     leave(main([recipe]))
 
 
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as opened:
-        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-        for server in servers:
-            opened.enter_context(server)
-        return [server.getsockname()[1] for server in servers]
-
-
 def two_ranks(mode: str, shards: Path, folder: Path, port: int) -> list[BaseProcess]:
     """Return two ranks, not yet started, that run `lose_rank_1` with outputs in `folder`."""
     folder.mkdir()
@@ -475,8 +466,7 @@ def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
     modes = ("synchronous", "flagged", "deferred")
     # The runs wait for most of their time, so they run in parallel.
     pairs = {
-        mode: two_ranks(mode, glyphs, tmp_path / mode, port)
-        for mode, port in zip(modes, free_ports(3), strict=True)
+        mode: two_ranks(mode, glyphs, tmp_path / mode, free_port("127.0.0.1", 0)) for mode in modes
     }
     ranks = [process for pair in pairs.values() for process in pair]
     try:

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from serving.deploy.session import free_port
 from tests.ranks import forked
 from trainer.faults.watchdog import LostRankError, Watchdog
 from trainer.world import World, open_world
@@ -180,8 +180,7 @@ OutcomeOf = Callable[[Case], Outcome]
 @contextmanager
 def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
     folder.mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port("127.0.0.1", 0)
     ranks = [
         forked(_rank_main, rank, case.size, port, case.group_seconds, case.act, folder / str(rank))
         for rank in range(case.size)
