@@ -127,6 +127,11 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
+    admin_token_file: Annotated[Path | None, Option()] = Field(
+        None,
+        description="file with one token per line, like --token-file; requests to /v1/admin/… must "
+        "send one of these tokens (default: such requests are rejected)",
+    )
     state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
         description="folder that keeps watches and their hits across restarts (default: "
@@ -153,6 +158,11 @@ class ServingConfig(BaseModel):
             description="gallery built by `kway index` and the name to serve it under; can "
             "be repeated",
         )
+    )
+    models: Annotated[dict[GalleryName, Path], Option("--model", metavar="NAME=FOLDER")] = Field(
+        {},
+        description="further bundle, and the name to serve it under, at /v1/models/NAME/…; can be "
+        "repeated",
     )
     drift_period: Annotated[int | None, Option()] = Field(
         None,
@@ -229,7 +239,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "state", "galleries", "query_log")
+    @field_validator("token_file", "admin_token_file", "state", "galleries", "models", "query_log")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

@@ -1,6 +1,8 @@
-"""A log of the numbers of each query, without its inputs: a JSON object per line, for example
+"""A log of the numbers of each query, without its inputs: a JSON object per line, for example (here
+in two lines)
 
-{"time": 1767225600.0, "classes": [17], "thresholds": [1.73], "inputs": 8, "passed": [2]}
+{"time": 1767225600.0, "model": "pets", "version": "0b1d6a3f5c7e9124", "classes": [17],
+ "thresholds": [1.73], "inputs": 8, "passed": [2]}
 
 Queries without a threshold are not logged. If drift is monitored, the result of each period is a
 line with the key `drift`. Each replica has its own file, `queries-0.jsonl` or a higher number. A
@@ -11,6 +13,7 @@ import fcntl
 import json
 import logging
 import time
+from functools import partial
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,26 @@ class QueryLog:
                 f"query log {folder} cannot be written ({error.strerror}). Pass a writable folder"
             ) from error
 
+    def of_model(self, name: str, version: str) -> "ModelLog":
+        """Return the log of one version of a model."""
+        return ModelLog(self, name, version)
+
+    def close(self) -> None:
+        self._file.close()
+        self._lock.close()
+
+    def write(self, **values: Any) -> None:
+        line = json.dumps({"time": round(time.time(), 3), **values})
+        # If the disk is full, the handler prints the error, and the query is answered.
+        self._file.emit(logging.makeLogRecord({"msg": "%s", "args": (line,)}))
+
+
+class ModelLog:
+    """The lines of one version of a model in the log of its replica."""
+
+    def __init__(self, log: QueryLog, name: str, version: str) -> None:
+        self._write = partial(log.write, model=name, version=version)
+
     def add_answer(self, answer: Answer) -> None:
         decided = answer.thresholds
         if not decided:
@@ -53,15 +76,6 @@ class QueryLog:
 
     def add_period(self, drift: ClassDrift) -> None:
         self._write(drift=drift.model_dump())
-
-    def close(self) -> None:
-        self._file.close()
-        self._lock.close()
-
-    def _write(self, **values: Any) -> None:
-        line = json.dumps({"time": round(time.time(), 3), **values})
-        # If the disk is full, the handler prints the error, and the query is answered.
-        self._file.emit(logging.makeLogRecord({"msg": "%s", "args": (line,)}))
 
 
 def _own_file(folder: Path) -> tuple[Any, Path]:

@@ -26,6 +26,7 @@ from serving.model import Model
 from serving.query_log import QueryLog
 from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
 from serving.top_classes import MAX_TOP, top_classes
+from trainer.bundle.bundle import Bundle
 
 T = TypeVar("T")
 _RETRY = {"Retry-After": "1"}
@@ -87,21 +88,42 @@ class InProgress:
             self._slots.release()
 
 
-class Service:
-    """A model that answers requests within the limits of `config`. Use it from a single event
-    loop."""
+class Shared:
+    """What all models of a replica, and all their versions, share: the limits of `config`, helper
+    threads and the query log."""
 
-    def __init__(self, model: Model, config: ServingConfig, counts: Counts) -> None:
-        """The service is ready once the constructor returns. Raises ValueError if the model fails
-        its self-check."""
+    def __init__(self, config: ServingConfig, counts: Counts) -> None:
         threads = config.threads_per_replica
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy uses these threads to search galleries
-        self.model, self.config = model, config
+        self.config, self.counts = config, counts
         self.uploads = Uploads(config)
-        self._counts = counts
-        self._slots = Slots(config.max_requests)
-        self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        self.slots = Slots(config.max_requests)
+        self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        self.query_log = None if config.query_log is None else QueryLog(config.query_log)
+
+    def close(self) -> None:
+        """Close the query log."""
+        if self.query_log is not None:
+            self.query_log.close()
+
+
+class Service:
+    """One version of a model, which answers requests. Use it from a single event loop.
+
+    It is freed as soon as nothing refers to it, so no attribute may refer back to it.
+    """
+
+    def __init__(self, model: Model, shared: Shared, *, name: str | None = None) -> None:
+        """The service is ready once the constructor returns. `name` is the name of the model; the
+        default is the name of the bundle's folder. Raises ValueError if the model fails its
+        self-check."""
+        self.model, self.config = model, shared.config
+        self.name = model.bundle.path.name if name is None else name
+        self.uploads = shared.uploads
+        config, self._counts = shared.config, shared.counts
+        self._slots, self._helpers = shared.slots, shared.helpers
+        threads = config.threads_per_replica
         has_idle_cores = threads > 1 or config.device != "cpu"
         self._batcher = Batcher(
             model.features,
@@ -113,21 +135,23 @@ class Service:
         # Computing all scores can take a second, so it has its own thread. Requests that arrive in
         # the meantime share the next pass over the class weights.
         self._ranker = Batcher(
-            self._rank,
+            partial(_rank, model.bundle),
             batch_size=config.batch_size,
             wait_seconds=0,
             max_queued=config.max_queued_inputs,
         )
         model.self_check()
-        self._query_log = None if config.query_log is None else QueryLog(config.query_log)
+        log = shared.query_log
+        self._query_log = None if log is None else log.of_model(self.name, self.version)
         self.drift: DriftMonitor | None = None
         if config.drift_period is not None:
-            self.drift = DriftMonitor(config.drift_period, self._log_period)
+            on_period = _ignore if self._query_log is None else self._query_log.add_period
+            self.drift = DriftMonitor(config.drift_period, on_period)
 
-    def close(self) -> None:
-        """Close the query log."""
-        if self._query_log is not None:
-            self._query_log.close()
+    @property
+    def version(self) -> str:
+        """The version of the bundle, which identifies the contents of its files."""
+        return self.model.bundle.version
 
     def check_health(self) -> None:
         """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
@@ -230,12 +254,6 @@ class Service:
         rows = [partial(features.__getitem__, i) for i in range(len(features))]
         return await self._ranker.submit(rows, partial(self._classification, top=top))
 
-    def _rank(self, features: Sequence[Tensor]) -> Tensor:
-        """Return the scores and class ids [B, MAX_TOP or all classes, 2]. Float64 represents both
-        exactly."""
-        scores, ids = top_classes(self.model.bundle, torch.stack(list(features)), MAX_TOP)
-        return torch.stack([scores.double(), ids.double()], dim=-1)
-
     def _classification(self, ranked: Tensor, *, top: int) -> Classification:
         names = self.model.bundle.names.names
         return Classification(
@@ -256,10 +274,6 @@ class Service:
             self.drift.add_answer(found)
         if self._query_log is not None:
             self._query_log.add_answer(found)
-
-    def _log_period(self, drift: ClassDrift) -> None:
-        if self._query_log is not None:
-            self._query_log.add_period(drift)
 
     async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Return the result of `attempt`, retrying it as long as it raises QueueFullError.
@@ -317,6 +331,17 @@ class Service:
         """Return one page of the ids of the classes whose names contain `text`, and the total
         number of such classes."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
+
+
+def _rank(bundle: Bundle, features: Sequence[Tensor]) -> Tensor:
+    """Return the scores and class ids [B, MAX_TOP or all classes, 2]. Float64 represents both
+    exactly."""
+    scores, ids = top_classes(bundle, torch.stack(list(features)), MAX_TOP)
+    return torch.stack([scores.double(), ids.double()], dim=-1)
+
+
+def _ignore(_: ClassDrift) -> None:
+    pass
 
 
 def _is_mostly_base64(raw: bytes) -> bool:

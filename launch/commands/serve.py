@@ -1,7 +1,9 @@
 """`kway serve`: serves a bundle over HTTP on this machine until it receives a stop signal."""
 
+import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +16,7 @@ from serving.config import ServingConfig
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
+    from serving.galleries.gallery import Gallery
     from trainer.bundle.bundle import Bundle
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -62,24 +65,30 @@ def serve(
     from serving.deploy.server import running
     from serving.deploy.session import free_port
     from serving.deploy.stop_signal import StopSignal
-    from serving.galleries.gallery import Gallery
     from serving.model import check_imports
+    from serving.models.published import paths_of_models
     from trainer.bundle.bundle import Bundle
 
     least, most = _replicas(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     _check_access(config, no_tokens=no_tokens)
-    with Bundle.open(bundle) as opened:  # report a bad bundle before Ray starts
-        check_imports(opened, config.device, config.allow_imports)
-        line = _curl_line(opened, has_tokens=config.token_file is not None)
-        opened.verify(class_weights=verify)
+    with ExitStack() as opened:  # report a bad bundle before Ray starts
+        bundles = [
+            opened.enter_context(Bundle.open(path))
+            for path in paths_of_models(bundle, config).values()
+        ]
+        for one in bundles:
+            check_imports(one, config.device, config.allow_imports)
+            one.verify(class_weights=verify)
         for folder in config.galleries.values():
-            Gallery(folder, opened).verify()
+            _open_gallery(folder, bundles).verify()
+        line = _curl_line(bundles[0], has_tokens=config.token_file is not None)
     if print_config:
         from serving.deploy.cluster import config_file
 
-        typer.echo(config_file(str(bundle.resolve()), config), nl=False)
+        # Keep symbolic links: another target is another version.
+        typer.echo(config_file(os.path.abspath(bundle), config), nl=False)
         return
     free_port(config.host, config.port)
     if config.grpc_port is not None:
@@ -102,27 +111,40 @@ def serve(
         typer.echo("stopping")
 
 
+def _open_gallery(folder: Path, bundles: "Sequence[Bundle]") -> "Gallery":
+    """Open a gallery with the first bundle that has its backbone. Raises ValueError if there is
+    none."""
+    from serving.galleries.format import features_identity, read_info
+    from serving.galleries.gallery import Gallery
+
+    backbone = read_info(folder).backbone
+    matching = [one for one in bundles if features_identity(one) == backbone]
+    return Gallery(folder, (matching or bundles)[0])
+
+
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
     """Raise ValueError if other machines can reach the server without a token."""
-    if config.token_file is not None:
-        _check_tokens(config.token_file)  # report a bad file before Ray starts
-    elif config.host not in _LOOPBACK and not no_tokens:
+    files = {"--token-file": config.token_file, "--admin-token-file": config.admin_token_file}
+    for option, file in files.items():
+        if file is not None:
+            _check_tokens(option, file)  # report a bad file before Ray starts
+    if config.token_file is None and config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
             "token file, or --no-tokens if a proxy in front of the server authenticates clients"
         )
 
 
-def _check_tokens(file: Path) -> None:
+def _check_tokens(option: str, file: Path) -> None:
     try:
         Tokens(file)
     except OSError as error:
         raise ValueError(
-            f"--token-file {file} cannot be read ({error.strerror}): pass a file with one token "
+            f"{option} {file} cannot be read ({error.strerror}): pass a file with one token "
             "per line; create a token with openssl rand -hex 32"
         ) from error
     except ValueError as error:
-        raise ValueError(f"--token-file: {error}") from error
+        raise ValueError(f"{option}: {error}") from error
 
 
 def _replicas(text: str) -> tuple[int, int | None]:

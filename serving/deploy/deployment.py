@@ -20,7 +20,13 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
-from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
+from serving.deploy.metrics import (
+    QueryMetrics,
+    ReloadMetrics,
+    ReplicaMetrics,
+    WatchMetrics,
+    agent_pages,
+)
 from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
@@ -28,9 +34,11 @@ from serving.deploy.private_uvicorn import drop_trailers, set_server_options
 from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
+from serving.http.routing import Admin
 from serving.inference.methods import InferenceMethods, add_methods_to_server
-from serving.model import Model
-from serving.service import Service
+from serving.models.loading import Loader
+from serving.models.published import paths_of_models
+from serving.models.reloading import Reloader
 from serving.tokens import Clients
 
 # Spare capacity for requests that count towards no limit and are answered immediately, such as
@@ -41,7 +49,7 @@ _SPARE_REQUESTS = 64
 @serve.deployment
 @serve.ingress()
 class Kway:
-    """A replica. It opens the bundle by path, so weights are not sent through Ray."""
+    """A replica. It opens the bundles by path, so weights are not sent through Ray."""
 
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
@@ -55,29 +63,28 @@ class Kway:
         set_server_options(max_json_bytes(checked))
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(checked.threads_per_replica)
-        model = Model.open(
-            Path(bundle),
-            max_pixels=checked.max_pixels,
-            device=checked.device,
-            allow_imports=checked.allow_imports,
-        )
-        self._service = Service(model, checked, QueryMetrics())
-        ReplicaMetrics(
-            model.bundle.spec.loss, self._service.load, self._service.num_monitored
-        ).start()
+        loader = Loader(paths_of_models(Path(bundle), checked), checked, QueryMetrics())
+        reloader = Reloader(loader, ReloadMetrics())
+        self._models, self._admin = reloader.models, None
+        if checked.admin_token_file is not None:
+            self._admin = Admin(Clients.of_file(checked.admin_token_file), reloader)
+        ReplicaMetrics(self._models.state).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file)
-        self._methods = InferenceMethods(self._service, self._clients)
+        self._methods = InferenceMethods(self._models, self._clients)
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
         # collection would block all requests for a tenth of a second or more.
         gc.collect()
         gc.freeze()
+        reloader.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         async def metrics() -> bytes:
             return await exposition(await asyncio.to_thread(agent_pages))
 
-        return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
+        return build_api(
+            self._models, self._clients, metrics, self._watches, self._watch_counts, self._admin
+        )
 
     # Ray calls these methods by their names in the protocol.
 
@@ -101,7 +108,7 @@ class Kway:
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
-        self._service.check_health()
+        self._models.check_health()
 
 
 def application(

@@ -16,7 +16,7 @@ from serving.deploy import haproxy, private_grpc
 from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
 from serving.deploy.session import free_block
 from serving.http.app import ROUTERS
-from serving.http.routing import paths_of
+from serving.http.routing import of_every_model, paths_of
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
@@ -155,8 +155,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
-        stream_paths=paths_of(ROUTERS, lambda route: route.streams),
-        idempotent_paths=paths_of(ROUTERS, lambda route: route.is_idempotent),
+        stream_paths=of_every_model(paths_of(ROUTERS, lambda route: route.streams)),
+        idempotent_paths=of_every_model(paths_of(ROUTERS, lambda route: route.is_idempotent)),
         max_grpc_calls=config.max_requests + _SPARE_CALLS,
         hosts=_hosts(config),
         errors=str(session / HTTP_ERRORS_FIFO),

@@ -12,8 +12,9 @@ import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
-from trainer.bundle.spec import LossSpec
+from serving.models.models import ReplicaState
 
+# Ray declares `tag_keys` as a tuple of one string, but it accepts any number.
 _REPORT_SECONDS = 5.0
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
@@ -48,27 +49,39 @@ class QueryMetrics:
             self._exact_seconds.inc(seconds)
 
 
+class ReloadMetrics:
+    """Counter of the published versions that a replica has loaded or rejected."""
+
+    def __init__(self) -> None:
+        self._reloads = Counter(
+            "kway_reloads_total",
+            description="Number of published versions by outcome: switched or failed.",
+            tag_keys=("model", "outcome"),  # type: ignore[arg-type]
+        )
+
+    def count_reload(self, model: str, outcome: str) -> None:
+        self._reloads.inc(1, tags={"model": model, "outcome": outcome})
+
+
 class ReplicaMetrics:
-    """Gauges of one replica: its model and its current load.
+    """Gauges of one replica: its models and its current load.
 
     Ray's agent drops a gauge that has not been set recently, so a thread of the replica sets the
     gauges periodically. Ray's health checks could not do this: they stop while the head node of a
     cluster is down, even though the replicas still answer requests.
     """
 
-    def __init__(
-        self,
-        loss: LossSpec,
-        load: Callable[[], tuple[int, int]],
-        monitored: Callable[[], tuple[int, int]],
-    ) -> None:
-        """`load` returns the number of requests in progress and the number of waiting inputs.
-        `monitored` returns how many classes are monitored for drift, and how many have drifted.
-        Both are called from another thread."""
+    def __init__(self, state: Callable[[], ReplicaState]) -> None:
+        """`state` is called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
             description="1 if the model's loss follows the Principle of Logit Separation, else 0.",
-            tag_keys=("loss",),
+            tag_keys=("model", "loss"),  # type: ignore[arg-type]
+        )
+        self._versions = Gauge(
+            "kway_model_version",
+            description="1 for the version of a model that a replica serves, 0 for earlier ones.",
+            tag_keys=("model", "version"),  # type: ignore[arg-type]
         )
         self._requests = Gauge(
             "kway_requests_in_progress",
@@ -86,7 +99,7 @@ class ReplicaMetrics:
             description="Number of monitored classes whose share of passing inputs left the "
             "expected interval in the last period.",
         )
-        self._loss, self._load, self._monitored = loss, load, monitored
+        self._state, self._reported = state, dict[str, str]()
 
     def start(self) -> None:
         """Start a thread that sets the gauges every few seconds."""
@@ -94,13 +107,18 @@ class ReplicaMetrics:
 
     def _report_forever(self) -> None:
         while True:
-            requests, inputs = self._load()
-            self._aligned.set(int(self._loss.aligned), tags={"loss": self._loss.kind})
-            self._requests.set(requests)
-            self._queued.set(inputs)
-            monitored, drifted = self._monitored()
-            self._monitored_classes.set(monitored)
-            self._drifted_classes.set(drifted)
+            state = self._state()
+            self._requests.set(state.requests)
+            self._queued.set(state.queued_inputs)
+            self._monitored_classes.set(state.monitored)
+            self._drifted_classes.set(state.drifted)
+            for name, version, loss in state.models:
+                self._aligned.set(int(loss.aligned), tags={"model": name, "loss": loss.kind})
+                before = self._reported.get(name, version)
+                if before != version:
+                    self._versions.set(0, tags={"model": name, "version": before})
+                self._versions.set(1, tags={"model": name, "version": version})
+                self._reported[name] = version
             time.sleep(_REPORT_SECONDS)
 
 

@@ -20,6 +20,8 @@ _EXPORTED_LABELS = {
     "status": "status",
     "le": "le",
     "loss": "loss",
+    "model": "model",
+    "version": "version",
     "replica": "replica",
     "NodeAddress": "node",
 }

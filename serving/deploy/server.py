@@ -1,6 +1,7 @@
 """Start the complete server on this machine and stop all of its processes on exit."""
 
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -18,7 +19,9 @@ from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.private_ray import local_options, own_process_groups
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
+from serving.models.published import LastServed, LastServedFiles, paths_of_models
 from serving.watches.state_file import default_folder, held_folder
+from trainer.bundle.spec import read_manifest
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
@@ -47,7 +50,16 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     """
     state = config.state or default_folder(bundle)
     with held_folder(state):
+        for name, path in paths_of_models(bundle, config).items():
+            _remember(name, path, state)
         yield from _running(bundle, _with_ports(config.model_copy(update={"state": state})))
+
+
+def _remember(name: str, path: Path, state: Path) -> None:
+    """Store the version that is served first. Replicas do not verify its checksums again."""
+    folder = Path(os.path.realpath(path))
+    served = LastServed(folder=folder, version=read_manifest(folder).version)
+    LastServedFiles(state).write(name, served)
 
 
 def _running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
@@ -131,7 +143,9 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
         grpc_options=None if config.grpc_port is None else grpc_options(config.grpc_port),
         logging_config=logs,
     )
-    deployed = application(str(bundle.resolve()), config, errors, grace_seconds=_GRACE_SECONDS)
+    # Keep symbolic links: another target is another version.
+    path = os.path.abspath(bundle)
+    deployed = application(path, config, errors, grace_seconds=_GRACE_SECONDS)
     serve.run(deployed, name=_APPLICATION, logging_config=logs)
 
 

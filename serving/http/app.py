@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from serving.galleries.gallery import Galleries
 from serving.http.access import Access
 from serving.http.direct_query import DirectQuery
 from serving.http.error_responses import install_handlers
@@ -21,15 +20,17 @@ from serving.http.routes import (
     feeds,
     galleries,
     inference,
+    models,
     page,
     query,
     server,
     watches,
 )
-from serving.http.routing import Resources, paths_of
-from serving.service import Service
+from serving.http.routing import Admin, Shared, paths_of
+from serving.http.select_model import ModelResources, SelectModel
+from serving.models.models import Models
 from serving.tokens import Clients
-from serving.watches.feed import Feeds, WatchCounts
+from serving.watches.feed import WatchCounts
 from serving.watches.watch import Watches
 
 
@@ -54,39 +55,44 @@ GROUPS = (
         "Galleries", "Indexed collections that can be searched for any class.", (galleries.router,)
     ),
     Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
-    Group("Server", "The served model and the state of the server.", (server.router,)),
+    Group(
+        "Server", "The served models and the state of the server.", (server.router, models.router)
+    ),
 )
 ROUTERS = (*(router for group in GROUPS for router in group.routers), page.router)
 
 
+_DESCRIPTION = (
+    "Does this image or text belong to class C? Paths below /v1 use the default model of the "
+    "server. Insert models/NAME to use another one, as in /v1/models/NAME/query."
+)
+
+
 def build_api(
-    service: Service,
+    models: Models,
     clients: Clients,
     metrics: Callable[[], Awaitable[bytes]],
     watches: Watches,
     watch_counts: WatchCounts,
+    admin: Admin | None = None,
 ) -> FastAPI:
     """Build the application for `clients`. `metrics` returns the page at /metrics; `watches` stores
     the watches of all replicas."""
     api = FastAPI(
         title="kway",
-        description="Does this image or text belong to class C?",
+        description=_DESCRIPTION,
         docs_url=None,  # FastAPI's own pages load scripts from other hosts
         redoc_url=None,
         openapi_tags=[{"name": group.name, "description": group.description} for group in GROUPS],
     )
-    Resources(
-        service=service,
-        watches=watches,
-        feeds=Feeds(service, watches, watch_counts),
-        galleries=Galleries(service.config.galleries, service.model.bundle),
-        metrics=metrics,
-    ).install(api)
+    resources = ModelResources(Shared(models, metrics, admin, {}), watches, watch_counts)
     open_paths = paths_of(ROUTERS, lambda route: not route.needs_token)
     install_handlers(api)
-    has_tokens = service.config.token_file is not None
+    has_tokens = models.default.current.service.config.token_file is not None
     complete_document(api, open_paths=open_paths if has_tokens else None)
-    api.add_middleware(DirectQuery, service=service)
+    api.add_middleware(DirectQuery)
+    api.state.resources = resources
+    api.add_middleware(SelectModel, resources=resources, models=models)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
     for group in GROUPS:
         for router in group.routers:

@@ -22,8 +22,8 @@ _NO_PARAMETERS = QueryParameters()
 class DirectQuery:
     """ASGI middleware that answers JSON queries and passes other requests to the application."""
 
-    def __init__(self, app: ASGIApp, *, service: Service) -> None:
-        self._app, self._service = app, service
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_json_query(scope):
@@ -31,7 +31,8 @@ class DirectQuery:
             return
         request = Request(scope, receive)
         try:
-            answer = await answer_query(request, _NO_PARAMETERS, self._service)
+            service = request.state.resources.service
+            answer = await answer_query(request, _NO_PARAMETERS, service)
             response = Response(answer.model_dump_json(), media_type="application/json")
         except ApiError as error:
             response = error_response(error.status, error.code, str(error), error.headers)

@@ -9,15 +9,18 @@ defined. Token checks, the OpenAPI document and HAProxy's rules are derived from
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 
 from serving.galleries.gallery import Galleries
+from serving.models.models import Models, Version
+from serving.models.reloading import Reloader
 from serving.service import Service
+from serving.tokens import Clients
 from serving.watches.feed import Feeds
 from serving.watches.watch import Watches
 
@@ -30,8 +33,8 @@ Route = APIRoute | APIWebSocketRoute
 class RouteFacts:
     """Properties of a route that affect access, retries and buffering.
 
-    - `needs_token`: False only for a route that reveals nothing about the model and has no path
-      parameters.
+    - `needs_token`: False only for a route that reveals nothing about the model or checks a token
+      of its own, and has no path parameters.
     - `streams`: the client decides how long the body or the response takes. HAProxy does not apply
       a time or size limit to such a route, so the route must apply its own.
     - `is_idempotent`: repeating the request does not change the result. If a replica fails before
@@ -78,32 +81,75 @@ def _facts_of(route: Route) -> RouteFacts:
     return getattr(route.endpoint, "facts", RouteFacts())
 
 
+def of_every_model(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return `paths` and, of those below /v1, also the paths for a model (`select_model.py`)."""
+    return tuple(
+        each
+        for path in paths
+        for each in ((path, MODEL_PATHS + path[3:]) if path.startswith("/v1/") else (path,))
+    )
+
+
+MODEL_PATHS = "/v1/models/{model}"
+
+
 @dataclass(frozen=True)
-class Resources:
-    """Resources shared by the routes of one application. `metrics` returns the page at /metrics."""
+class Admin:
+    """Who may use /v1/admin, and what it controls."""
 
-    service: Service
-    watches: Watches
-    feeds: Feeds
-    galleries: Galleries
+    clients: Clients
+    reloader: Reloader
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Resources of an application that are the same for all models. `metrics` returns the page at
+    /metrics. `admin` is None if the server has no tokens for administrators."""
+
+    models: Models
     metrics: Callable[[], Awaitable[bytes]]
-    _made: dict[object, Any] = field(default_factory=dict, init=False)
+    admin: Admin | None
+    made: dict[object, Any]
 
-    def install(self, api: FastAPI) -> None:
-        """Make these resources available to the routes of `api`."""
-        api.state.resources = self
+
+class Resources:
+    """Resources of the routes during one request, for the model that the request is sent to."""
+
+    def __init__(self, shared: Shared, version: Version, watches: Watches, feeds: Feeds) -> None:
+        self.shared, self.watches, self.feeds = shared, watches, feeds
+        self._version: Version | None = version
+
+    @property
+    def service(self) -> Service:
+        return self.version.service
+
+    @property
+    def galleries(self) -> Galleries:
+        return self.version.galleries
+
+    @property
+    def version(self) -> Version:
+        """The version of the model that answers this request."""
+        assert self._version is not None, "the version has been released"
+        return self._version
+
+    def release(self) -> None:
+        """Allow the version to be freed before the request ends. Call this in a request that can
+        last for days and does not use the version."""
+        self._version = None
 
     def once(self, make: Callable[["Resources"], T]) -> T:
-        """Return the result of `make`, which is called once per instance."""
-        if make not in self._made:
-            self._made[make] = make(self)
-        found: T = self._made[make]
+        """Return the result of `make`, which is called once per application."""
+        made = self.shared.made
+        if make not in made:
+            made[make] = make(self)
+        found: T = made[make]
         return found
 
 
 # Dependencies are coroutines, because FastAPI runs plain functions in a thread.
 async def _resources(connection: HTTPConnection) -> Resources:
-    found: Resources = connection.app.state.resources
+    found: Resources = connection.state.resources
     return found
 
 
@@ -118,7 +164,8 @@ ServiceDep = Annotated[Service, Depends(_service)]
 def per_application(make: Callable[[Resources], T]) -> Callable[[HTTPConnection], Awaitable[T]]:
     """Return a dependency that is created once per application, on first use.
 
-    Use it for state of a single route module, such as a limit on concurrent clients.
+    Use it for state of a single route module, such as a limit on concurrent clients. It is shared
+    by all models, so it must not refer to the service.
     """
 
     async def get(connection: HTTPConnection) -> T:

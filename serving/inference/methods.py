@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
+from serving.config import ServingConfig
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.tensors import (
     EXTENSIONS,
@@ -27,7 +28,7 @@ from serving.tokens import Clients, bearer_token
 
 # Ray's gRPC proxy imports this module, so avoid importing torch here.
 if TYPE_CHECKING:
-    from serving.service import Service
+    from serving.models.models import Models
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
@@ -58,11 +59,22 @@ class Context(Protocol):
 
 
 class InferenceMethods:
-    """Implements the gRPC methods with a `Service` and authenticates `clients`."""
+    """Implements the gRPC methods for `models` and authenticates `clients`."""
 
-    def __init__(self, service: "Service", clients: Clients) -> None:
-        self._service, self._clients = service, clients
-        self._model = InferenceModel(service)
+    def __init__(self, models: "Models", clients: Clients) -> None:
+        self._models, self._clients = models, clients
+
+    @property
+    def _model(self) -> InferenceModel:
+        """The current version of the default model."""
+        return InferenceModel(self._models.default.current.service)
+
+    def _named(self, name: str, version: str) -> InferenceModel:
+        """Return the current version of a model. Raises ApiError 404 if it does not exist."""
+        known = {model.name: model for model in self._models}
+        found = InferenceModel(known.get(name, self._models.default).current.service)
+        found.check(name, version)
+        return found
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
         """Return the response to `raw`, which is a request to `method`. If it fails, set a status
@@ -95,37 +107,34 @@ class InferenceMethods:
 
     async def model_ready(self, raw: bytes) -> Message:
         request = parsed(pb.ModelReadyRequest, raw)
-        self._model.check(request.name, request.version)
-        return pb.ModelReadyResponse(ready=self._model.is_ready())
+        return pb.ModelReadyResponse(ready=self._named(request.name, request.version).is_ready())
 
     async def model_metadata(self, raw: bytes) -> Message:
         request = parsed(pb.ModelMetadataRequest, raw)
-        self._model.check(request.name, request.version)
+        model = self._named(request.name, request.version)
         return pb.ModelMetadataResponse(
-            name=self._model.name,
+            name=model.name,
             platform=PLATFORM,
-            inputs=metadata_of(self._model.inputs),
-            outputs=metadata_of(self._model.outputs),
+            inputs=metadata_of(model.inputs),
+            outputs=metadata_of(model.outputs),
         )
 
     async def model_infer(self, raw: bytes) -> Message:
-        async with self._service.admitted() as progress:
+        service = self._models.default.current.service  # all models have the same limits
+        async with service.admitted() as progress:
             progress.acquire_slot()
-            limit = self._service.config.max_body_bytes
+            limit = service.config.max_body_bytes
             if len(raw) > limit:
                 message = f"the message is larger than {limit} bytes. Split the request"
                 raise ApiError(413, "body_too_large", message)
-            request, inference = await self._service.in_thread(_read, raw, self._max_values())
-            self._model.check(request.model_name, request.model_version)
-            outputs, answer = await self._model.infer(inference)
+            most = _max_values(service.config)
+            request, inference = await service.in_thread(_read, raw, most)
+            model = self._named(request.model_name, request.model_version)
+            outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
-        return response_of(request, outputs, parameters_of(answer))
-
-    def _max_values(self) -> int:
-        """Return the maximum number of values in a message. A packed number takes up to ten bytes,
-        and `check_count` counts each byte as a value."""
-        limits = self._service.config
-        return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
+        response = response_of(request, outputs, parameters_of(answer))
+        response.model_version = model.version
+        return response
 
 
 _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
@@ -136,6 +145,12 @@ _METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
     "ModelMetadata": InferenceMethods.model_metadata,
     "ModelInfer": InferenceMethods.model_infer,
 }
+
+
+def _max_values(limits: ServingConfig) -> int:
+    """Return the maximum number of values in a message. A packed number takes up to ten bytes, and
+    `check_count` counts each byte as a value."""
+    return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:

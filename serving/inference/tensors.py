@@ -276,7 +276,12 @@ class InferenceModel:
 
     def __init__(self, service: "Service") -> None:
         self._service = service
-        self.name = service.model.bundle.path.name
+        self.name = service.name
+
+    @property
+    def version(self) -> str:
+        """The version of the bundle."""
+        return self._service.version
 
     @property
     def server_version(self) -> str:

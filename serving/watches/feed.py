@@ -2,6 +2,9 @@
 
 Each frame requires one forward pass, regardless of the number of watches. If no watch selects the
 feed, the model does not process its frames. A frame is answered once its hits are stored.
+
+A feed can last for days, so each of its frames is processed by the version of the model that is
+current at that time, with the classes of the watches looked up by name in that version.
 """
 
 import asyncio
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel
 
@@ -29,6 +33,7 @@ from serving.watches.schemas import (
     WatchHit,
 )
 from serving.watches.watch import Watch, Watches, WatchesDownError
+from trainer.bundle.bundle import Bundle
 
 
 @dataclass(frozen=True)
@@ -65,12 +70,35 @@ class WatchCounts(Protocol):
 
 
 class Feeds:
-    """State shared by all feeds of a replica: its copy of the watches, and the hits to store."""
+    """State shared by all feeds of a model in a replica: its copy of the watches, and the hits to
+    store. `current` returns the current version of the model."""
 
-    def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
-        self.service, self.counts = service, counts
+    def __init__(
+        self, current: Callable[[], Service], watches: Watches, counts: WatchCounts
+    ) -> None:
+        self._current, self.counts = current, counts
+        self.config = self.service.config
         self.live = LiveWatches(watches)
-        self.publisher = HitPublisher(watches, retry_seconds=service.config.request_timeout_seconds)
+        self.publisher = HitPublisher(watches, retry_seconds=self.config.request_timeout_seconds)
+
+    @property
+    def service(self) -> Service:
+        return self._current()
+
+
+class _Plan:
+    """What one version of the model evaluates on the frames of a feed."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle, self._criteria = bundle, Criteria(bundle)
+        self.matches: MatchPlan | None = None
+        self.made_for: tuple[str, int] | None = None
+
+    def make(self, version: tuple[str, int], watches: Sequence[Watch]) -> None:
+        """Plan for a version of the watches."""
+        pairs = self._criteria.of(watches)
+        self.matches = MatchPlan(self._bundle, pairs) if pairs else None
+        self.made_for = version
 
 
 @dataclass
@@ -95,13 +123,11 @@ class Feed:
         write: Callable[[BaseModel], Awaitable[None]],
     ) -> None:
         self._feeds, self._name, self._client = feeds, name, client
-        self._service, self._limits = feeds.service, feeds.service.config
         self._is_acknowledged, self._write_line = is_acknowledged, write
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
         self._failed: set[str | int] = set()
-        self._criteria = Criteria(self._service.model.bundle)
-        self._plan: MatchPlan | None = None
-        self._planned_for: tuple[str, int] | None = None
+        # An entry is removed when its version is freed.
+        self._plans: WeakKeyDictionary[Service, _Plan] = WeakKeyDictionary()
         self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
@@ -110,7 +136,7 @@ class Feed:
         if latest:
             await pump_latest(frames, self._process, self._write, on_dropped=self._drop)
         else:
-            limit = self._limits.max_frames_in_flight
+            limit = self._feeds.config.max_frames_in_flight
             await pump_all(frames, self._process, self._write, limit=limit)
         await self._feeds.publisher.flush()
         await self._write_line(FeedDone(done=self._counts))
@@ -119,35 +145,35 @@ class Feed:
         try:
             if isinstance(frame.content, ApiError):
                 raise frame.content
-            plan = await self._current_plan()
+            service = self._feeds.service
+            plan = await self._current_plan(service)
             if plan is None:
                 self._feeds.counts.count_frame("unwatched")
                 return _FrameResult(frame)
-            hits = await self._hits(frame, frame.content, plan)
+            hits = await self._hits(frame, frame.content, service, plan)
         except ApiError as error:
             self._feeds.counts.count_frame(error.code)
             return _FrameResult(frame, error=error)
         self._feeds.counts.count_frame("ok")
         return _FrameResult(frame, hits)
 
-    async def _current_plan(self) -> MatchPlan | None:
+    async def _current_plan(self, service: Service) -> MatchPlan | None:
         """Return the plan for the current watches, or None if no watch selects this feed."""
         live = self._feeds.live
         async with self._planning:
-            if self._planned_for != live.version:
+            plan = self._plans.get(service)
+            if plan is None:
+                plan = self._plans[service] = _Plan(service.model.bundle)
+            if plan.made_for != live.version:
                 version, watches = live.version, live.of(self._name)
-                self._plan = await self._service.in_thread(self._make_plan, watches)
-                self._planned_for = version
+                await service.in_thread(plan.make, version, watches)
                 self._feeds.counts.set_watches(len(live))
-            return self._plan
+            return plan.matches
 
-    def _make_plan(self, watches: Sequence[Watch]) -> MatchPlan | None:
-        pairs = self._criteria.of(watches)
-        return MatchPlan(self._service.model.bundle, pairs) if pairs else None
-
-    async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
+    async def _hits(
+        self, frame: Frame, content: bytes | str, service: Service, plan: MatchPlan
+    ) -> list[WatchHit]:
         """Store all hits and return those of the sender's own watches."""
-        service = self._service
         find = partial(plan.matches, now=self._feeds.live.now())
         matches = await service.when_queue_has_room(
             lambda: service.computed([content], find, _FIELD)
@@ -158,7 +184,7 @@ class Feed:
         if not matches:
             return []
         digest = _digest(content)
-        hits = [self._hit(frame, match, digest) for match in matches]
+        hits = [self._hit(frame, match, digest, service) for match in matches]
         cursors = await self._stored(
             [(hit.watch, hit.model_dump_json(exclude={"cursor"})) for hit in hits]
         )
@@ -177,8 +203,8 @@ class Feed:
             message = f"the hits are not stored ({error}). Send the frame again"
             raise ApiError(503, "watches_down", message) from error
 
-    def _hit(self, frame: Frame, match: Match, digest: str) -> WatchHit:
-        watch, name = match.watch, self._service.model.bundle.names.names[match.class_id]
+    def _hit(self, frame: Frame, match: Match, digest: str, service: Service) -> WatchHit:
+        watch, name = match.watch, service.model.bundle.names.names[match.class_id]
         return WatchHit(
             id=_digest(json.dumps([watch.id, name, self._name, frame.id, frame.time, digest])),
             watch=watch.id,
@@ -190,6 +216,7 @@ class Feed:
             class_id=match.class_id,
             score=match.score,
             threshold=match.threshold,
+            version=service.version,
         )
 
     async def _write(self, result: _FrameResult) -> None:

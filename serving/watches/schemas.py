@@ -45,6 +45,9 @@ class WatchHit(BaseModel):
     class_id: int
     score: float
     threshold: float
+    version: str | None = Field(
+        None, description="version of the model that processed the frame; null for older hits"
+    )
     # The last field, because the cursor is appended to the JSON of a hit when it is stored.
     cursor: int | None = Field(
         None,
@@ -122,6 +125,11 @@ class WatchInfo(BaseModel):
     id: str
     label: str | None
     classes: list[ClassThreshold]
+    missing_classes: list[str] = Field(
+        [],
+        description="classes that are not evaluated, because the current version of the model does "
+        "not have them or does not have a threshold for them",
+    )
     recall: float | None
     threshold: float | None
     feeds: list[str] = Field(description="feed names; if empty, all feeds")

@@ -20,7 +20,8 @@ from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
 from serving.model import Model
-from serving.service import Service
+from serving.models.models import Models
+from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.watches.board import Board
 
@@ -50,7 +51,8 @@ def application(bundle: Path, counts: NoCounts | None = None, **limits: object) 
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
     counts, clients = counts or NoCounts(), Clients.of_file(config.token_file)
-    return build_api(Service(model, config, counts), clients, no_metrics, Board(config), counts)
+    models = Models.of(Service(model, Shared(config, counts)))
+    return build_api(models, clients, no_metrics, Board(config), counts)
 
 
 class _Server(uvicorn.Server):

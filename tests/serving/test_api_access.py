@@ -19,7 +19,8 @@ from serving.config import ServingConfig
 from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.service import Service
+from serving.models.models import Models
+from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
 from tests.serving.in_process import NoCounts, application, ask, refusal
 from tests.tiny_bundle import write
@@ -269,8 +270,11 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
     api.add_middleware(Access, clients=clients)
-    service = Service(Model.open(bundle), ServingConfig(threads=1), NoCounts())
-    methods, context = InferenceMethods(service, clients), Call({"authorization": f"Bearer {OLD}"})
+    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), NoCounts()))
+    methods, context = (
+        InferenceMethods(Models.of(service), clients),
+        Call({"authorization": f"Bearer {OLD}"}),
+    )
     asyncio.run(methods.call("ServerMetadata", b"", context))
     assert context.code is None
     file.unlink()

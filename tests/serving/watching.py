@@ -20,7 +20,8 @@ from websockets.sync.client import ClientConnection, connect
 from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.model import Model
-from serving.service import Service
+from serving.models.models import Models
+from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.watches.board import Board
 from tests.serving import in_process
@@ -122,13 +123,13 @@ class Kway:
         self.model, self.counts = _ModelCounters(model), Counters()
         self.board = Board(config)
         self.api = build_api(
-            Service(model, config, self.counts),
+            Models.of(Service(model, Shared(config, self.counts))),
             Clients.of_file(tokens),
             in_process.no_metrics,
             self.board,
             self.counts,
         )
-        self.feeds = self.api.state.resources.feeds
+        self.feeds = self.api.state.resources.of().feeds
         self.url = ""
 
     def client(self, token: str = ALICE) -> httpx.Client:

@@ -55,12 +55,12 @@ class Bundle:
     demand.
 
     `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
-    is None if the bundle contains none.
+    is None if the bundle contains none. `version` identifies the contents of all files.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
         self.path = path
-        self.spec = manifest.model
+        self.spec, self.version = manifest.model, manifest.version
         self._files = manifest.files
         num_classes = self.spec.num_classes
         self.classes = ClassList(path, num_classes)

@@ -5,10 +5,19 @@ Data that grows with the number of classes is in separate files (`trainer/bundle
 """
 
 import json
+from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
@@ -31,6 +40,9 @@ TENSOR = "weight"  # the name of the tensor in the file WEIGHTS
 _REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
 _ENCODER_CONFIG = f"{ENCODER}/config.json"
 _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
+
+
+_VERSION_DIGITS = 16
 
 
 class Spec(BaseModel):
@@ -175,6 +187,13 @@ class BundleManifest(Spec):
     format_version: Literal[2, 3, 4, 5] = 5
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
+    _version: str = PrivateAttr("")
+
+    @property
+    def version(self) -> str:
+        """A hash of `bundle.json`, which contains the checksums of all files. Empty unless the
+        manifest was read from a file."""
+        return self._version
 
     @model_validator(mode="after")
     def _complete(self) -> "BundleManifest":
@@ -211,7 +230,9 @@ def read_manifest(path: Path) -> BundleManifest:
             f"{_OLDEST_VERSION} to {FORMAT_VERSION}: {fix}"
         )
     try:
-        return BundleManifest.model_validate_json(text)
+        manifest = BundleManifest.model_validate_json(text)
+        manifest._version = sha256(text).hexdigest()[:_VERSION_DIGITS]
+        return manifest
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -24,7 +24,6 @@ from serving.http.streams import (
     split_lines,
 )
 from serving.limits import ClientLimit
-from serving.service import Service
 from serving.watches.feed import Feed, Feeds, Frame
 from serving.watches.schemas import (
     Acknowledged,
@@ -94,14 +93,15 @@ async def send(
     """
     check_is_ndjson(request)
     feeds = resources.feeds
+    resources.release()  # each frame takes the version that is current
 
     async def work(request: Request, out: LinesOut) -> None:
         async with _followed(feeds, limit, request.state.client):
             await out.start()
             run = _feed(feeds, feed, request.state.client, parameters, out.line)
-            await run(frames_of_lines(request.stream(), feeds.service), latest=parameters.latest)
+            await run(frames_of_lines(request.stream(), feeds), latest=parameters.latest)
 
-    return NdjsonAnswer(work, idle_seconds=feeds.service.config.feed_idle_seconds)
+    return NdjsonAnswer(work, idle_seconds=feeds.config.feed_idle_seconds)
 
 
 @router.get("/v1/feeds/{feed}", responses=error_responses(422, 503))
@@ -123,21 +123,22 @@ async def position(
 @facts(streams=True)
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """Send frames as WebSocket messages: the bytes of an image, or the JSON of a line as text."""
-    feeds, config = resources.feeds, resources.service.config
+    feeds, config = resources.feeds, resources.feeds.config
+    resources.release()  # each frame takes the version that is current
     async with accepted(socket, config, config.feed_idle_seconds) as out:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
         parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
         async with _followed(feeds, limit, socket.state.client):
             run = _feed(feeds, name, socket.state.client, parameters, out.line)
-            await run(frames_of_messages(socket, feeds.service), latest=parameters.latest)
+            await run(frames_of_messages(socket, feeds), latest=parameters.latest)
 
 
-async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:
+async def frames_of_lines(body: AsyncIterator[bytes], feeds: Feeds) -> AsyncIterator[Frame]:
     """Yield the frames in a body. Empty lines are skipped, but they keep the feed alive.
 
     Raises ApiError if no line arrives for too long.
     """
-    config, reads = service.config, service.model.reads
+    config, reads = feeds.config, feeds.service.model.reads
     lines, position = split_lines(body, max_json_bytes(config)), 0
     while True:
         try:
@@ -145,14 +146,14 @@ async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> Async
         except StopAsyncIteration:
             return
         if raw is None or raw.strip():
-            yield await service.in_thread(frame_of_json, raw, position, reads, config)
+            yield await feeds.service.in_thread(frame_of_json, raw, position, reads, config)
             position += 1
 
 
-async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterator[Frame]:
+async def frames_of_messages(socket: WebSocket, feeds: Feeds) -> AsyncIterator[Frame]:
     """Yield the frames in WebSocket messages. Empty messages are skipped. Raises ApiError if no
     message arrives for too long."""
-    config, reads = service.config, service.model.reads
+    config, reads = feeds.config, feeds.service.model.reads
     most, position = max_json_bytes(config), 0
     while True:
         message = await _within_idle_timeout(socket.receive(), config.feed_idle_seconds)
@@ -162,7 +163,7 @@ async def frames_of_messages(socket: WebSocket, service: Service) -> AsyncIterat
             yield frame_of_bytes(raw, position, reads, config)
         elif text := message.get("text"):
             raw = text.encode() if len(text) <= most else None
-            yield await service.in_thread(frame_of_json, raw, position, reads, config)
+            yield await feeds.service.in_thread(frame_of_json, raw, position, reads, config)
         else:
             continue
         position += 1

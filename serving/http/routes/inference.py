@@ -20,7 +20,7 @@ from serving.http.inference_body import (
 from serving.http.openapi import request_body
 from serving.http.query_body import max_values
 from serving.http.request_body import read_body
-from serving.http.routing import Resources, ServiceDep, facts, per_application
+from serving.http.routing import ServiceDep, facts
 from serving.inference.tensors import EXTENSIONS, PLATFORM, SERVER_NAME, InferenceModel
 
 
@@ -88,12 +88,12 @@ class _ProtocolRoute(APIRoute):
         return answered
 
 
-def _model(resources: Resources) -> InferenceModel:
-    return InferenceModel(resources.service)
+async def _model(service: ServiceDep) -> InferenceModel:
+    return InferenceModel(service)
 
 
 router = APIRouter(route_class=_ProtocolRoute)
-ModelDep = Annotated[InferenceModel, Depends(per_application(_model))]
+ModelDep = Annotated[InferenceModel, Depends(_model)]
 
 
 @router.get("/v2")

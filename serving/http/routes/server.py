@@ -36,7 +36,9 @@ class Limits(BaseModel):
 class ModelInfo(BaseModel):
     """The served model."""
 
-    bundle: str
+    name: str = Field(description="name of the model in /v1/models/NAME and /v2/models/NAME")
+    version: str = Field(description="identifies the contents of the bundle")
+    bundle: str = Field(description="name of the bundle's folder")
     num_classes: int
     dim: int
     reads: Reads
@@ -61,10 +63,10 @@ async def model(service: ServiceDep) -> ModelInfo:
 
 @router.get("/health", responses={503: {"model": ErrorBody}})
 @facts(needs_token=False)
-async def health(service: ServiceDep) -> Health:
-    """Check that the server is ready: the model has passed its self-check and responds."""
+async def health(resources: ResourcesDep) -> Health:
+    """Check that the server is ready: all models have passed their self-check and respond."""
     try:
-        service.check_health()
+        resources.shared.models.check_health()
     except RuntimeError as error:
         raise ApiError(503, "unhealthy", str(error)) from error
     return Health(status="ready")
@@ -73,7 +75,7 @@ async def health(service: ServiceDep) -> Health:
 @router.get("/metrics", response_class=Response)
 async def counts(resources: ResourcesDep) -> Response:
     """Return Prometheus metrics of all replicas."""
-    return Response(await resources.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(await resources.shared.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _model_info(service: Service) -> ModelInfo:
@@ -82,6 +84,8 @@ def _model_info(service: Service) -> ModelInfo:
     # Without margins and priors, which apply only in training.
     logits = spec.logits.evaluated(scale=spec.logits.scale, offset=spec.logits.offset)
     return ModelInfo(
+        name=service.name,
+        version=service.version,
         bundle=bundle.path.name,
         num_classes=spec.num_classes,
         dim=spec.dim,

@@ -140,6 +140,7 @@ async def hits(
 
     To resume without missing a hit, pass the cursor of the last hit that you have processed.
     """
+    resources.release()
 
     async def work(request: Request, out: LinesOut) -> None:
         async def disconnected() -> None:
@@ -164,7 +165,9 @@ async def hits(
 @facts(streams=True)
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """Stream the hits of a watch as WebSocket text messages."""
-    async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
+    config = resources.service.config
+    resources.release()
+    async with accepted(socket, config, _SEND_SECONDS) as out:
         given = dict(socket.query_params)
         after = validated(ListenParameters, given, "invalid_parameter").after
         with limit.slot(), _as_api_errors():
@@ -271,10 +274,12 @@ async def _described(service: Service, watch: Watch) -> WatchInfo:
 
 
 def _describe(service: Service, watch: Watch) -> WatchInfo:
-    classes = [_describe_class(service, watch, name) for name in watch.classes]
+    found = {name: _describe_class(service, watch, name) for name in watch.classes}
+    classes = [described for described in found.values() if described is not None]
     return WatchInfo(
         **watch.model_dump(include={"id", "label", "recall", "threshold", "ttl_seconds"}),
         classes=classes,
+        missing_classes=[name for name, described in found.items() if described is None],
         drift=_drift(service, classes),
         feeds=list(watch.feeds),
         created_at=datetime.fromtimestamp(watch.created_at, UTC),
@@ -293,18 +298,16 @@ def _drift(service: Service, classes: Sequence[ClassThreshold]) -> list[ClassDri
     return [one for one in found if one is not None]
 
 
-def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold:
+def _describe_class(service: Service, watch: Watch, name: str) -> ClassThreshold | None:
+    """Return None if this version of the model does not have the class or a threshold for it."""
     bundle = service.model.bundle
     try:
         class_id = bundle.names.id_of_name(name)
         query = ClassQuery((class_id,), watch.recall, watch.threshold)
-        return threshold_of(bundle, class_id, query)
-    except ValueError as error:
-        raise ApiError(
-            409,
-            "other_model",
-            f"watch {watch.id} was created for another model ({error}). Delete the watch",
-        ) from error
+        described = threshold_of(bundle, class_id, query)
+    except ValueError:
+        return None
+    return None if described.threshold is None else described
 
 
 @contextmanager

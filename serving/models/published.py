@@ -1,0 +1,82 @@
+"""The bundles and galleries on disk: which one is published at a path, and which was served last.
+
+A path is published atomically: it is a symbolic link that is replaced, or a folder that is renamed
+to it. `kway export`, `kway calibrate` and `kway index` do the latter.
+"""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from data.files import commit
+from serving.config import ServingConfig
+from serving.galleries.format import GALLERY
+from trainer.bundle.spec import SPEC
+
+
+def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
+    """Return the paths of the bundles by the names of the models, the default model first. Raises
+    ValueError if two models have the same name."""
+    name = Path(os.path.abspath(bundle)).name
+    if name in config.models:
+        raise ValueError(
+            f"--model {name}={config.models[name]} has the name of the folder {bundle}, which is "
+            "the default model. Use another name"
+        )
+    return {name: bundle, **config.models}
+
+
+# Changes whenever another bundle or gallery is published.
+Fingerprint = tuple[tuple[str, int, int], ...]
+
+
+def fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
+    """Return the fingerprint of a bundle and its galleries. Returns None if one of them does not
+    exist, as while it is being replaced."""
+    files = [bundle / SPEC, *(gallery / GALLERY for gallery in galleries)]
+    try:
+        return tuple(_stamp(file) for file in files)
+    except OSError:
+        return None
+
+
+def _stamp(file: Path) -> tuple[str, int, int]:
+    status = os.stat(file)
+    return os.path.realpath(file), status.st_ino, status.st_mtime_ns
+
+
+class LastServed(BaseModel):
+    """The version that a server has served last, and the folder from which it was loaded."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    folder: Path
+    version: str
+
+
+class LastServedFiles:
+    """A file for each model in the state folder, `served-NAME.json`.
+
+    A replica that starts while the published bundle is damaged serves the last version instead. On
+    a Ray cluster, there is no state folder, and nothing is stored.
+    """
+
+    def __init__(self, state: Path | None) -> None:
+        self._state = state
+
+    def read(self, name: str) -> LastServed | None:
+        if self._state is None:
+            return None
+        try:
+            return LastServed.model_validate_json(self._file(self._state, name).read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+    def write(self, name: str, served: LastServed) -> None:
+        if self._state is not None and self.read(name) != served:
+            commit(self._file(self._state, name), served.model_dump_json().encode() + b"\n")
+
+    def _file(self, state: Path, name: str) -> Path:
+        return state / f"served-{name}.json"
