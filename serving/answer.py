@@ -63,6 +63,7 @@ def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
     thresholds = [threshold_of(bundle, class_id, query) for class_id in query.class_ids]
     loss = bundle.spec.loss
     return Answer(
+        version=bundle.version,
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
         thresholds=thresholds if query.decides else [],

@@ -23,6 +23,11 @@ _EXPECTED_PRECISION = (
     "fraction of the validation samples at or above the threshold that belong to the class; null "
     "if unknown"
 )
+_VERSION = Field(
+    None,
+    description="version of the model that computed the response; identifies the contents of its "
+    "bundle (null from older servers)",
+)
 Interval = tuple[float, float]
 
 
@@ -129,6 +134,7 @@ class Answer(BaseModel):
     """Verdicts for all inputs of a request. `aligned` is true if the loss follows the Principle of
     Logit Separation, which makes the logit of a single class meaningful on its own."""
 
+    version: str | None = _VERSION
     aligned: bool
     notice: str | None
     thresholds: list[ClassThreshold] = Field(
@@ -162,6 +168,7 @@ class InputClasses(BaseModel):
 class Classification(BaseModel):
     """The classes with the largest scores for each input of a request."""
 
+    version: str | None = _VERSION
     results: list[InputClasses]
 
 
@@ -201,6 +208,34 @@ class Done(BaseModel):
     done: Counts
 
 
+class ModelFound(BaseModel):
+    """A model of a server. Its paths are /v1/models/NAME/…"""
+
+    name: str
+    version: str = Field(description="version that the replica serves which answers this request")
+    is_default: bool = Field(description="whether /v1/query and other paths use this model")
+
+
+class ModelList(BaseModel):
+    models: list[ModelFound]
+
+
+class Reloaded(BaseModel):
+    """The result of a reload for one model."""
+
+    name: str
+    version: str = Field(description="version that is served now")
+    previous: str = Field(description="version that was served before")
+    outcome: Literal["switched", "unchanged"]
+
+
+class ReloadResult(BaseModel):
+    """The result for each model of the replica that answers the request. The other replicas load
+    the same versions within seconds."""
+
+    models: list[Reloaded]
+
+
 class GalleryFound(BaseModel):
     name: str
     num_items: int
@@ -236,6 +271,7 @@ class ClassHits(ClassThreshold):
 class Hits(BaseModel):
     """Search results in a gallery for each class, in the order of the requested classes."""
 
+    version: str | None = _VERSION
     aligned: bool
     notice: str | None
     num_items: int

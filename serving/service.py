@@ -118,7 +118,7 @@ class Service:
         """The service is ready once the constructor returns. `name` is the name of the model; the
         default is the name of the bundle's folder. Raises ValueError if the model fails its
         self-check."""
-        self.model, self.config = model, shared.config
+        self.model, self.shared, self.config = model, shared, shared.config
         self.name = model.bundle.path.name if name is None else name
         self.uploads = shared.uploads
         config, self._counts = shared.config, shared.counts
@@ -257,6 +257,7 @@ class Service:
     def _classification(self, ranked: Tensor, *, top: int) -> Classification:
         names = self.model.bundle.names.names
         return Classification(
+            version=self.version,
             results=[
                 InputClasses(
                     input=position,
@@ -266,7 +267,7 @@ class Service:
                     ],
                 )
                 for position, pairs in enumerate(ranked[:, :top].tolist())
-            ]
+            ],
         )
 
     def _observe(self, found: Answer) -> None:

@@ -167,16 +167,23 @@ def write(
     return path
 
 
-def write_of_texts(path: Path, **options) -> Path:
-    """Write a text model with the same classes and class weights."""
+def write_of_texts(
+    path: Path,
+    *,
+    weight: Tensor | None = None,
+    entries: list[ClassEntry] | None = None,
+    measured: ClassThresholds | None = None,
+    **options,
+) -> Path:
+    """Write a text model, by default with the same classes, thresholds and class weights."""
     text_model = {"image": None, "text": TextSpec(max_length=MAX_LENGTH)}
     write_bundle(
         path,
         backbone=tiny_text_backbone(),
         spec=BundleSpec.model_validate({**spec().model_dump(), **text_model}),
-        classes=classes(),
-        thresholds=thresholds(),
-        weight_blocks=[rows()],
+        classes=classes() if entries is None else entries,
+        thresholds=thresholds() if measured is None else measured,
+        weight_blocks=[rows() if weight is None else weight],
         model_card="# tiny\n",
         tokenizer=tiny_tokenizer(),
         **options,

@@ -1,8 +1,10 @@
 """The client of a server, with one method per operation."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
+
+import httpx
 
 from serving.client.messages import (
     ClassesFound,
@@ -36,12 +38,21 @@ from serving.schemas import (
     GalleryHit,
     GalleryList,
     Hits,
+    ModelFound,
+    ModelList,
+    Reloaded,
+    ReloadResult,
 )
+
+# Loading a bundle can take minutes.
+_RELOAD_SECONDS = 3600.0
+_ATTEMPTS = 3
 
 
 class Client(StandingQueries):
     """A client for the server at `url`.
 
+    - `model`: the name of the model, by default the default model of the server.
     - `timeout`: the idle timeout of a connection, in seconds.
     - `retry_seconds`: how long to keep retrying a request that fails with a transient error, in
       seconds.
@@ -56,10 +67,16 @@ class Client(StandingQueries):
     """
 
     def __init__(
-        self, url: str, *, token: str | None = None, timeout: float = 60, retry_seconds: float = 60
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        model: str | None = None,
+        timeout: float = 60,
+        retry_seconds: float = 60,
     ) -> None:
-        """Raises ValueError for an invalid URL or token. Does not connect yet."""
-        super().__init__(Transport(url, token, timeout, retry_seconds), timeout)
+        """Raises ValueError for an invalid URL, token or name. Does not connect yet."""
+        super().__init__(Transport(url, token, timeout, retry_seconds, model), timeout)
 
     @property
     def url(self) -> str:
@@ -85,6 +102,19 @@ class Client(StandingQueries):
         """Return a description of the model that the server serves. Raises RejectedError and
         OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
+
+    def models(self) -> list[ModelFound]:
+        """Return the models of the server. Raises RejectedError and OSError."""
+        return self._transport.request(ModelList, "GET", "/v1/models").models
+
+    def reload(self) -> list[Reloaded]:
+        """Load the published version of each model now. `token` must be that of an administrator.
+
+        Raises RejectedError, with status 409 if a published bundle cannot be served, and OSError.
+        """
+        limits = httpx.Timeout(self._timeout, read=_RELOAD_SECONDS)
+        path = "/v1/admin/reload"
+        return self._transport.request(ReloadResult, "POST", path, timeout=limits).models
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
         """Return the classes whose names contain `search`. Names that begin with it come first.
@@ -116,8 +146,8 @@ class Client(StandingQueries):
         )
         served = self.served() if served is None else served
         self._check(inputs, served)
-        parts = requests(fields, inputs, served.limits)
-        return joined([self._part(Answer, "/v1/query", *request) for request in parts])
+        limits = served.limits
+        return self._joined(Answer, "/v1/query", lambda: requests(fields, inputs, limits))
 
     def classify(
         self, inputs: Iterable[Input], *, top: int = 5, served: Served | None = None
@@ -130,8 +160,10 @@ class Client(StandingQueries):
         inputs = list(check_iterable("inputs", inputs))
         served = self.served() if served is None else served
         self._check(inputs, served)
-        parts = requests({"top": top}, inputs, served.limits)
-        return joined([self._part(Classification, "/v1/classify", *request) for request in parts])
+        fields, limits = {"top": top}, served.limits
+        return self._joined(
+            Classification, "/v1/classify", lambda: requests(fields, inputs, limits)
+        )
 
     def stream(
         self,
@@ -186,25 +218,26 @@ class Client(StandingQueries):
         search.
         """
 
-        def fetch(offset: int) -> ClassHits:
-            return self.search_page(
+        def fetch(offset: int) -> tuple[str | None, ClassHits]:
+            page = self.search_page(
                 gallery,
                 [class_name],
                 recall=recall,
                 threshold=threshold,
                 limit=page_size,
                 offset=offset,
-            ).results[0]
+            )
+            return page.version, page.results[0]
 
-        first = page = fetch(0)
-        read = 0
+        version, first = fetch(0)
+        page, read = first, 0
         while page.hits:
             yield from page.hits
             read += len(page.hits)
             if read >= first.total:
                 return
-            page = fetch(read)
-            if (page.total, page.threshold) != (first.total, first.threshold):
+            now, page = fetch(read)
+            if (now, page.total, page.threshold) != (version, first.total, first.threshold):
                 raise OSError(
                     f"gallery {gallery} at {self.url} changed during the search: search again"
                 )
@@ -228,6 +261,21 @@ class Client(StandingQueries):
         return self._transport.request(
             Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
         )
+
+    def _joined(
+        self,
+        model: type[Results],
+        path: str,
+        make_requests: Callable[[], Iterator[tuple[int, dict[str, Any]]]],
+    ) -> Results:
+        """Send all parts of a query. If the server switches to another version of the model in the
+        meantime, send them again, because an answer must not mix versions. Raises OSError if this
+        happens too often."""
+        for _ in range(_ATTEMPTS):
+            parts = [self._part(model, path, *request) for request in make_requests()]
+            if len({part.version for part in parts}) == 1:
+                return joined(parts)
+        raise OSError(f"the model at {self.url} changed during each of {_ATTEMPTS} queries")
 
     def _part(
         self, model: type[Results], path: str, first: int, request: dict[str, Any]

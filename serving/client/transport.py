@@ -16,6 +16,7 @@ from serving.client.messages import (
     RejectedError,
     error_of,
     is_retryable,
+    path_of,
     read_response,
     retry_after,
 )
@@ -60,6 +61,8 @@ def _checked(url: str) -> httpx.URL:
     return parsed
 
 
+# Paths that do not belong to a model.
+_OF_SERVER = ("/v1/models", "/v1/admin")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -67,10 +70,19 @@ Event = TypeVar("Event")
 
 
 class Transport:
-    """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`."""
+    """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`.
+    Requests are sent to the model `model`, by default the default model of the server."""
 
-    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        timeout: float,
+        retry_seconds: float,
+        model: str | None = None,
+    ) -> None:
         self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
+        self._model_path = "/v1" if model is None else path_of("models", model)
         self._http, self._duplex = open_clients(self.url, token, timeout)
 
     def close(self) -> None:
@@ -133,6 +145,8 @@ class Transport:
 
     def _send(self, http: httpx.Client, method: str, path: str, **request: Any) -> httpx.Response:
         """Send a request. The body of the response is not read yet."""
+        if not path.startswith(_OF_SERVER):
+            path = self._model_path + path.removeprefix("/v1")
         try:
             return http.send(http.build_request(method, path, **request), stream=True)
         except httpx.LocalProtocolError:

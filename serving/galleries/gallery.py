@@ -163,6 +163,7 @@ class Galleries:
         items that reach it."""
         loss = self._bundle.spec.loss
         return Hits(
+            version=self._bundle.version,
             aligned=loss.aligned,
             notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
             num_items=self[name].num_items,

@@ -13,11 +13,10 @@ import weakref
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pydantic import BaseModel, Field
-
 from serving.models.loading import Loader
 from serving.models.models import Models, ServedModel, Version
 from serving.models.published import Fingerprint
+from serving.schemas import Reloaded
 from serving.service import Service
 
 _POLL_SECONDS = 1.0
@@ -27,15 +26,6 @@ _log = logging.getLogger("kway.models")
 _log.setLevel(logging.INFO)  # `kway serve` prints when a model switches to another version
 
 Outcome = Literal["switched", "unchanged", "failed"]
-
-
-class Reloaded(BaseModel):
-    """The result of a reload for one model."""
-
-    name: str = Field(description="name of the model")
-    version: str = Field(description="version that is served now")
-    previous: str = Field(description="version that was served before")
-    outcome: Literal["switched", "unchanged"]
 
 
 class ReloadError(ValueError):

@@ -103,13 +103,16 @@ def test_the_query_log_contains_only_numbers(tmp_path: Path) -> None:
         client.query([2], [image(0)])  # without a threshold
         for _ in range(4):
             client.query([2], [image(0)] * 50, threshold=1.0)
-    app.state.resources.service.close()
+    service = app.state.resources.of().service
+    service.shared.close()
     lines = [json.loads(line) for line in (log / "queries-0.jsonl").read_text().splitlines()]
     passed = [
         sum(bool(result.verdicts[column].match) for result in answer.results) for column in (0, 1)
     ]
     first = {name: value for name, value in lines[0].items() if name != "time"}
     assert first == {
+        "model": "pets",
+        "version": service.version,
         "classes": [2, 6],
         "thresholds": [2.0, 0.5],
         "inputs": 2,
@@ -134,11 +137,11 @@ def answer_of(num: int) -> Answer:
 def test_the_query_log_is_bounded_and_each_replica_has_its_own_file(tmp_path: Path) -> None:
     first, second = QueryLog(tmp_path, most_bytes=1000), QueryLog(tmp_path)
     for _ in range(100):
-        first.add_answer(answer_of(1))
-    second.add_answer(answer_of(2))
+        first.of_model("pets", "1").add_answer(answer_of(1))
+    second.of_model("pets", "1").add_answer(answer_of(2))
     second.close()
     again = QueryLog(tmp_path)  # a restarted replica continues its file
-    again.add_answer(answer_of(3))
+    again.of_model("pets", "1").add_answer(answer_of(3))
     sizes = {path.name: path.stat().st_size for path in tmp_path.glob("*.jsonl*")}
     assert sorted(sizes) == ["queries-0.jsonl", "queries-0.jsonl.1", "queries-1.jsonl"]
     assert max(sizes["queries-0.jsonl"], sizes["queries-0.jsonl.1"]) <= 1000

@@ -498,14 +498,18 @@ def test_a_loopback_server_without_tokens_accepts_only_loopback_names(
 def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None:
     environment.write_launcher(tmp_path, ServingConfig())
     saved = ProxySettings.load(tmp_path / "haproxy.json")
-    assert set(saved.stream_paths) == {
-        "/v1/query:stream",
-        "/v1/feeds/{feed}",
-        "/v1/feeds/{feed}/frames",
-        "/v1/watches/{watch_id}/hits",
-        "/v1/watches/{watch_id}/live",
+    streams = {
+        "query:stream",
+        "feeds/{feed}",
+        "feeds/{feed}/frames",
+        "watches/{watch_id}/hits",
+        "watches/{watch_id}/live",
+        "admin/reload",
     }
-    assert saved.idempotent_paths == ["/v1/query", "/v1/classify"]
+    idempotent = {"query", "classify", "admin/reload"}
+    for found, expected in ((saved.stream_paths, streams), (saved.idempotent_paths, idempotent)):
+        of_models = {f"models/{{model}}/{path}" for path in expected}
+        assert set(found) == {f"/v1/{path}" for path in expected | of_models}
 
 
 def test_a_path_that_haproxy_cannot_match_raises_an_error(written_by_ray: dict[str, str]) -> None:

@@ -3,33 +3,12 @@
 import asyncio
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, Field
 
 from serving.api_error import ApiError
 from serving.http.routing import Admin, ResourcesDep, facts
-from serving.models.reloading import Reloaded, ReloadError
-from serving.schemas import ErrorBody
+from serving.models.reloading import ReloadError
+from serving.schemas import ErrorBody, ModelFound, ModelList, ReloadResult
 from serving.tokens import bearer_token
-
-
-class ModelFound(BaseModel):
-    """A model. Its paths are /v1/models/NAME/…"""
-
-    name: str
-    version: str = Field(description="version of the bundle that this replica serves")
-    is_default: bool = Field(description="whether /v1/query and other paths use this model")
-
-
-class ModelList(BaseModel):
-    models: list[ModelFound]
-
-
-class ReloadResult(BaseModel):
-    """The result for each model of the replica that answers the request. The other replicas load
-    the same versions within seconds."""
-
-    models: list[Reloaded]
-
 
 router = APIRouter()
 
