@@ -410,7 +410,7 @@ def test_each_model_has_its_own_routes(several: Published) -> None:
             assert client.classify(["a cat"]).version == version
             assert client.classes("husky").classes[0].id == husky
             assert client.galleries() == []
-            hit, done = client.stream(["husky"], ["a cat"], all=True)
+            hit, _ = client.stream(["husky"], ["a cat"], all=True)
             assert hit.verdicts[0].class_id == husky
     with several.http() as http:
         info = http.get("/v1/models/others").json()

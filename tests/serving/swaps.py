@@ -1,0 +1,218 @@
+"""Replace the bundle of a server while clients send requests, and check every answer.
+
+Two versions of a bundle, which give different answers, and damaged bundles are published at the
+server's path, a symbolic link. Processes may be killed in the meantime. `test_swaps_under_load.py`
+runs a small size. The full size, the default, is:
+
+    python -m tests.serving.swaps --requests 20000 --swaps 10
+"""
+
+import argparse
+import itertools
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import psutil
+
+from serving.client import Client, RejectedError
+from serving.config import ServingConfig
+from serving.deploy.session import free_port
+from serving.schemas import Answer
+from tests.serving.live.servers import serve_config, write_tokens
+from tests.serving.published import QUESTIONS, Expected, publish, write_versions
+from tests.serving.started import Server, end, replicas_of
+
+_CLIENTS, _REPLICAS = 8, 2
+_ADMIN = "d" * 32
+_SWITCH_SECONDS = 60
+_MOST_SHOWN = 10
+
+
+@dataclass
+class Outcome:
+    """`answers` are the numbers of correct answers by version. `problems` describes failed requests
+    and wrong answers. `resident_mib` is the memory of the replicas after the first and the last
+    swap."""
+
+    requests: int = 0
+    answers: Counter[str] = field(default_factory=Counter)
+    swaps: int = 0
+    damaged: int = 0
+    kills: int = 0
+    seconds: float = 0
+    resident_mib: list[int] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Target:
+    """A server, the path at which bundles are published, and the bundles."""
+
+    server: Server
+    path: Path
+    versions: list[Path]
+    expected: Expected
+
+    def wait_until_all_serve(self, version: str) -> None:
+        """Wait until all replicas serve a version: several answers in a row have it."""
+        deadline, in_a_row = time.monotonic() + _SWITCH_SECONDS, 0
+        with httpx.Client(base_url=self.server.url, timeout=30) as http:
+            while in_a_row < 10 * _REPLICAS:
+                assert time.monotonic() < deadline, f"a replica does not serve {version}"
+                with suppress(httpx.HTTPError):
+                    served = http.get("/v1/model").headers.get("kway-model-version")
+                    in_a_row = in_a_row + 1 if served == version else 0
+                time.sleep(0.02)
+
+
+def run(num_requests: int, num_swaps: int, num_kills: int = 0) -> Outcome:
+    """Send at least `num_requests` requests, replace the bundle `num_swaps` times in the meantime,
+    and kill a replica during `num_kills` of these swaps."""
+    outcome, started = Outcome(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as target:
+        is_over = threading.Event()
+        with ThreadPoolExecutor(_CLIENTS) as threads:
+            counter = itertools.count()
+            asking = [
+                threads.submit(_ask, target, counter, num_requests, is_over, outcome, seed)
+                for seed in range(_CLIENTS)
+            ]
+            try:
+                _swap(target, num_swaps, num_kills, outcome)
+            finally:
+                is_over.set()
+            for each in asking:
+                outcome.answers.update(each.result())
+    outcome.requests = outcome.answers.total() + len(outcome.problems)
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+@contextmanager
+def _serving(folder: Path) -> Iterator[_Target]:
+    versions, path = write_versions(folder), folder / "pets"
+    expected = Expected(versions)
+    publish(versions[0], path)
+    admins = folder / "admins"
+    write_tokens(admins, _ADMIN)
+    config = ServingConfig(
+        port=free_port("127.0.0.1", 0),
+        replicas=_REPLICAS,
+        state=folder / "state",
+        admin_token_file=admins,
+    )
+    server = serve_config(path, config, folder / "stderr")
+    try:
+        yield _Target(server, path, versions, expected)
+    finally:
+        end(server)
+        print((folder / "stderr").read_text(), file=sys.stderr)
+
+
+def _ask(
+    target: _Target,
+    counter: Iterator[int],
+    num_requests: int,
+    is_over: threading.Event,
+    outcome: Outcome,
+    seed: int,
+) -> Counter[str]:
+    """Send requests until there are enough and all swaps are over. Nothing is retried."""
+    answers: Counter[str] = Counter()
+    choices = random.Random(seed)
+    with httpx.Client(base_url=target.server.url, timeout=60) as http:
+        while next(counter) < num_requests or not is_over.is_set():
+            question = choices.choice(QUESTIONS)
+            try:
+                response = http.post("/v1/query", json=question.body)
+                response.raise_for_status()
+            except httpx.HTTPError as error:
+                outcome.problems.append(f"{type(error).__name__}: {error}")
+                continue
+            answer = Answer.model_validate_json(response.content)
+            header = response.headers.get("kway-model-version")
+            problem = target.expected.problem(question, answer, header)
+            if problem is None:
+                answers[str(answer.version)] += 1
+            else:
+                outcome.problems.append(problem)
+    return answers
+
+
+def _swap(target: _Target, num_swaps: int, num_kills: int, outcome: Outcome) -> None:
+    """Publish the versions in turn. Every second one is loaded by a request, the others are
+    noticed. Before each, publish a damaged bundle."""
+    for number in range(num_swaps):
+        time.sleep(1)
+        current, other = number % 2, (number + 1) % 2
+        _publish_damaged(target, other, number, outcome)
+        publish(target.versions[other], target.path)
+        if number < num_kills:
+            random.choice(list(replicas_of(target.server).values())).kill()
+            outcome.kills += 1
+        elif number % 2:
+            with Client(target.server.url, token=_ADMIN) as client:
+                client.reload()
+        target.wait_until_all_serve(target.expected.versions[other])
+        assert target.expected.versions[current] != target.expected.versions[other]
+        outcome.swaps += 1
+        if number in (1, num_swaps - 1):
+            outcome.resident_mib.append(_resident_mib(target.server))
+
+
+def _publish_damaged(target: _Target, index: int, number: int, outcome: Outcome) -> None:
+    """Publish a copy of a version in which one file is damaged or missing."""
+    copy = target.path.with_name(f"damaged-{number}")
+    shutil.copytree(target.versions[index], copy)
+    file = random.Random(number).choice(
+        [file for file in sorted(copy.rglob("*")) if file.is_file() and file.name != "bundle.json"]
+    )
+    if number % 2:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[::-1])
+    publish(copy, target.path)
+    try:
+        with Client(target.server.url, token=_ADMIN) as client:
+            client.reload()
+        outcome.problems.append(f"a bundle with a damaged {file.name} is served")
+    except RejectedError as error:
+        if (error.status, error.code) != (409, "reload_failed"):
+            outcome.problems.append(str(error))
+    outcome.damaged += 1
+
+
+def _resident_mib(server: Server) -> int:
+    """Return the memory of the replicas, which changes for a while after a swap."""
+    time.sleep(3)
+    found = replicas_of(server).values()
+    return round(sum(psutil.Process(one.pid).memory_info().rss for one in found) / 2**20)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--swaps", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=0, help="replicas to kill during swaps")
+    given = parser.parse_args()
+    outcome = run(given.requests, given.swaps, given.kills)
+    print(f"{len(outcome.problems)} problems", *outcome.problems[:_MOST_SHOWN], sep="\n")
+    print(replace(outcome, problems=[]))
+    sys.exit(bool(outcome.problems))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    main()
