@@ -44,11 +44,12 @@ def tiny_tokenizer() -> Tokenizer:
     return Tokenizer.of(backend, ROLES, max_length=MAX_LENGTH, name="tiny")
 
 
-def tiny_text_backbone() -> Backbone:
+def tiny_text_backbone(*, extra_bytes: int = 0) -> Backbone:
+    """Return a network with unused embeddings of `extra_bytes`."""
     torch.manual_seed(1)
     config = {
         "model_type": "bert",
-        "vocab_size": tiny_tokenizer().vocab_size,
+        "vocab_size": tiny_tokenizer().vocab_size + extra_bytes // (4 * DIM),
         "hidden_size": DIM,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
@@ -173,13 +174,14 @@ def write_of_texts(
     weight: Tensor | None = None,
     entries: list[ClassEntry] | None = None,
     measured: ClassThresholds | None = None,
+    extra_bytes: int = 0,
     **options,
 ) -> Path:
     """Write a text model, by default with the same classes, thresholds and class weights."""
     text_model = {"image": None, "text": TextSpec(max_length=MAX_LENGTH)}
     write_bundle(
         path,
-        backbone=tiny_text_backbone(),
+        backbone=tiny_text_backbone(extra_bytes=extra_bytes),
         spec=BundleSpec.model_validate({**spec().model_dump(), **text_model}),
         classes=classes() if entries is None else entries,
         thresholds=thresholds() if measured is None else measured,

