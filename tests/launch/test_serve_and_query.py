@@ -30,16 +30,17 @@ def error_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     return run
 
 
+@pytest.mark.parametrize("option", ["--token-file", "--admin-token-file"])
 @pytest.mark.parametrize("file", ["none", "folder", "closed", "empty"])
 def test_the_error_for_an_unusable_token_file_names_the_option_the_path_and_the_fix(
-    error_of: ErrorOf, tmp_path: Path, file: str
+    error_of: ErrorOf, tmp_path: Path, file: str, option: str
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "empty").touch(0o600)
     (tmp_path / "closed").touch(0)  # root can read it anyway
     path = tmp_path / file
-    line = error_of("serve", tmp_path, "--token-file", path)
-    assert line.startswith("error: --token-file")
+    line = error_of("serve", tmp_path, option, path)
+    assert line.startswith(f"error: {option}")
     assert str(path) in line
     assert "Errno" not in line
     if file != "folder":

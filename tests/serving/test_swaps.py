@@ -1,5 +1,6 @@
 """New versions of bundles and galleries replace the old ones while the server answers requests."""
 
+import asyncio
 import gc
 import json
 import shutil
@@ -11,17 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 import torch
+import typer
 from fastapi import FastAPI
 from safetensors.torch import load_file, save_file
+from tritonclient.grpc import service_pb2 as pb
+from typer.testing import CliRunner
 
 from data.files import sha256_of
+from launch.commands.index import index as index_command
 from serving.client import Client, RejectedError
 from serving.config import ServingConfig
 from serving.http.app import build_api
 from serving.http.routing import Admin
+from serving.inference.methods import InferenceMethods
 from serving.models.loading import Loader
 from serving.models.models import Version
 from serving.models.published import LastServed, LastServedFiles, paths_of_models
@@ -32,6 +39,7 @@ from serving.watches.board import Board
 from tests.serving import in_process
 from tests.serving.live.servers import write_tokens
 from tests.serving.published import ADDED, QUESTIONS, REMOVED, Expected, publish, write_versions
+from tests.serving.test_api_access import Call
 from tests.serving.watching import Counters, create_watch, eventually, feeding
 from tests.tiny_bundle import write, write_of_texts
 from trainer.bundle.bundle import Bundle
@@ -270,6 +278,84 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
     assert (result.outcome, result.version) == ("unchanged", result.previous)
 
 
+# ---------------------------------------------------------------------------- galleries
+
+
+def build_gallery(bundle: Path, texts: list[str], gallery: Path) -> Path:
+    lines = gallery.with_name("lines.txt")
+    lines.write_text("\n".join(texts) + "\n")
+    app = typer.Typer()
+    app.command()(index_command)
+    result = CliRunner().invoke(app, [str(bundle), str(lines), "-o", str(gallery)])
+    assert result.exception is None, result.output
+    return gallery
+
+
+@pytest.fixture
+def with_gallery(tmp_path: Path) -> Iterator[Published]:
+    bundle = write_of_texts(tmp_path / "first")
+    gallery = build_gallery(bundle, ["a cat", "a dog"], tmp_path / "texts")
+    with serving(tmp_path, galleries={"texts": gallery}) as published:
+        yield published
+
+
+def test_a_gallery_that_is_indexed_again_is_noticed(with_gallery: Published) -> None:
+    served = with_gallery
+    service = served.reloader.models.default.current.service
+    with served.client() as client:
+        assert len(client.search_page("texts", ["husky"]).results[0].hits) == 2
+        gallery = served.path.with_name("texts")
+        build_gallery(served.path, ["a cat", "a dog", "猫"], gallery)
+        served.reloader.poll()
+        found = client.search_page("texts", ["husky"])
+        assert len(found.results[0].hits) == found.num_items == 3
+        assert served.reloader.models.default.current.service is service  # not loaded again
+        other = gallery.with_name("other")
+        shutil.copytree(gallery, other)
+        info = json.loads((other / "gallery.json").read_text())
+        info["files"]["features.safetensors"]["sha256"] = "0" * 64
+        (other / "gallery.json").write_text(json.dumps(info))
+        shutil.rmtree(gallery)
+        other.rename(gallery)
+        with served.client(ADMIN) as admin, pytest.raises(RejectedError, match="checksum"):
+            admin.reload()
+        assert client.search_page("texts", ["husky"]) == found
+
+
+def test_a_gallery_is_searched_with_the_classes_of_the_version_that_the_answer_names(
+    with_gallery: Published,
+) -> None:
+    served, found = with_gallery, {}
+    with served.client() as client:
+        for version in served.versions:
+            publish(version, served.path)
+            served.reloader.poll()
+            page = client.search_page("texts", ["husky"])
+            (score,) = [hit.score for hit in page.results[0].hits if hit.text == "a cat"]
+            query = client.query(["husky"], ["a cat"])
+            assert page.version == query.version
+            assert score == pytest.approx(query.results[0].verdicts[0].score, abs=1e-4)
+            found[page.version] = score
+    assert len(set(found.values())) == 2
+
+
+def test_a_bundle_with_another_backbone_is_rejected_while_its_gallery_is_not_published(
+    with_gallery: Published, tmp_path: Path
+) -> None:
+    served = with_gallery
+    other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
+    publish(other, served.path)
+    with served.client(ADMIN) as admin, served.client() as client:
+        with pytest.raises(RejectedError, match="different backbone"):
+            admin.reload()
+        shutil.rmtree(tmp_path / "texts")
+        build_gallery(other, ["a dog"], tmp_path / "texts")
+        (result,) = admin.reload()
+        assert result.outcome == "switched"
+        found = client.search_page("texts", ["husky"])
+        assert (found.version, found.num_items) == (result.version, 1)
+
+
 # ---------------------------------------------------------------------------- damaged versions
 
 
@@ -461,6 +547,23 @@ def test_the_open_inference_protocol_selects_the_model_by_its_name(several: Publ
             )
             assert answer.headers["kway-model-version"] == expected.version
         assert http.get("/v2/models/x").status_code == 404
+
+
+def test_grpc_selects_the_model_by_its_name_and_returns_its_version(several: Published) -> None:
+    methods = InferenceMethods(several.reloader.models, Clients(None))
+    for name, version in (("pets", 0), ("others", 1)):
+        request = pb.ModelInferRequest(model_name=name)
+        for tensor, values in (("texts", [b"a cat"]), ("classes", [b"husky"])):
+            sent = request.inputs.add(name=tensor, datatype="BYTES", shape=[1])
+            sent.contents.bytes_contents.extend(values)
+        call = Call({})
+        response = asyncio.run(methods.call("ModelInfer", request.SerializeToString(), call))
+        assert call.code is None
+        assert response.model_name == name
+        assert response.model_version == Expected(several.versions).versions[version]
+    call, request = Call({}), pb.ModelReadyRequest(name="x")
+    asyncio.run(methods.call("ModelReady", request.SerializeToString(), call))
+    assert call.code is grpc.StatusCode.NOT_FOUND
 
 
 def test_watches_and_feeds_of_one_model_are_not_those_of_another(several: Published) -> None:
