@@ -78,7 +78,9 @@ class Loader:
         """Load what is published or, if it is damaged, the version that was served last."""
         last, folder = self._last.read(name), Path(os.path.realpath(self.paths[name]))
         try:
-            service = self._service(name, folder, last)
+            # On a Ray cluster, nothing is recorded. Each replica would read all class weights.
+            has_record = last is not None
+            service = self._service(name, folder, last, class_weights=has_record)
         except (OSError, ValueError) as error:
             service = self._last_service(name, last, error)
         required = self._config.galleries if len(self.paths) == 1 else ()
@@ -96,13 +98,15 @@ class Loader:
         _log.error("model %s: %s. Version %s is served instead", name, error, service.version)
         return service
 
-    def _service(self, name: str, folder: Path, last: LastServed | None) -> Service:
-        """Load a bundle. The checksums of the version that was served last were verified then. On
-        a Ray cluster, the first version is not verified."""
+    def _service(
+        self, name: str, folder: Path, last: LastServed | None, *, class_weights: bool = True
+    ) -> Service:
+        """Load a bundle and verify its checksums. Those of the version that was served last have
+        been verified before."""
         config = self._config
         bundle = Bundle.open(folder)
         if last is None or bundle.version != last.version:
-            bundle.verify()
+            bundle.verify(class_weights=class_weights)
         model = Model(
             bundle,
             max_pixels=config.max_pixels,

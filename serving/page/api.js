@@ -6,6 +6,8 @@ const MAX_DELAY_SECONDS = 60;
 const MAX_ATTEMPTS = 4;
 // The code of a 429 that retrying does not resolve: this client has too many watches.
 const FINAL_429_CODE = "too_many_watches";
+const VERSION_HEADER = "Kway-Model-Version";
+const CHANGED = "The server has loaded another version of the model. Reload this page";
 
 // A request that the server rejected. `code` is machine-readable; the message is meant for people.
 export class RejectedError extends Error {
@@ -19,6 +21,7 @@ export const urlOf = (path) => new URL(path, document.baseURI);
 
 export class Api {
   #numWaiting = 0;
+  #version = null;
 
   constructor(tokens) {
     this.tokens = tokens;
@@ -34,6 +37,7 @@ export class Api {
     for (let attempt = 1; ; ) {
       const token = this.tokens.current;
       const response = await this.#send(method, path, { body, signal, token });
+      this.#checkVersion(response);
       if (response?.ok) return response;
       const error = response ? await errorOf(response) : unreachable();
       if (response?.status === 401) {
@@ -47,6 +51,14 @@ export class Api {
         throw error;
       }
     }
+  }
+
+  // The page must not mix the classes and verdicts of two versions of the model. Responses of the
+  // proxy do not have the header.
+  #checkVersion(response) {
+    const version = response?.headers.get(VERSION_HEADER) ?? null;
+    this.#version ??= version;
+    if (version !== null && version !== this.#version) throw new RejectedError(409, "model_changed", CHANGED);
   }
 
   // The response, or null if there was none. Rethrows an abort.

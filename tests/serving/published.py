@@ -1,15 +1,33 @@
-"""Versions of a text model that give different answers, and how to publish them."""
+"""Versions of a text model that give different answers, how to publish them, and a server in this
+process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import httpx
+from fastapi import FastAPI
+
 from serving.answer import make_query
+from serving.client import Client
+from serving.config import ServingConfig
+from serving.http.app import build_api
+from serving.http.routing import Admin
 from serving.model import Model
+from serving.models.loading import Loader
+from serving.models.published import paths_of_models
+from serving.models.reloading import Reloader
 from serving.schemas import Answer
+from serving.tokens import Clients
+from serving.watches.board import Board
+from tests.serving import in_process
+from tests.serving.live.servers import write_tokens
+from tests.serving.watching import Counters
 from tests.tiny_bundle import NAMES, classes, rows, thresholds, write_of_texts
 
 TEXTS = ("a cat", "und hund", "cat and dog", "猫 a 🐶")
+ADMIN = "d" * 32  # the token of the administrator
 # The second version does not have this class, but another one.
 REMOVED, ADDED = "samoyed", "poodle"
 _TOLERANCE = 1e-3  # of scores, whose rounding depends on the batch
@@ -105,3 +123,49 @@ def _without_score(answer: Answer) -> Answer:
     verdict = answer.results[0].verdicts[0].model_copy(update={"score": 0.0})
     result = answer.results[0].model_copy(update={"verdicts": [verdict]})
     return answer.model_copy(update={"results": [result]})
+
+
+class Counts(Counters):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reloads: list[tuple[str, str]] = []
+
+    def count_reload(self, model: str, outcome: str) -> None:
+        self.reloads.append((model, outcome))
+
+
+@dataclass
+class Published:
+    """A server in this process, and the two versions that can be published at its path."""
+
+    path: Path
+    versions: list[Path]
+    reloader: Reloader
+    api: FastAPI
+    counts: Counts
+    url: str
+
+    def client(self, token: str | None = None) -> Client:
+        return Client(self.url, token=token)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20)
+
+
+@contextmanager
+def serving(folder: Path, **limits: object) -> Iterator[Published]:
+    """Serve the first version, at a symbolic link. The paths are checked only by `reloader.poll`
+    and by requests."""
+    versions, path = write_versions(folder), folder / "pets"
+    publish(versions[0], path)
+    admins = folder / "admins"
+    write_tokens(admins, ADMIN)
+    config = ServingConfig.model_validate({"threads": 1, "admin_token_file": admins, **limits})
+    counts = Counts()
+    reloader = Reloader(Loader(paths_of_models(path, config), config, counts), counts)
+    clients = Clients.of_file(config.token_file)
+    admin = Admin(Clients.of_file(config.admin_token_file), reloader)
+    board = Board(config)
+    api = build_api(reloader.models, clients, in_process.no_metrics, board, counts, admin)
+    with in_process.listening(api, ws="websockets-sansio") as url:
+        yield Published(path, versions, reloader, api, counts, url)

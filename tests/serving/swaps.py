@@ -31,11 +31,10 @@ from serving.config import ServingConfig
 from serving.deploy.session import free_port
 from serving.schemas import Answer
 from tests.serving.live.servers import serve_config, write_tokens
-from tests.serving.published import QUESTIONS, Expected, publish, write_versions
+from tests.serving.published import ADMIN, QUESTIONS, Expected, publish, write_versions
 from tests.serving.started import Server, end, replicas_of
 
 _CLIENTS, _REPLICAS = 8, 2
-_ADMIN = "d" * 32
 _SWITCH_SECONDS = 60
 _MOST_SHOWN = 10
 
@@ -108,7 +107,7 @@ def _serving(folder: Path, backbone_bytes: int) -> Iterator[_Target]:
     expected = Expected(versions)
     publish(versions[0], path)
     admins = folder / "admins"
-    write_tokens(admins, _ADMIN)
+    write_tokens(admins, ADMIN)
     config = ServingConfig(
         port=free_port("127.0.0.1", 0),
         replicas=_REPLICAS,
@@ -173,7 +172,7 @@ def _swap(target: _Target, num_swaps: int, num_kills: int, outcome: Outcome) -> 
             outcome.kills += 1
             random.choice(list(replicas_of(target.server).values())).kill()
         elif number % 2:
-            with Client(target.server.url, token=_ADMIN) as client:
+            with Client(target.server.url, token=ADMIN) as client:
                 client.reload()
         target.wait_until_all_serve(target.expected.versions[other])
         assert target.expected.versions[current] != target.expected.versions[other]
@@ -194,7 +193,7 @@ def _publish_damaged(target: _Target, index: int, number: int, outcome: Outcome)
         file.write_bytes(file.read_bytes()[::-1])
     publish(copy, target.path)
     try:
-        with Client(target.server.url, token=_ADMIN) as client:
+        with Client(target.server.url, token=ADMIN) as client:
             client.reload()
         outcome.problems.append(f"a bundle with a damaged {file.name} is served")
     except RejectedError as error:

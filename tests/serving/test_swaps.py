@@ -8,16 +8,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-import httpx
 import pytest
 import torch
 import typer
-from fastapi import FastAPI
 from safetensors.torch import load_file, save_file
 from tritonclient.grpc import service_pb2 as pb
 from typer.testing import CliRunner
@@ -26,8 +22,6 @@ from data.files import sha256_of
 from launch.commands.index import index as index_command
 from serving.client import Client, RejectedError
 from serving.config import ServingConfig
-from serving.http.app import build_api
-from serving.http.routing import Admin
 from serving.inference.methods import InferenceMethods
 from serving.models.loading import Loader
 from serving.models.models import Version
@@ -35,63 +29,27 @@ from serving.models.published import LastServed, LastServedFiles, paths_of_model
 from serving.models.reloading import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
-from serving.watches.board import Board
 from tests.serving import in_process
 from tests.serving.live.servers import write_tokens
-from tests.serving.published import ADDED, QUESTIONS, REMOVED, Expected, publish, write_versions
+from tests.serving.published import (
+    ADDED,
+    ADMIN,
+    QUESTIONS,
+    REMOVED,
+    Counts,
+    Expected,
+    Published,
+    publish,
+    serving,
+    write_versions,
+)
 from tests.serving.test_api_access import Call
-from tests.serving.watching import Counters, create_watch, eventually, feeding
+from tests.serving.watching import create_watch, eventually, feeding
 from tests.tiny_bundle import write, write_of_texts
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import read_manifest
 
-ADMIN, TOKEN = "d" * 32, "c" * 32
-
-
-class Counts(Counters):
-    def __init__(self) -> None:
-        super().__init__()
-        self.reloads: list[tuple[str, str]] = []
-
-    def count_reload(self, model: str, outcome: str) -> None:
-        self.reloads.append((model, outcome))
-
-
-@dataclass
-class Published:
-    """A server in this process, and the two versions that can be published at its path."""
-
-    path: Path
-    versions: list[Path]
-    reloader: Reloader
-    api: FastAPI
-    counts: Counts
-    url: str
-
-    def client(self, token: str | None = None) -> Client:
-        return Client(self.url, token=token)
-
-    def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20)
-
-
-@contextmanager
-def serving(folder: Path, **limits: object) -> Iterator[Published]:
-    """Serve the first version, at a symbolic link. The paths are checked only by `reloader.poll`
-    and by requests."""
-    versions, path = write_versions(folder), folder / "pets"
-    publish(versions[0], path)
-    admins = folder / "admins"
-    write_tokens(admins, ADMIN)
-    config = ServingConfig.model_validate({"threads": 1, "admin_token_file": admins, **limits})
-    counts = Counts()
-    reloader = Reloader(Loader(paths_of_models(path, config), config, counts), counts)
-    clients = Clients.of_file(config.token_file)
-    admin = Admin(Clients.of_file(config.admin_token_file), reloader)
-    board = Board(config)
-    api = build_api(reloader.models, clients, in_process.no_metrics, board, counts, admin)
-    with in_process.listening(api, ws="websockets-sansio") as url:
-        yield Published(path, versions, reloader, api, counts, url)
+TOKEN = "c" * 32
 
 
 @pytest.fixture
