@@ -57,12 +57,17 @@ class ClientLimit:
         code = f"too_many_{self._what}".replace(" ", "_")
         raise ApiError(429, code, message, {"Retry-After": "5"})
 
+    def check(self, client: str, count: int) -> None:
+        """Raise ApiError 429 if fewer than `count` slots are free for `client`."""
+        self.acquire(client, count)
+        self.release(client, count)
+
     def release(self, client: str, count: int) -> None:
         """Release slots acquired with `acquire`."""
         self._total -= count
-        self._in_use[client] -= count
-        if not self._in_use[client]:
-            del self._in_use[client]
+        left = self._in_use.pop(client, 0) - count
+        if left:
+            self._in_use[client] = left
 
 
 class Uploads:
@@ -104,7 +109,9 @@ class Uploads:
         """Return the first message of a request, which counts as an upload of `client` until it
         arrives. Raises ApiError 429 and 408 like `parts`."""
         with self._count.slot(client):
-            return await self._in_time(receive(), asyncio.get_running_loop().time(), 0)
+            message = await self._in_time(receive(), asyncio.get_running_loop().time(), 0)
+            self._bytes.check(client, len(message.get("body", b"")))
+            return message
 
     async def _in_time(self, part: Awaitable[T], started: float, received: int) -> T:
         """Return the next part of a body. Raises ApiError 408 if it does not arrive in time."""

@@ -49,8 +49,9 @@ async def send(message):
 Replica._direct_ingress_asgi = rays
 options = http_util.configure_http_middlewares(http_util.HTTPOptions())
 
-def ask(path):
-    scope = {"type": "http", "path": path, "headers": []}
+def ask(path, kind="http"):
+    scope = {"type": kind, "path": path, "headers": []}
+    scope["extensions"] = {"websocket.http.response": {}}
     asyncio.run(http_util._apply_middlewares(replica._direct_ingress_asgi, options.middlewares)(
         scope, None, send))
 
@@ -60,9 +61,10 @@ ask("/a")
 ask("/-/healthz")
 serve_directly(own, 0)
 ask("/a")
+ask("/a", "websocket")
 print(*seen, replica.get_num_ongoing_requests())
 """)
-    assert output == "('/a', 'ray') ('/a', 1) ('/-/healthz', 'ray') 429 None 0"
+    assert output == "('/a', 'ray') ('/a', 1) ('/-/healthz', 'ray') 429 None 429 None 0"
 
 
 def test_ray_daemons_start_in_their_own_process_groups() -> None:
