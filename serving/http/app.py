@@ -12,6 +12,7 @@ from fastapi import APIRouter, FastAPI
 
 from serving.http.access import Access
 from serving.http.direct_query import DirectQuery
+from serving.http.disconnects import Disconnects
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
 from serving.http.routes import (
@@ -94,6 +95,7 @@ def build_api(
     api.state.resources = resources
     api.add_middleware(SelectModel, resources=resources, models=models)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
+    api.add_middleware(Disconnects)
     for group in GROUPS:
         for router in group.routers:
             api.include_router(router, tags=[group.name])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api_error import ApiError
-from serving.http.error_responses import error_response
+from serving.http.error_responses import reject
 from serving.http.routing import Resources, Shared
 from serving.models.models import Models, ServedModel
 from serving.watches.feed import Feeds, WatchCounts
@@ -73,7 +73,7 @@ class SelectModel:
         try:
             resources = self._resources.of(name)
         except ApiError as error:
-            await error_response(error.status, error.code, str(error))(scope, receive, send)
+            await reject(error, scope, receive, send)
             return
         scope["state"]["resources"] = resources
         header = (_RAW_HEADER, resources.version.id.encode())
@@ -97,7 +97,5 @@ class SelectModel:
         protocol, name, rest = found.groups()
         if protocol == "2":  # the routes reject an unknown model in the protocol's format
             return name if name in self._models else None, scope
-        if scope["type"] == "websocket" and name not in self._models:
-            return None, scope  # rejected, because there is no such route
         path = f"/v1{rest}" if rest else "/v1/model"
         return name, {**scope, "path": path, "raw_path": path.encode()}
