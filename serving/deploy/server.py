@@ -19,7 +19,7 @@ from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.private_ray import local_options, own_process_groups
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
-from serving.models.published import LastServed, LastServedFiles, paths_of_models
+from serving.models.published import Attempts, LastServed, LastServedFiles, paths_of_models
 from serving.watches.state_file import default_folder, held_folder
 from trainer.bundle.spec import read_manifest
 
@@ -60,6 +60,7 @@ def _remember(name: str, path: Path, state: Path) -> None:
     folder = Path(os.path.realpath(path))
     served = LastServed(folder=folder, version=read_manifest(folder).version)
     LastServedFiles(state).write(name, served)
+    Attempts(state).forget(name)
 
 
 def _running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:

@@ -10,7 +10,13 @@ from serving.galleries.format import features_identity, read_info
 from serving.galleries.gallery import Galleries
 from serving.model import Model
 from serving.models.models import Models, ServedModel, Version
-from serving.models.published import Fingerprint, LastServed, LastServedFiles, fingerprint
+from serving.models.published import (
+    Attempts,
+    Fingerprint,
+    LastServed,
+    LastServedFiles,
+    fingerprint,
+)
 from serving.service import Counts, Service, Shared
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import read_manifest
@@ -24,7 +30,7 @@ class Loader:
     def __init__(self, paths: Mapping[str, Path], config: ServingConfig, counts: Counts) -> None:
         self.paths, self._config = paths, config
         self._shared = Shared(config, counts)
-        self._last = LastServedFiles(config.state)
+        self._last, self.attempts = LastServedFiles(config.state), Attempts(config.state)
 
     def open_all(self) -> Models:
         """Open all models. Raises OSError or ValueError if one of them cannot be served, or if a
@@ -103,10 +109,15 @@ class Loader:
     ) -> Service:
         """Load a bundle and verify its checksums. Those of the version that was served last have
         been verified before."""
-        config = self._config
         bundle = Bundle.open(folder)
-        if last is None or bundle.version != last.version:
+        if last is not None and bundle.version == last.version:
+            return self._loaded(name, bundle)
+        with self.attempts.attempt(name, bundle.version):
             bundle.verify(class_weights=class_weights)
+            return self._loaded(name, bundle)
+
+    def _loaded(self, name: str, bundle: Bundle) -> Service:
+        config = self._config
         model = Model(
             bundle,
             max_pixels=config.max_pixels,

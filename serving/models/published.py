@@ -4,8 +4,10 @@ A path is published atomically: it is a symbolic link that is replaced, or a fol
 to it. `kway export`, `kway calibrate` and `kway index` do the latter.
 """
 
+import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -28,6 +30,7 @@ def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
     return {name: bundle, **config.models}
 
 
+_MOST_KILLED = 3
 # Changes whenever another bundle or gallery is published.
 Fingerprint = tuple[tuple[str, int, int], ...]
 
@@ -80,3 +83,47 @@ class LastServedFiles:
 
     def _file(self, state: Path, name: str) -> Path:
         return state / f"served-{name}.json"
+
+
+class Attempts:
+    """The attempts of a server's replicas to load new versions, one at a time. A replica that runs
+    out of memory in an attempt is killed; after `_MOST_KILLED` such attempts, the version is
+    rejected.
+
+    A file in the state folder, `loading-NAME`, contains a line with the version for each attempt
+    that has not ended. On a Ray cluster, there is no state folder, and attempts are not counted.
+    """
+
+    def __init__(self, state: Path | None) -> None:
+        self._state = state
+
+    @contextmanager
+    def attempt(self, name: str, version: str) -> Iterator[None]:
+        """Wait until no other replica is loading a version of the model `name`, and count an
+        attempt. Raises ValueError if too many replicas were killed while they loaded this
+        version."""
+        if self._state is None:
+            yield
+            return
+        with (self._state / f"loading-{name}").open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            killed = file.read().split().count(version)
+            if killed >= _MOST_KILLED:
+                raise ValueError(
+                    f"{killed} replicas were killed while they loaded version {version}, perhaps "
+                    "because memory was exhausted: add memory and reload, or publish another "
+                    "version"
+                )
+            file.write(f"{version}\n")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def forget(self, name: str) -> None:
+        """Allow all versions to be loaded again."""
+        if self._state is not None:
+            with suppress(FileNotFoundError):
+                os.truncate(self._state / f"loading-{name}", 0)

@@ -76,8 +76,9 @@ class Reloader:
         All models are tried.
         """
         with self._lock:
-            for seen in self._seen.values():
+            for name, seen in self._seen.items():
                 seen.error = None  # report it again
+                self._loader.attempts.forget(name)
             results = [self._reloaded(model) for model in self.models]
         if errors := [result for result in results if isinstance(result, str)]:
             raise ReloadError("; ".join(errors))

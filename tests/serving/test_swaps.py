@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import json
+import os
 import shutil
+import signal
 import threading
 import weakref
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
 from serving.models.loading import Loader
 from serving.models.models import Version
-from serving.models.published import LastServed, LastServedFiles, paths_of_models
+from serving.models.published import Attempts, LastServed, LastServedFiles, paths_of_models
 from serving.models.reloading import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
@@ -423,6 +425,66 @@ def test_a_replica_that_starts_while_the_version_is_damaged_serves_the_last_one(
     shutil.rmtree(first)
     with pytest.raises(ValueError, match="bytes instead of"):
         start()
+
+
+def killed_while_loading(state: Path, version: str) -> None:
+    """Run a process that is killed while it loads a version."""
+    child = os.fork()
+    if child == 0:
+        with Attempts(state).attempt("pets", version):
+            os.kill(os.getpid(), signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+def test_a_version_that_kills_the_replicas_which_load_it_is_rejected(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with serving(tmp_path, state=state) as served:
+        first, second = Expected(served.versions).versions
+        for _ in range(3):
+            killed_while_loading(state, second)
+        publish(served.versions[1], served.path)
+        served.reloader.poll()
+        assert version_of(served) == first
+        assert served.counts.reloads == [("pets", "failed")]
+        with served.client(ADMIN) as admin:  # an administrator can try again
+            (result,) = admin.reload()
+        assert result.version == second
+
+
+def test_the_kill_of_a_replica_that_loads_a_version_does_not_prevent_others_from_loading_it(
+    tmp_path: Path,
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with serving(tmp_path, state=state) as served:
+        _, second = Expected(served.versions).versions
+        for _ in range(2):
+            killed_while_loading(state, second)
+        for _ in range(2):
+            for version in (1, 0):
+                publish(served.versions[version], served.path)
+                served.reloader.poll()
+        publish(served.versions[1], served.path)
+        served.reloader.poll()
+        assert version_of(served) == second
+    assert served.counts.reloads == [("pets", "switched")] * 5
+
+
+def test_replicas_load_new_versions_one_at_a_time(tmp_path: Path) -> None:
+    started = threading.Event()
+
+    def load() -> None:
+        with Attempts(tmp_path).attempt("pets", "2"):
+            started.set()
+
+    with Attempts(tmp_path).attempt("pets", "1"):
+        thread = threading.Thread(target=load)
+        thread.start()
+        assert not started.wait(0.3)
+    assert started.wait(20)
+    thread.join()
 
 
 # ---------------------------------------------------------------------------- administrators
