@@ -18,8 +18,9 @@ from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     LinesOut,
+    MessagesOut,
     NdjsonAnswer,
-    accepted,
+    answer_socket,
     check_is_ndjson,
     split_lines,
 )
@@ -124,12 +125,15 @@ async def position(
 async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """Send frames as WebSocket messages: the bytes of an image, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.service.config
-    async with accepted(socket, config, config.feed_idle_seconds) as out:
+
+    async def work(out: MessagesOut) -> None:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
         parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
         async with _followed(feeds, limit, socket.state.client):
             run = _feed(feeds, name, socket.state.client, parameters, out.line)
             await run(frames_of_messages(socket, feeds.service), latest=parameters.latest)
+
+    await answer_socket(socket, config, config.feed_idle_seconds, work)
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], service: Service) -> AsyncIterator[Frame]:

@@ -17,7 +17,14 @@ from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.query_body import check_class_count
 from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
+from serving.http.streams import (
+    LinesOut,
+    MessagesOut,
+    NdjsonAnswer,
+    answer_socket,
+    until_disconnect,
+    wait_for_close,
+)
 from serving.limits import ClientLimit
 from serving.schemas import ClassDrift, ClassThreshold
 from serving.service import InProgress, Service
@@ -164,12 +171,15 @@ async def hits(
 @facts(streams=True)
 async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit: LimitDep) -> None:
     """Stream the hits of a watch as WebSocket text messages."""
-    async with accepted(socket, resources.service.config, _SEND_SECONDS) as out:
+
+    async def work(out: MessagesOut) -> None:
         given = dict(socket.query_params)
         after = validated(ListenParameters, given, "invalid_parameter").after
         with limit.slot(), _as_api_errors():
             listening = _listening(resources, socket.state.client, watch_id, after, out.line)
             await until_disconnect(lambda: wait_for_close(socket), listening)
+
+    await answer_socket(socket, resources.service.config, _SEND_SECONDS, work)
 
 
 def _listening(
