@@ -21,10 +21,11 @@ from serving.api_error import ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.drift import DriftMonitor
-from serving.limits import Uploads
+from serving.limits import ClientLimit, Uploads
 from serving.model import Model
 from serving.query_log import QueryLog
 from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
+from serving.statistics import ModelStatistics
 from serving.top_classes import MAX_TOP, top_classes
 
 T = TypeVar("T")
@@ -49,29 +50,34 @@ class Counts(Protocol):
 
 
 class Slots:
-    """Limits the number of requests that a replica processes concurrently."""
+    """Limits the number of requests that a replica processes concurrently, in total and for each
+    client."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, per_client: int) -> None:
         self._limit, self.in_use = limit, 0
+        self._per_client = ClientLimit(limit, "requests", per_client=per_client, retry_seconds=1)
 
-    def check(self) -> None:
+    def check(self, client: str) -> None:
         """Raise ApiError 429 if no slot is free."""
         if self.in_use >= self._limit:
             raise _too_many_requests()
+        self._per_client.check(client, 1)
 
-    def acquire(self) -> None:
-        self.check()
+    def acquire(self, client: str) -> None:
+        self.check(client)
+        self._per_client.acquire(client, 1)
         self.in_use += 1
 
-    def release(self) -> None:
+    def release(self, client: str) -> None:
+        self._per_client.release(client, 1)
         self.in_use -= 1
 
 
 class InProgress:
     """A request in progress. `inputs` is the number of its inputs answered so far."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, client: str) -> None:
+        self._slots, self._client = slots, client
         self.has_slot = False
         self.inputs = 0
 
@@ -79,12 +85,12 @@ class InProgress:
         """Acquire a slot and hold it until the request ends. Call this after the body has been
         received, because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is
         free."""
-        self._slots.acquire()
+        self._slots.acquire(self._client)
         self.has_slot = True
 
     def release_slot(self) -> None:
         if self.has_slot:
-            self._slots.release()
+            self._slots.release(self._client)
 
 
 class Service:
@@ -100,8 +106,9 @@ class Service:
         self.model, self.config = model, config
         self.uploads = Uploads(config)
         self._counts = counts
-        self._slots = Slots(config.max_requests)
+        self._slots = Slots(config.max_requests, per_client=config.requests_per_client)
         self._helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        self.statistics = ModelStatistics()
         has_idle_cores = threads > 1 or config.device != "cpu"
         self._batcher = Batcher(
             model.features,
@@ -109,6 +116,7 @@ class Service:
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
             helpers=self._helpers if has_idle_cores else None,
+            statistics=self.statistics,
         )
         # Computing all scores can take a second, so it has its own thread. Requests that arrive in
         # the meantime share the next pass over the class weights.
@@ -147,17 +155,19 @@ class Service:
         return (0, 0) if self.drift is None else self.drift.num_monitored()
 
     @asynccontextmanager
-    async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
+    async def admitted(self, client: str, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Admit a request for the duration of the context, then count it by its outcome.
 
-        Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
-        many requests are in progress or waiting for the model; after the timeout, 408 if the
-        request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
+        Inside the context, read the body, then call `acquire_slot`. `client` is a
+        `Client.limit_key` (`serving/tokens.py`). Raises ApiError: 429 if too many requests are in
+        progress, in total or from this client, or waiting for the model; after the timeout, 408 if
+        the request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
         have no timeout.
         """
         started, outcome = time.perf_counter(), "internal"
-        progress = InProgress(self._slots)
+        progress = InProgress(self._slots, client)
         try:
+            self._slots.check(client)  # reject before reading the body
             async with self._within_limits(progress, is_timed=is_timed):
                 yield progress
             outcome = "ok"
@@ -175,7 +185,6 @@ class Service:
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
-        self._slots.check()  # reject before reading the body
         seconds = self.config.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds if is_timed else None):

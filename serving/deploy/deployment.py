@@ -5,6 +5,8 @@ Importing this module imports Ray, so set Ray's environment first (`serving/depl
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,13 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
-from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
+from serving.deploy.metrics import (
+    ModelMetrics,
+    QueryMetrics,
+    ReplicaMetrics,
+    WatchMetrics,
+    agent_pages,
+)
 from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
@@ -28,6 +36,7 @@ from serving.deploy.private_uvicorn import drop_trailers, set_server_options
 from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
+from serving.inference.health import MAX_WATCHES
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.model import Model
 from serving.service import Service
@@ -66,18 +75,18 @@ class Kway:
             model.bundle.spec.loss, self._service.load, self._service.num_monitored
         ).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
-        self._clients = Clients.of_file(checked.token_file)
-        self._methods = InferenceMethods(self._service, self._clients)
+        self._clients = Clients.of_file(checked.token_file, checked.client_address_header)
+        self._methods = InferenceMethods(self._service, self._clients, metrics_page)
+        ModelMetrics(model.bundle.path.name, self._service.statistics).start()
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
         # collection would block all requests for a tenth of a second or more.
         gc.collect()
         gc.freeze()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        async def metrics() -> bytes:
-            return await exposition(await asyncio.to_thread(agent_pages))
-
-        return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
+        return build_api(
+            self._service, self._clients, metrics_page, self._watches, self._watch_counts
+        )
 
     # Ray calls these methods by their names in the protocol.
 
@@ -96,12 +105,36 @@ class Kway:
     async def ModelMetadata(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ModelMetadata", raw, grpc_context)
 
+    async def ModelConfig(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelConfig", raw, grpc_context)
+
+    async def ModelStatistics(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelStatistics", raw, grpc_context)
+
+    async def RepositoryIndex(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("RepositoryIndex", raw, grpc_context)
+
+    async def Check(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("Check", raw, grpc_context)
+
+    async def Watch(  # noqa: N802
+        self, raw: bytes, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[Message, None]:
+        async with aclosing(self._methods.watch(raw, grpc_context)) as statuses:
+            async for status in statuses:
+                yield status
+
     async def ModelInfer(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
         self._service.check_health()
+
+
+async def metrics_page() -> bytes:
+    """Return the metrics of all replicas."""
+    return await exposition(await asyncio.to_thread(agent_pages))
 
 
 def application(
@@ -137,7 +170,7 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
     here, because other requests could otherwise queue behind them indefinitely. Streams count
     towards `max_requests`.
     """
-    lasting = config.max_feeds + config.max_listeners + config.max_uploads
+    lasting = config.max_feeds + config.max_listeners + config.max_uploads + MAX_WATCHES
     return config.max_requests + lasting + _SPARE_REQUESTS
 
 

@@ -43,6 +43,8 @@ _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
+# A call that lasts until the client ends it.
+_HEALTH_WATCH = "{ path /grpc.health.v1.Health/Watch }"
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
@@ -76,13 +78,15 @@ class ProxySettings:
     limits the concurrent calls per replica. `stream_paths` are routes without a timeout or size
     limit in HAProxy. `idempotent_paths` are routes whose requests, like every GET, are retried if a
     replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
-    are the accepted host names, without a port; if empty, all host names are accepted. `errors` is
+    are the accepted host names, without a port; if empty, all host names are accepted. HAProxy sets
+    `address_header` to the address of the client, and replaces what the client sent. `errors` is
     a FIFO that receives a line `STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
     http_bind: str
     grpc_bind: str | None
+    address_header: str
     max_body_bytes: int
     head_seconds: float
     idle_seconds: float
@@ -218,6 +222,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
+        _address_rule(settings),
         _drop_unless_name("x-request-id"),
         # Never retry requests that are not idempotent: a retry of a request that creates a watch
         # could create two.
@@ -289,6 +294,7 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
+        _address_rule(settings),
         _drop_unless_name("request_id"),
         # Do not wait for the body of a streaming call, which the client may keep open indefinitely.
         # The replica responds that streaming is not supported.
@@ -311,7 +317,8 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
         # memory before it checks the token.
         *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
-        f"    http-request set-timeout server {_time(settings.response_seconds)}",
+        f"    http-request set-timeout server {_time(settings.response_seconds)} "
+        f"unless {_HEALTH_WATCH}",
         *(f"    http-error {_grpc_error_response(status)}" for status in _GRPC_STATUSES),
     ]
 
@@ -326,6 +333,10 @@ def _grpc_error_response(status: int) -> str:
 
 def _with_maxconn(line: str, settings: ProxySettings) -> str:
     return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
+
+
+def _address_rule(settings: ProxySettings) -> str:
+    return f"set-header {settings.address_header} %[src]"
 
 
 def _drop_unless_name(header: str) -> str:

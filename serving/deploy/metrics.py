@@ -12,9 +12,10 @@ import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.metrics_page import EXACT_SECONDS
+from serving.statistics import SERIES, ModelStatistics
 from trainer.bundle.spec import LossSpec
 
-_REPORT_SECONDS = 5.0
+_REPORT_SECONDS, _STATISTICS_SECONDS = 5.0, 1.0
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
 
@@ -102,6 +103,43 @@ class ReplicaMetrics:
             self._monitored_classes.set(monitored)
             self._drifted_classes.set(drifted)
             time.sleep(_REPORT_SECONDS)
+
+
+class ModelMetrics:
+    """The statistics of one replica's model. A thread reports them, because reporting each request
+    would take longer than counting it."""
+
+    def __init__(self, model: str, statistics: ModelStatistics) -> None:
+        self._model, self._statistics = model, statistics
+        self._metrics = {
+            name: (Counter if name.endswith("_total") else Gauge)(
+                name,
+                description=description,
+                tag_keys=("model", *labels),  # type: ignore[arg-type]
+            )
+            for name, (labels, description) in SERIES.items()
+        }
+        self._reported: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+
+    def start(self) -> None:
+        """Start a thread that reports the statistics every second."""
+        Thread(target=self._report_forever, name="statistics", daemon=True).start()
+
+    def _report_forever(self) -> None:
+        while True:
+            for name, labels, value in self._statistics.series():
+                self._report(name, labels, value)
+            time.sleep(_STATISTICS_SECONDS)
+
+    def _report(self, name: str, labels: dict[str, str], value: float) -> None:
+        metric, tags = self._metrics[name], {"model": self._model, **labels}
+        if isinstance(metric, Gauge):
+            metric.set(value, tags=tags)
+            return
+        key = name, frozenset(labels.items())
+        if (growth := value - self._reported.get(key, 0)) > 0:
+            metric.inc(growth, tags=tags)
+            self._reported[key] = value
 
 
 class WatchMetrics:

@@ -20,6 +20,10 @@ _EXPORTED_LABELS = {
     "status": "status",
     "le": "le",
     "loss": "loss",
+    "model": "model",
+    "result": "result",
+    "stage": "stage",
+    "batch_size": "batch_size",
     "replica": "replica",
     "NodeAddress": "node",
 }

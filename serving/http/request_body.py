@@ -72,7 +72,8 @@ async def bounded_parts(
     if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
         raise too_large
     received = 0
-    async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
+    client = request.state.limit_key
+    async with aclosing(uploads.parts(client, decompressed_parts(request))) as parts:
         async for part in parts:
             received += len(part)
             if received > limit:

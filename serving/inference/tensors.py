@@ -11,7 +11,7 @@ little-endian and in row-major order. Each BYTES element is preceded by its leng
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ import numpy as np
 
 from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
+from serving.inference.model_config import ModelConfig, ModelIndex, model_config
+from serving.inference.statistics import ModelStatistics, statistics_of
 from serving.schemas import Answer
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ _MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
-SERVER_NAME, PLATFORM = "kway", "pytorch"
-EXTENSIONS = ("binary_tensor_data",)
+SERVER_NAME = "kway"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
 _DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
 _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
@@ -272,10 +274,13 @@ def invalid_inference(message: str) -> ApiError:
 
 
 class InferenceModel:
-    """A tensor interface to a `Service`. Every error is an ApiError."""
+    """A tensor interface to a `Service`. Every error is an ApiError.
 
-    def __init__(self, service: "Service") -> None:
-        self._service = service
+    `metrics` returns the page at /metrics, which contains the statistics of all replicas.
+    """
+
+    def __init__(self, service: "Service", metrics: Callable[[], Awaitable[bytes]]) -> None:
+        self._service, self._metrics = service, metrics
         self.name = service.model.bundle.path.name
 
     @property
@@ -299,6 +304,13 @@ class InferenceModel:
             return False
         return True
 
+    def index(self, *, only_ready: bool = False) -> list[ModelIndex]:
+        """Return the served models."""
+        is_ready = self.is_ready()
+        if only_ready and not is_ready:
+            return []
+        return [ModelIndex(name=self.name, state="READY" if is_ready else "UNAVAILABLE")]
+
     @property
     def inputs(self) -> list[Tensor]:
         """The inputs of a request, without their data. A dimension of -1 is variable."""
@@ -308,6 +320,13 @@ class InferenceModel:
     @property
     def outputs(self) -> list[Tensor]:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
+
+    def config(self) -> ModelConfig:
+        return model_config(self.name, self._service.config, self.inputs, self.outputs)
+
+    async def statistics(self) -> ModelStatistics:
+        """Return the statistics of all replicas since the start of the server."""
+        return statistics_of(await self._metrics(), self.name)
 
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
         """Return the requested outputs and the answer that they contain. Call this inside

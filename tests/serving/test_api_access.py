@@ -21,7 +21,7 @@ from serving.inference.methods import InferenceMethods
 from serving.model import Model
 from serving.service import Service
 from serving.tokens import Clients, Tokens
-from tests.serving.in_process import NoCounts, application, ask, refusal
+from tests.serving.in_process import NoCounts, application, ask, no_metrics, refusal
 from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
@@ -270,7 +270,10 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     api, clients = FastAPI(), Clients.of_file(file)
     api.add_middleware(Access, clients=clients)
     service = Service(Model.open(bundle), ServingConfig(threads=1), NoCounts())
-    methods, context = InferenceMethods(service, clients), Call({"authorization": f"Bearer {OLD}"})
+    methods, context = (
+        InferenceMethods(service, clients, no_metrics),
+        Call({"authorization": f"Bearer {OLD}"}),
+    )
     asyncio.run(methods.call("ServerMetadata", b"", context))
     assert context.code is None
     file.unlink()

@@ -37,6 +37,7 @@ from serving.http.routing import paths_of
 from tests.quiet_server import QuietServer
 
 LIMIT, HEAD_SECONDS = 1000, 1.0
+ADDRESS_HEADER = "x-client"
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
 HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
 
@@ -171,6 +172,7 @@ def settings(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
         grpc_bind=None if grpc_port is None else f"127.0.0.1:{grpc_port}",
+        address_header=ADDRESS_HEADER,
         max_body_bytes=LIMIT,
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,

@@ -123,7 +123,7 @@ class Kway:
         self.board = Board(config)
         self.api = build_api(
             Service(model, config, self.counts),
-            Clients.of_file(tokens),
+            Clients.of_file(tokens, config.client_address_header),
             in_process.no_metrics,
             self.board,
             self.counts,

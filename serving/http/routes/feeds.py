@@ -97,7 +97,7 @@ async def send(
     feeds = resources.feeds
 
     async def work(request: Request, out: LinesOut) -> None:
-        async with _followed(feeds, limit, request.state.client):
+        async with _followed(feeds, limit, request.state.limit_key):
             await out.start()
             run = _feed(feeds, feed, request.state.client, parameters, out.line)
             await run(frames_of_lines(request.stream(), feeds.service), latest=parameters.latest)
@@ -129,7 +129,7 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
     async def work(out: MessagesOut) -> None:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
         parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
-        async with _followed(feeds, limit, socket.state.client):
+        async with _followed(feeds, limit, socket.state.limit_key):
             run = _feed(feeds, name, socket.state.client, parameters, out.line)
             await run(frames_of_messages(socket, feeds.service), latest=parameters.latest)
 
