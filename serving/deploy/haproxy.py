@@ -80,7 +80,7 @@ class ProxySettings:
     replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
     are the accepted host names, without a port; if empty, all host names are accepted. HAProxy sets
     `address_header` to the address of the client, and replaces what the client sent. `errors` is
-    a FIFO that receives a line `STATUS TERMINATION` for each error response.
+    a FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
@@ -150,14 +150,19 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
             kept = [line for line in kept if not _is_replaced_timeout(line)]
             return [title, *kept, *_defaults(settings)]
         case "frontend http_frontend":
-            own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
+            log = _error_log(settings, "http")
+            own = [f"    bind {settings.http_bind}", *log, *_rules(settings)]
+                f"    bind {settings.http_bind}",
+                *_error_log(settings, "http"),
+                *_rules(settings),
+            ]
             return [title, *own, *_without_bind(kept)]
         case "frontend grpc_frontend":
             bind = f"    bind {settings.grpc_bind} proto h2"
             return [
                 title,
                 bind,
-                *_error_log(settings),
+                *_error_log(settings, "grpc"),
                 *_grpc_rules(settings),
                 *_without_bind(kept),
             ]
@@ -200,13 +205,13 @@ def _defaults(settings: ProxySettings) -> list[str]:
     ]
 
 
-def _error_log(settings: ProxySettings) -> list[str]:
+def _error_log(settings: ProxySettings, protocol: str) -> list[str]:
     """Log responses to standard output, which `main` connects to the FIFO."""
     if settings.errors is None:
         return []
     return [
         "    log stdout format raw local0",
-        '    log-format "%ST %ts"',
+        f'    log-format "{protocol} %ST %ts"',
         "    option dontlognull",  # skip connections without a request
     ]
 

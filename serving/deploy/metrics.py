@@ -11,6 +11,7 @@ from threading import Thread
 import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from serving.deploy.error_reports import HttpError
 from serving.deploy.metrics_page import EXACT_SECONDS
 from serving.statistics import SERIES, ModelStatistics
 from trainer.bundle.spec import LossSpec
@@ -177,18 +178,21 @@ class WatchMetrics:
 
 
 class HttpErrorMetrics:
-    """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway."""
+    """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway.
+
+    HAProxy replaces Ray's own responses, so their source is the proxy.
+    """
 
     def __init__(self) -> None:
         self._errors = Counter(
             "kway_http_errors_total",
             description="Number of HTTP responses with status 400 or higher, including "
             "those of the proxy.",
-            tag_keys=("status",),
+            tag_keys=HttpError._fields,  # type: ignore[arg-type]
         )
 
-    def count(self, status: str) -> None:
-        self._errors.inc(1, tags={"status": status})
+    def count(self, error: HttpError) -> None:
+        self._errors.inc(1, tags=error._asdict())
 
 
 def agent_pages() -> list[str]:

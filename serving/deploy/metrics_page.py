@@ -18,6 +18,8 @@ _PREFIX = "ray_"
 _EXPORTED_LABELS = {
     "outcome": "outcome",
     "status": "status",
+    "protocol": "protocol",
+    "source": "source",
     "le": "le",
     "loss": "loss",
     "model": "model",

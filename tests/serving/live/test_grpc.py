@@ -349,7 +349,10 @@ def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(
 
 
 OPEN = ("ServerLive", "ServerReady")
-GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
+GUARDED = (
+    *("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer"),
+    *("ModelConfig", "ModelStatistics", "RepositoryIndex"),
+)
 
 
 @pytest.mark.parametrize("method", GUARDED)
@@ -494,7 +497,7 @@ def test_missed_deadlines_and_rejected_excess_calls_are_counted(
     expected = {
         "kway_query_requests_total:client_left": 1,
         "kway_query_requests_total:unknown_model": 1,
-        "kway_query_requests_total:too_busy": len(rejected),
+        "kway_query_requests_total:too_many_requests": len(rejected),
         "kway_query_requests_total:ok": len(found) - len(rejected),
         "kway_query_inputs_total": len(found) - len(rejected),
     }
