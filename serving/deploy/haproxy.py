@@ -152,10 +152,6 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
         case "frontend http_frontend":
             log = _error_log(settings, "http")
             own = [f"    bind {settings.http_bind}", *log, *_rules(settings)]
-                f"    bind {settings.http_bind}",
-                *_error_log(settings, "http"),
-                *_rules(settings),
-            ]
             return [title, *own, *_without_bind(kept)]
         case "frontend grpc_frontend":
             bind = f"    bind {settings.grpc_bind} proto h2"

@@ -10,6 +10,7 @@ little-endian and in row-major order. Each BYTES element is preceded by its leng
 """
 
 import math
+import re
 import struct
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _MAX_DIMENSIONS = 8
 # Encoding of raw elements.
 _LENGTH = struct.Struct("<I")
@@ -180,9 +182,13 @@ def _text(tensor: Tensor, raw: bytes) -> str:
 
 
 def _number(parameters: Mapping[str, Any], name: str) -> float | None:
+    """Return a parameter as a number. It may be a string, because KServe's gRPC client can send
+    only booleans, integers and strings as parameters."""
     value = parameters.get(name)
     if value is None:
         return None
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise invalid_inference(f"parameter {name} is {str(value)[:40]}. Send a finite number")
     return float(value)

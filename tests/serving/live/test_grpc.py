@@ -262,7 +262,7 @@ def request_a_long_name(request: pb.ModelInferRequest) -> None:
         (lambda r: r.inputs[1].shape.append(-1), CODE.INVALID_ARGUMENT, "negative"),
         (lambda r: r.inputs.pop(), CODE.INVALID_ARGUMENT, "either the input"),
         (lambda r: r.outputs.add(name="matches"), CODE.INVALID_ARGUMENT, "without recall"),
-        (set_parameter("recall", "string_param", "0.9"), CODE.INVALID_ARGUMENT, "finite number"),
+        (set_parameter("recall", "string_param", "high"), CODE.INVALID_ARGUMENT, "finite number"),
         (set_parameter("recall", "double_param", 0.123), CODE.INVALID_ARGUMENT, "0.123"),
         (
             set_parameter("threshold", "double_param", float("nan")),
