@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from serving.statistics import NO_TIMES, BatchTimes, ModelStatistics
+
 T = TypeVar("T")
 
 
@@ -30,6 +32,10 @@ class _Request:
 
     complete: Callable[[Tensor], Any]
     result: asyncio.Future[Any]
+    num_inputs: int
+    queued_at: int = field(default_factory=time.perf_counter_ns)
+    times: BatchTimes = NO_TIMES
+    finished_at: int = 0
     rows: dict[int, Tensor] = field(default_factory=dict)
     value: Any = None
     error: Exception | None = None
@@ -50,13 +56,12 @@ class _Input:
 
     request: _Request
     position: int
-    num_inputs: int
     prepare: Callable[[], Any]
     prepared: Future[Any] | None
 
     @property
     def is_last(self) -> bool:
-        return self.position == self.num_inputs - 1
+        return self.position == self.request.num_inputs - 1
 
 
 class Batcher:
@@ -75,8 +80,10 @@ class Batcher:
         wait_seconds: float,
         max_queued: int,
         helpers: Executor | None = None,
+        statistics: ModelStatistics | None = None,
     ) -> None:
         self._forward, self._helpers = forward, helpers
+        self._statistics = statistics or ModelStatistics()
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
         self._max_queued = max_queued
         self._queue: deque[_Input] = deque()
@@ -95,13 +102,14 @@ class Batcher:
         and `complete` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
+            self._statistics.add_failure(0)
             raise QueueFullError
         loop = asyncio.get_running_loop()
-        request = _Request(complete, loop.create_future())
+        request = _Request(complete, loop.create_future(), len(inputs))
         helpers = None if self._started is None else self._helpers
         for i, prepare in enumerate(inputs):
             prepared = None if helpers is None else helpers.submit(prepare)
-            self._queue.append(_Input(request, i, len(inputs), prepare, prepared))
+            self._queue.append(_Input(request, i, prepare, prepared))
         # The worker ends when the queue is empty, so an idle batcher has no running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
@@ -123,11 +131,21 @@ class Batcher:
         while batch := self._next_batch():
             self._started = time.monotonic()
             try:
-                finished = await loop.run_in_executor(self._thread, self._run, batch)
+                finished, size, times = await loop.run_in_executor(self._thread, self._run, batch)
             finally:
                 self._started = None
+            if size:
+                self._statistics.add_batch(size, times)
             for request in finished:
+                self._count(request)
                 request.resolve()
+
+    def _count(self, request: _Request) -> None:
+        ns = request.finished_at - request.queued_at
+        if request.error is None:
+            self._statistics.add_success(inputs=request.num_inputs, ns=ns, times=request.times)
+        else:
+            self._statistics.add_failure(ns)
 
     def _next_batch(self) -> list[_Input]:
         """Remove a batch from the queue, without the inputs of failed or disconnected requests."""
@@ -140,21 +158,32 @@ class Batcher:
                 one.prepared.cancel()
         return batch
 
-    def _run(self, batch: Sequence[_Input]) -> list[_Request]:
-        """Run a batch and return the requests that succeeded or failed."""
+    def _run(self, batch: Sequence[_Input]) -> tuple[list[_Request], int, BatchTimes]:
+        """Run a batch. Returns the requests that succeeded or failed, and the number of inputs of
+        the forward pass, which is 0 if it failed, with its times."""
+        clock = time.perf_counter_ns
+        started = clock()
         ready = _prepared(batch)
+        prepared = clock()
         try:
             rows = self._forward(list(ready.values())) if ready else ()
         except Exception as error:  # fail only the requests in this batch
             for one in ready:
                 one.request.error = error
+            ready = {}
         else:
             for one, row in zip(ready, rows, strict=True):
                 one.request.rows[one.position] = row
+        inferred = clock()
         for one in batch:
             if one.is_last and one.request.error is None:
                 _complete(one.request)
-        return [one.request for one in batch if one.is_last or one.request.error is not None]
+        ended = clock()
+        times = BatchTimes(prepared - started, inferred - prepared, ended - inferred)
+        for request in {one.request for one in batch}:
+            request.times, request.finished_at = request.times.plus(times), ended
+        finished = {one.request for one in batch if one.is_last or one.request.error is not None}
+        return list(finished), len(ready), times
 
 
 def _prepared(batch: Sequence[_Input]) -> dict[_Input, Any]:

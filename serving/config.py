@@ -22,6 +22,8 @@ from data.option import Option
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 _MIB = 2**20
+# The header in which kway's own HAProxy sends the address of the client.
+CLIENT_ADDRESS_HEADER = "x-kway-client-address"
 
 
 class ServingConfig(BaseModel):
@@ -91,6 +93,19 @@ class ServingConfig(BaseModel):
         gt=0,
         description="maximum number of fully received requests in progress per replica; "
         "further requests are rejected with status 429",
+    )
+    max_requests_per_client: int | None = Field(
+        None,
+        gt=0,
+        description="maximum number of fully received requests in progress per client and "
+        "replica (default: three quarters of `max_requests`)",
+    )
+    client_address_header: Annotated[str | None, Option()] = Field(
+        None,
+        pattern=r"^[A-Za-z0-9-]{1,64}$",
+        description="without tokens, limits per client apply to the last address in this header "
+        "(default: the address that connects to the server); set it if a reverse proxy in "
+        "front of the server sends the address of its client",
     )
     max_uploads: int = Field(
         512,
@@ -261,6 +276,11 @@ class ServingConfig(BaseModel):
         if self.grpc_port and self.grpc_port == self.port:
             raise ValueError(f"--port and --grpc-port are both {self.port}. Use different ports")
         return self
+
+    @property
+    def requests_per_client(self) -> int:
+        """Requests in progress per client and replica."""
+        return self.max_requests_per_client or -(-3 * self.max_requests // 4)
 
     @property
     def threads_per_replica(self) -> int:

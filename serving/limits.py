@@ -19,10 +19,15 @@ T = TypeVar("T")
 
 
 class ClientLimit:
-    """Limits `what`, such as streams, to `most` in total and `per_client` per client."""
+    """Limits `what`, such as streams, to `most` in total and `per_client` per client.
 
-    def __init__(self, most: int, what: str, *, per_client: int | None = None) -> None:
-        self._most, self._what = most, what
+    A client is identified by its `Client.limit_key` (`serving/tokens.py`).
+    """
+
+    def __init__(
+        self, most: int, what: str, *, per_client: int | None = None, retry_seconds: int = 5
+    ) -> None:
+        self._most, self._what, self._retry_seconds = most, what, retry_seconds
         self._per_client = most if per_client is None else per_client
         self._in_use: dict[str, int] = {}
         self._total = 0
@@ -55,7 +60,7 @@ class ClientLimit:
             self._total += count
             return
         code = f"too_many_{self._what}".replace(" ", "_")
-        raise ApiError(429, code, message, {"Retry-After": "5"})
+        raise ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
 
     def check(self, client: str, count: int) -> None:
         """Raise ApiError 429 if fewer than `count` slots are free for `client`."""
@@ -85,6 +90,16 @@ class Uploads:
         )
         self._grace_seconds = config.upload_grace_seconds
         self._min_rate = config.min_upload_bytes_per_second
+
+    @contextmanager
+    def held(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Count `num_bytes` of `client` for the duration of the context. Raises ApiError 429 if the
+        total size is too large."""
+        self._bytes.acquire(client, num_bytes)
+        try:
+            yield
+        finally:
+            self._bytes.release(client, num_bytes)
 
     async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the parts of a request body. The body counts as an upload of `client` until it

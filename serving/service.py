@@ -5,6 +5,7 @@ HTTP routes are in `serving/http/`; the deployment of replicas is in `serving/de
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -21,10 +22,11 @@ from serving.api_error import RETRY, ApiError, too_many_requests
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.drift import DriftMonitor
-from serving.limits import Uploads
+from serving.limits import ClientLimit, Uploads
 from serving.model import Model
 from serving.query_log import QueryLog
 from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
+from serving.statistics import ModelStatistics
 from serving.top_classes import MAX_TOP, top_classes
 from trainer.bundle.bundle import Bundle
 
@@ -49,29 +51,34 @@ class Counts(Protocol):
 
 
 class Slots:
-    """Limits the number of requests that a replica processes concurrently."""
+    """Limits the number of requests that a replica processes concurrently, in total and for each
+    client."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, per_client: int) -> None:
         self._limit, self.in_use = limit, 0
+        self._per_client = ClientLimit(limit, "requests", per_client=per_client, retry_seconds=1)
 
-    def check(self) -> None:
+    def check(self, client: str) -> None:
         """Raise ApiError 429 if no slot is free."""
         if self.in_use >= self._limit:
             raise too_many_requests()
+        self._per_client.check(client, 1)
 
-    def acquire(self) -> None:
-        self.check()
+    def acquire(self, client: str) -> None:
+        self.check(client)
+        self._per_client.acquire(client, 1)
         self.in_use += 1
 
-    def release(self) -> None:
+    def release(self, client: str) -> None:
+        self._per_client.release(client, 1)
         self.in_use -= 1
 
 
 class InProgress:
     """A request in progress. `inputs` is the number of its inputs answered so far."""
 
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+    def __init__(self, slots: Slots, client: str) -> None:
+        self._slots, self._client = slots, client
         self.has_slot = False
         self.inputs = 0
 
@@ -79,12 +86,12 @@ class InProgress:
         """Acquire a slot and hold it until the request ends. Call this after the body has been
         received, because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is
         free."""
-        self._slots.acquire()
+        self._slots.acquire(self._client)
         self.has_slot = True
 
     def release_slot(self) -> None:
         if self.has_slot:
-            self._slots.release()
+            self._slots.release(self._client)
 
 
 class Shared:
@@ -97,9 +104,11 @@ class Shared:
         threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.config, self.counts = config, counts
         self.uploads = Uploads(config)
-        self.slots = Slots(config.max_requests)
+        self.slots = Slots(config.max_requests, per_client=config.requests_per_client)
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
         self.query_log = None if config.query_log is None else QueryLog(config.query_log)
+        # By the name of the model. All versions of a model add to the same statistics.
+        self.statistics: defaultdict[str, ModelStatistics] = defaultdict(ModelStatistics)
 
     def close(self) -> None:
         """Close the query log."""
@@ -119,7 +128,7 @@ class Service:
         self-check."""
         self.model, self.shared, self.config = model, shared, shared.config
         self.name = model.bundle.path.name if name is None else name
-        self.uploads = shared.uploads
+        self.uploads, self.statistics = shared.uploads, shared.statistics[self.name]
         config, self._counts = shared.config, shared.counts
         self._slots, self._helpers = shared.slots, shared.helpers
         threads = config.threads_per_replica
@@ -130,6 +139,7 @@ class Service:
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
             helpers=self._helpers if has_idle_cores else None,
+            statistics=self.statistics,
         )
         # Computing all scores can take a second, so it has its own thread. Requests that arrive in
         # the meantime share the next pass over the class weights.
@@ -170,17 +180,19 @@ class Service:
         return (0, 0) if self.drift is None else self.drift.num_monitored()
 
     @asynccontextmanager
-    async def admitted(self, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
+    async def admitted(self, client: str, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
         """Admit a request for the duration of the context, then count it by its outcome.
 
-        Inside the context, read the body, then call `acquire_slot`. Raises ApiError: 429 if too
-        many requests are in progress or waiting for the model; after the timeout, 408 if the
-        request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
+        Inside the context, read the body, then call `acquire_slot`. `client` is a
+        `Client.limit_key` (`serving/tokens.py`). Raises ApiError: 429 if too many requests are in
+        progress, in total or from this client, or waiting for the model; after the timeout, 408 if
+        the request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
         have no timeout.
         """
         started, outcome = time.perf_counter(), "internal"
-        progress = InProgress(self._slots)
+        progress = InProgress(self._slots, client)
         try:
+            self._slots.check(client)  # reject before reading the body
             async with self._within_limits(progress, is_timed=is_timed):
                 yield progress
             outcome = "ok"
@@ -198,7 +210,6 @@ class Service:
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
-        self._slots.check()  # reject before reading the body
         seconds = self.config.request_timeout_seconds
         try:
             async with asyncio.timeout(seconds if is_timed else None):

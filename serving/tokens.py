@@ -4,7 +4,7 @@ The file contains one token per line; blank lines and lines that begin with # ar
 the file with `mv`. The server rereads the file on the next request and then rejects tokens that
 were removed.
 
-`Clients` maps a token to a client name, for both HTTP and gRPC.
+`Clients` identifies the client of a request by its token or its address, for both HTTP and gRPC.
 """
 
 import hmac
@@ -12,9 +12,11 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Sequence
 from hashlib import sha256
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from serving.api_error import ApiError
 
@@ -113,35 +115,58 @@ def _digests(path: Path, content: bytes) -> list[bytes]:
 
 _log = logging.getLogger("kway.serving")
 ANONYMOUS = "anonymous"
+# A network provider usually assigns a whole /64 network of IPv6 addresses to one client.
+_IPV6_PREFIX = 64
+
+
+class Client(NamedTuple):
+    """A client. Watches belong to its `name`, and limits per client apply to its `limit_key`.
+
+    With tokens, both are the name of the token. Without tokens, the name of every client is
+    "anonymous", and the limits apply to the client's address.
+    """
+
+    name: str
+    limit_key: str
 
 
 class Clients:
-    """Identifies clients by their tokens. Without a token file, every client is "anonymous".
+    """Identifies clients by their tokens or, without a token file, by their addresses.
 
     Each replica has one instance for both HTTP and gRPC, so that a problem with the file is logged
-    once.
+    once. `address_header` is the header in which a proxy sends the address of the client. If it is
+    None, the addresses are unknown, and all clients without tokens share the limits of one client.
     """
 
-    def __init__(self, tokens: Tokens | None) -> None:
+    def __init__(self, tokens: Tokens | None, address_header: str | None = None) -> None:
         self._tokens = tokens
+        self.address_header = None if address_header is None else address_header.lower()
         self._reported: str | None = None
 
     @classmethod
-    def of_file(cls, file: Path | None) -> Self:
+    def of_file(cls, file: Path | None, address_header: str | None = None) -> Self:
         """Create an instance with the tokens in `file`. If `file` is None, every client is
         accepted. Raises the same exceptions as `Tokens`."""
-        return cls(None if file is None else Tokens(file))
+        return cls(None if file is None else Tokens(file), address_header)
 
-    def name_of(self, token: str | None) -> str:
-        """Return the name of the client that sends `token`.
+    def client_of(self, token: str | None, addresses: Sequence[str]) -> Client:
+        """Return the client that sends `token`. `addresses` are the values of `address_header`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
         """
         if self._tokens is None:
-            return ANONYMOUS
+            return self.without_token(addresses)
+        name = self._name_of(token, self._tokens)
+        return Client(name, name)
+
+    def without_token(self, addresses: Sequence[str]) -> Client:
+        """Return the client of a request that does not need a token."""
+        return Client(ANONYMOUS, _address_key(addresses))
+
+    def _name_of(self, token: str | None, tokens: Tokens) -> str:
         try:
-            client = self._tokens.client_of(token or "")
+            client = tokens.client_of(token or "")
         except (OSError, ValueError) as error:
             self._report(str(error))
             message = "the server cannot read its token file; see the server log. Try again later"
@@ -164,6 +189,21 @@ class Clients:
         if reason != self._reported:  # log it once, not for every request
             self._reported = reason
             _log.error("rejecting all requests: %s", reason)
+
+
+def _address_key(addresses: Sequence[str]) -> str:
+    """Return the last address in the values of a header, which the proxy in front of the server has
+    added, or the /64 network of an IPv6 address. A missing or invalid address is "anonymous"."""
+    last = addresses[-1].rpartition(",")[2].strip() if addresses else ""
+    try:
+        address = ip_address(last)
+    except ValueError:
+        return ANONYMOUS
+    if not isinstance(address, IPv6Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(IPv6Network((int(address), _IPV6_PREFIX), strict=False))
 
 
 def bearer_token(header: str) -> str | None:

@@ -5,6 +5,8 @@ Importing this module imports Ray, so set Ray's environment first (`serving/depl
 
 import asyncio
 import gc
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
 from serving.deploy.ingress import serve_directly
 from serving.deploy.metrics import (
+    ModelMetrics,
     QueryMetrics,
     ReloadMetrics,
     ReplicaMetrics,
@@ -36,6 +39,7 @@ from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
 from serving.http.routing import Admin
+from serving.inference.health import MAX_WATCHES
 from serving.inference.methods import InferenceMethods, add_methods_to_server
 from serving.models.loading import Loader
 from serving.models.published import paths_of_models
@@ -70,8 +74,9 @@ class Kway:
             self._admin = Admin(Clients.of_file(checked.admin_token_file), reloader)
         ReplicaMetrics(self._models.state).start()
         self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
-        self._clients = Clients.of_file(checked.token_file)
-        self._methods = InferenceMethods(self._models, self._clients)
+        self._clients = Clients.of_file(checked.token_file, checked.client_address_header)
+        self._methods = InferenceMethods(self._models, self._clients, metrics_page)
+        ModelMetrics(self._models.statistics).start()
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
         # collection would block all requests for a tenth of a second or more.
         gc.collect()
@@ -79,11 +84,13 @@ class Kway:
         reloader.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        async def metrics() -> bytes:
-            return await exposition(await asyncio.to_thread(agent_pages))
-
         api = build_api(
-            self._models, self._clients, metrics, self._watches, self._watch_counts, self._admin
+            self._models,
+            self._clients,
+            metrics_page,
+            self._watches,
+            self._watch_counts,
+            self._admin,
         )
         serve_directly(api, _max_ongoing_requests(self._config))
         return api
@@ -105,12 +112,36 @@ class Kway:
     async def ModelMetadata(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ModelMetadata", raw, grpc_context)
 
+    async def ModelConfig(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelConfig", raw, grpc_context)
+
+    async def ModelStatistics(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("ModelStatistics", raw, grpc_context)
+
+    async def RepositoryIndex(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("RepositoryIndex", raw, grpc_context)
+
+    async def Check(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
+        return await self._methods.call("Check", raw, grpc_context)
+
+    async def Watch(  # noqa: N802
+        self, raw: bytes, grpc_context: RayServegRPCContext
+    ) -> AsyncGenerator[Message, None]:
+        async with aclosing(self._methods.watch(raw, grpc_context)) as statuses:
+            async for status in statuses:
+                yield status
+
     async def ModelInfer(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
         self._models.check_health()
+
+
+async def metrics_page() -> bytes:
+    """Return the metrics of all replicas."""
+    return await exposition(await asyncio.to_thread(agent_pages))
 
 
 def application(
@@ -146,7 +177,7 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
     here, because other requests could otherwise queue behind them indefinitely. Streams count
     towards `max_requests`.
     """
-    lasting = config.max_feeds + config.max_listeners + config.max_uploads
+    lasting = config.max_feeds + config.max_listeners + config.max_uploads + MAX_WATCHES
     return config.max_requests + lasting + _SPARE_REQUESTS
 
 

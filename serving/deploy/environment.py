@@ -11,13 +11,14 @@ from pathlib import Path
 
 import psutil
 
-from serving.config import ServingConfig
+from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy import haproxy, private_grpc
 from serving.deploy.ingress import MIDDLEWARES
 from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
 from serving.deploy.session import free_block
 from serving.http.app import ROUTERS
 from serving.http.routing import of_every_model, paths_of
+from serving.inference.health import MAX_WATCHES
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
@@ -153,13 +154,14 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         haproxy=get_haproxy_binary(),
         http_bind=_bind(config.host, config.port),
         grpc_bind=None if config.grpc_port is None else _bind(config.host, config.grpc_port),
+        address_header=CLIENT_ADDRESS_HEADER,
         max_body_bytes=config.max_body_bytes,
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
         stream_paths=of_every_model(paths_of(ROUTERS, lambda route: route.streams)),
         idempotent_paths=of_every_model(paths_of(ROUTERS, lambda route: route.is_idempotent)),
-        max_grpc_calls=config.max_requests + _SPARE_CALLS,
+        max_grpc_calls=config.max_requests + MAX_WATCHES + _SPARE_CALLS,
         hosts=_hosts(config),
         errors=str(session / HTTP_ERRORS_FIFO),
     ).save(settings)

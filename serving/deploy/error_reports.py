@@ -17,10 +17,19 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 _POLL_SECONDS = 0.3
 _END = b"end\n"  # stops the thread that reads the FIFO
+
+
+class HttpError(NamedTuple):
+    """An error response: its protocol (http or grpc), its status, and whether its source is the
+    proxy or a replica."""
+
+    protocol: str
+    status: str
+    source: str
 
 
 def append_errors(path: Path) -> None:
@@ -55,7 +64,7 @@ def _follow(file: TextIO, stopped: threading.Event) -> None:
 
 @contextmanager
 def counted_http_errors(fifo: Path) -> Iterator[None]:
-    """Create `fifo` and, inside the context, count its lines by status.
+    """Create `fifo` and, inside the context, count the errors in its lines.
 
     Start Ray and HAProxy inside the context.
     """
@@ -82,13 +91,17 @@ def _count(descriptor: int) -> None:
                 from serving.deploy.metrics import HttpErrorMetrics
 
                 metrics = HttpErrorMetrics()
-            if (status := error_status(line)) is not None:
-                metrics.count(status)
+            if (error := parse_error(line)) is not None:
+                metrics.count(error)
 
 
-def error_status(line: bytes) -> str | None:
-    """Return the status in HAProxy's line `STATUS TERMINATION`, or None if the status is not an
-    error or the client disconnected first."""
-    status, _, termination = line.decode("ascii", "replace").partition(" ")
+def parse_error(line: bytes) -> HttpError | None:
+    """Return the error in HAProxy's line `PROTOCOL STATUS TERMINATION`, or None if the status is
+    not an error or the client disconnected first."""
+    protocol, _, rest = line.decode("ascii", "replace").partition(" ")
+    status, _, termination = rest.partition(" ")
     is_error = len(status) == 3 and "400" <= status <= "599"
-    return status if is_error and not termination.startswith("C") else None
+    if not is_error or termination.startswith("C"):
+        return None
+    # HAProxy has terminated the session itself unless the first character is "-".
+    return HttpError(protocol, status, "replica" if termination.startswith("-") else "proxy")

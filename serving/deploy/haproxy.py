@@ -43,6 +43,8 @@ _FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
+# A call that lasts until the client ends it.
+_HEALTH_WATCH = "{ path /grpc.health.v1.Health/Watch }"
 _SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
 _IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
@@ -76,13 +78,15 @@ class ProxySettings:
     limits the concurrent calls per replica. `stream_paths` are routes without a timeout or size
     limit in HAProxy. `idempotent_paths` are routes whose requests, like every GET, are retried if a
     replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
-    are the accepted host names, without a port; if empty, all host names are accepted. `errors` is
-    a FIFO that receives a line `STATUS TERMINATION` for each error response.
+    are the accepted host names, without a port; if empty, all host names are accepted. HAProxy sets
+    `address_header` to the address of the client, and replaces what the client sent. `errors` is
+    a FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
     http_bind: str
     grpc_bind: str | None
+    address_header: str
     max_body_bytes: int
     head_seconds: float
     idle_seconds: float
@@ -146,14 +150,15 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
             kept = [line for line in kept if not _is_replaced_timeout(line)]
             return [title, *kept, *_defaults(settings)]
         case "frontend http_frontend":
-            own = [f"    bind {settings.http_bind}", *_error_log(settings), *_rules(settings)]
+            log = _error_log(settings, "http")
+            own = [f"    bind {settings.http_bind}", *log, *_rules(settings)]
             return [title, *own, *_without_bind(kept)]
         case "frontend grpc_frontend":
             bind = f"    bind {settings.grpc_bind} proto h2"
             return [
                 title,
                 bind,
-                *_error_log(settings),
+                *_error_log(settings, "grpc"),
                 *_grpc_rules(settings),
                 *_without_bind(kept),
             ]
@@ -196,13 +201,13 @@ def _defaults(settings: ProxySettings) -> list[str]:
     ]
 
 
-def _error_log(settings: ProxySettings) -> list[str]:
+def _error_log(settings: ProxySettings, protocol: str) -> list[str]:
     """Log responses to standard output, which `main` connects to the FIFO."""
     if settings.errors is None:
         return []
     return [
         "    log stdout format raw local0",
-        '    log-format "%ST %ts"',
+        f'    log-format "{protocol} %ST %ts"',
         "    option dontlognull",  # skip connections without a request
     ]
 
@@ -218,6 +223,7 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"return status 413 content-type application/json string '{body}' "
         f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
+        _address_rule(settings),
         _drop_unless_name("x-request-id"),
         # Never retry requests that are not idempotent: a retry of a request that creates a watch
         # could create two.
@@ -285,6 +291,7 @@ def _grpc_rules(settings: ProxySettings) -> list[str]:
     rules = [
         _NO_RAY_SERVICE,
         *(f"del-header {name}" for name in _RAY_METADATA),
+        _address_rule(settings),
         _drop_unless_name("request_id"),
         # Do not wait for the body of a streaming call, which the client may keep open indefinitely.
         # The replica responds that streaming is not supported.
@@ -307,7 +314,8 @@ def _grpc_backend(lines: list[str], settings: ProxySettings) -> list[str]:
         # maxconn includes calls whose messages are still arriving, because a replica holds them in
         # memory before it checks the token.
         *(_with_maxconn(line, settings) for line in lines if not line.endswith(" backup")),
-        f"    http-request set-timeout server {_time(settings.response_seconds)}",
+        f"    http-request set-timeout server {_time(settings.response_seconds)} "
+        f"unless {_HEALTH_WATCH}",
         *(f"    http-error {_grpc_error_response(status)}" for status in _GRPC_STATUSES),
     ]
 
@@ -322,6 +330,10 @@ def _grpc_error_response(status: int) -> str:
 
 def _with_maxconn(line: str, settings: ProxySettings) -> str:
     return f"{line} maxconn {settings.max_grpc_calls}" if line.split()[0] == "server" else line
+
+
+def _address_rule(settings: ProxySettings) -> str:
+    return f"set-header {settings.address_header} %[src]"
 
 
 def _drop_unless_name(header: str) -> str:

@@ -13,11 +13,13 @@ from threading import Thread
 import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
+from serving.deploy.error_reports import HttpError
 from serving.deploy.metrics_page import EXACT_SECONDS
 from serving.models.models import ReplicaState
+from serving.statistics import SERIES, ModelStatistics
 
 # Ray declares `tag_keys` as a tuple of one string, but it accepts any number.
-_REPORT_SECONDS = 5.0
+_REPORT_SECONDS, _STATISTICS_SECONDS = 5.0, 1.0
 _SUM_SECONDS = 0.3
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
@@ -144,6 +146,45 @@ class ReplicaMetrics:
             time.sleep(_REPORT_SECONDS)
 
 
+class ModelMetrics:
+    """The statistics of one replica's models. A thread reports them, because reporting each request
+    would take longer than counting it."""
+
+    def __init__(self, statistics: Callable[[], dict[str, ModelStatistics]]) -> None:
+        """`statistics` returns the statistics of each model. It is called from another thread."""
+        self._statistics = statistics
+        self._metrics = {
+            name: (Counter if name.endswith("_total") else Gauge)(
+                name,
+                description=description,
+                tag_keys=("model", *labels),  # type: ignore[arg-type]
+            )
+            for name, (labels, description) in SERIES.items()
+        }
+        self._reported: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+
+    def start(self) -> None:
+        """Start a thread that reports the statistics every second."""
+        Thread(target=self._report_forever, name="statistics", daemon=True).start()
+
+    def _report_forever(self) -> None:
+        while True:
+            for model, statistics in self._statistics().items():
+                for name, labels, value in statistics.series():
+                    self._report(name, {"model": model, **labels}, value)
+            time.sleep(_STATISTICS_SECONDS)
+
+    def _report(self, name: str, tags: dict[str, str], value: float) -> None:
+        metric = self._metrics[name]
+        if isinstance(metric, Gauge):
+            metric.set(value, tags=tags)
+            return
+        key = name, frozenset(tags.items())
+        if (growth := value - self._reported.get(key, 0)) > 0:
+            metric.inc(growth, tags=tags)
+            self._reported[key] = value
+
+
 class WatchMetrics:
     """Frame and hit counters of one replica."""
 
@@ -179,18 +220,21 @@ class WatchMetrics:
 
 
 class HttpErrorMetrics:
-    """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway."""
+    """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway.
+
+    HAProxy replaces Ray's own responses, so their source is the proxy.
+    """
 
     def __init__(self) -> None:
         self._errors = Counter(
             "kway_http_errors_total",
             description="Number of HTTP responses with status 400 or higher, including "
             "those of the proxy.",
-            tag_keys=("status",),
+            tag_keys=HttpError._fields,  # type: ignore[arg-type]
         )
 
-    def count(self, status: str) -> None:
-        self._errors.inc(1, tags={"status": status})
+    def count(self, error: HttpError) -> None:
+        self._errors.inc(1, tags=error._asdict())
 
 
 def agent_pages() -> list[str]:

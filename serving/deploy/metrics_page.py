@@ -18,10 +18,15 @@ _PREFIX = "ray_"
 _EXPORTED_LABELS = {
     "outcome": "outcome",
     "status": "status",
+    "protocol": "protocol",
+    "source": "source",
     "le": "le",
     "loss": "loss",
     "model": "model",
     "version": "version",
+    "result": "result",
+    "stage": "stage",
+    "batch_size": "batch_size",
     "replica": "replica",
     "NodeAddress": "node",
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from serving.config import ServingConfig
+from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.private_ray import local_options, own_process_groups
@@ -49,10 +49,12 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     ValueError if the state folder cannot be used.
     """
     state = config.state or default_folder(bundle)
+    header = config.client_address_header or CLIENT_ADDRESS_HEADER
+    chosen = config.model_copy(update={"state": state, "client_address_header": header})
     with held_folder(state):
         for name, path in paths_of_models(bundle, config).items():
             _remember(name, path, state)
-        yield from _running(bundle, _with_ports(config.model_copy(update={"state": state})))
+        yield from _running(bundle, _with_ports(chosen))
 
 
 def _remember(name: str, path: Path, state: Path) -> None:

@@ -77,8 +77,10 @@ class RayWatches:
     async def position(self, client: str, feed: str) -> str | int | None:
         return await self._call("position", client, feed)
 
-    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
-        return await self._call("listen", client, watch_id, after)
+    async def listen(
+        self, client: str, watch_id: str, after: int | None, limit_key: str | None = None
+    ) -> tuple[str, int]:
+        return await self._call("listen", client, watch_id, after, limit_key)
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         return await self._call("take", listener, wait_seconds, wait=wait_seconds)

@@ -11,13 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api_error import ApiError
 from serving.http.error_responses import reject
-from serving.tokens import ANONYMOUS, Clients, bearer_token
+from serving.tokens import Clients, bearer_token
 
 _SUBPROTOCOL = "kway"
 
 
 class Access:
-    """ASGI middleware that sets `request.state.client` or rejects the request.
+    """ASGI middleware that sets `request.state.client`, the client's name, and
+    `request.state.limit_key`, to which limits per client apply, or rejects the request.
 
     It responds with status 401 if the token is missing or wrong, and with 503 while the token file
     cannot be read, because the tokens read earlier may have been revoked.
@@ -31,15 +32,26 @@ class Access:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        client = ANONYMOUS
+        client = self._clients.without_token(addresses := self._addresses(scope))
         if scope["path"] not in self._open_paths:
             try:
-                client = self._clients.name_of(_token(scope))
+                client = self._clients.client_of(_token(scope), addresses)
             except ApiError as error:
                 await reject(error, scope, receive, send)
                 return
-        scope["state"] = {**scope.get("state", {}), "client": client}
+        scope["state"] = {
+            **scope.get("state", {}),
+            "client": client.name,
+            "limit_key": client.limit_key,
+        }
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
+
+    def _addresses(self, scope: Scope) -> list[str]:
+        """Return the values of the header that contains the client's address."""
+        if self._clients.address_header is None:
+            return []
+        wanted = self._clients.address_header.encode()
+        return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 
 
 def _token(scope: Scope) -> str | None:

@@ -50,7 +50,7 @@ def _is_json_query(scope: Scope) -> bool:
 
 async def answer_query(request: Request, parameters: QueryParameters, service: Service) -> Answer:
     """Read a query from a request and answer it. Raises ApiError if it is invalid or rejected."""
-    async with service.admitted() as progress:
+    async with service.admitted(request.state.limit_key) as progress:
         found = await read_query(request, parameters, service, progress)
         query = await service.make_query(found.classes, found.recall, found.threshold)
         answer = await service.answer(found.inputs, query)

@@ -53,7 +53,7 @@ async def read_body(request: Request, limit: int, service: Service, progress: In
     Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
     _check_length(request, limit)
-    first = await service.uploads.first(request.state.client, request.receive)
+    first = await service.uploads.first(request.state.limit_key, request.receive)
     raw: bytes = first.get("body", b"")
     # Most bodies have arrived completely. The others are read in parts, which takes longer.
     if first["type"] != "http.request" or first.get("more_body", False) or encoding_of(request):
@@ -98,7 +98,8 @@ async def bounded_parts(
     """
     _check_length(request, limit)
     received = 0
-    async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
+    client = request.state.limit_key
+    async with aclosing(uploads.parts(client, decompressed_parts(request))) as parts:
         async for part in parts:
             received += len(part)
             if received > limit:

@@ -9,7 +9,6 @@ the HTTP status of the error, such as 4404.
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
-from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -192,17 +191,20 @@ class MessagesOut:
             raise ClientDisconnect from error
 
 
-@asynccontextmanager
-async def accepted(
-    socket: WebSocket, config: ServingConfig, idle_seconds: float
-) -> AsyncIterator[MessagesOut]:
-    """Accept the connection and close it at the end. An ApiError is sent before closing."""
+async def answer_socket(
+    socket: WebSocket,
+    config: ServingConfig,
+    idle_seconds: float,
+    work: Callable[[MessagesOut], Awaitable[None]],
+) -> None:
+    """Accept the connection, run `work`, and close the connection at the end. An ApiError is sent
+    before closing."""
     await socket.accept()
     out = MessagesOut(socket, idle_seconds)
     try:
         try:
             check_origin(socket, config)
-            yield out
+            await work(out)
             await out.end()
         except ApiError as error:
             await out.line(final_error_line(error))

@@ -6,25 +6,31 @@ that are not registered here, including streaming methods, return UNIMPLEMENTED.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
+from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
+from serving.inference import health
+from serving.inference.health import Health
+from serving.inference.model_config import PLATFORM
+from serving.inference.models import InferenceModels
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.inference.statistics import StatisticsResponse
 from serving.inference.tensors import (
     EXTENSIONS,
-    PLATFORM,
     SERVER_NAME,
     Inference,
-    InferenceModel,
     parameters_of,
+    server_version,
 )
-from serving.tokens import Clients, bearer_token
+from serving.tokens import Client, Clients, bearer_token
 
 # Ray's gRPC proxy imports this module, so avoid importing torch here.
 if TYPE_CHECKING:
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
 # Methods that reveal nothing about the model, so they do not require a token.
-_OPEN = ("ServerLive", "ServerReady")
+_OPEN = ("ServerLive", "ServerReady", "Check")
 _STATUS = grpc.StatusCode
 _CODES = {
     400: _STATUS.INVALID_ARGUMENT,
@@ -59,22 +65,14 @@ class Context(Protocol):
 
 
 class InferenceMethods:
-    """Implements the gRPC methods for `models` and authenticates `clients`."""
+    """Implements the gRPC methods for `models` and authenticates `clients`. `metrics` returns the
+    page at /metrics."""
 
-    def __init__(self, models: "Models", clients: Clients) -> None:
-        self._models, self._clients = models, clients
-
-    @property
-    def _model(self) -> InferenceModel:
-        """The current version of the default model."""
-        return InferenceModel(self._models.default.current.service)
-
-    def _named(self, name: str, version: str) -> InferenceModel:
-        """Return the current version of a model. Raises ApiError 404 if it does not exist."""
-        known = {model.name: model for model in self._models}
-        found = InferenceModel(known.get(name, self._models.default).current.service)
-        found.check(name, version)
-        return found
+    def __init__(
+        self, models: "Models", clients: Clients, metrics: Callable[[], Awaitable[bytes]]
+    ) -> None:
+        self._models, self._clients = InferenceModels(models, metrics), clients
+        self._health = Health(self._models.is_ready, (SERVICE,))
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
         """Return the response to `raw`, which is a request to `method`. If it fails, set a status
@@ -83,35 +81,54 @@ class InferenceMethods:
         Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
         try:
-            if method not in _OPEN:
-                self._clients.name_of(_token(context))
-            return await _METHODS[method](self, raw)
-        except ApiError as error:
-            code = _CODES.get(error.status, _STATUS.UNKNOWN)
-            _set_error(context, code, str(error), error.headers or {})
-        except Exception as error:  # an internal error: log it, but do not show it to the client
-            _log.exception("%s failed", method, exc_info=error)
-            _set_error(context, _STATUS.INTERNAL, "internal server error; see the server log", {})
+            client = self._client(context, needs_token=method not in _OPEN)
+            return await _METHODS[method](self, raw, client)
+        except Exception as error:
+            _set_error(context, method, error)
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
-    async def server_live(self, _: bytes) -> Message:
+    async def watch(self, raw: bytes, context: Context) -> AsyncGenerator[Message, None]:
+        """Yield the responses to a `Watch` call of `grpc.health.v1`."""
+        try:
+            client = self._client(context, needs_token=False)
+            async with aclosing(self._health.watch(raw, client.limit_key)) as statuses:
+                async for status in statuses:
+                    yield status
+        except Exception as error:
+            _set_error(context, "Watch", error)
+
+    def _client(self, context: Context, *, needs_token: bool) -> Client:
+        """Return the client of a call. Raises ApiError if it needs a token that is missing or
+        wrong."""
+        metadata = [(name, value) for name, value in context.invocation_metadata()]
+        addresses = [value for name, value in metadata if name == self._clients.address_header]
+        if not needs_token:
+            return self._clients.without_token(addresses)
+        return self._clients.client_of(_token(metadata), addresses)
+
+    async def check_health(self, raw: bytes, _: Client) -> Message:
+        return self._health.check(raw)
+
+    async def server_live(self, _: bytes, __: Client) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    async def server_ready(self, _: bytes) -> Message:
-        return pb.ServerReadyResponse(ready=self._model.is_ready())
+    async def server_ready(self, _: bytes, __: Client) -> Message:
+        return pb.ServerReadyResponse(ready=self._models.is_ready())
 
-    async def server_metadata(self, _: bytes) -> Message:
+    async def server_metadata(self, _: bytes, __: Client) -> Message:
         return pb.ServerMetadataResponse(
-            name=SERVER_NAME, version=self._model.server_version, extensions=EXTENSIONS
+            name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
         )
 
-    async def model_ready(self, raw: bytes) -> Message:
+    async def model_ready(self, raw: bytes, _: Client) -> Message:
         request = parsed(pb.ModelReadyRequest, raw)
-        return pb.ModelReadyResponse(ready=self._named(request.name, request.version).is_ready())
+        return pb.ModelReadyResponse(
+            ready=self._models.named(request.name, request.version).is_ready()
+        )
 
-    async def model_metadata(self, raw: bytes) -> Message:
+    async def model_metadata(self, raw: bytes, _: Client) -> Message:
         request = parsed(pb.ModelMetadataRequest, raw)
-        model = self._named(request.name, request.version)
+        model = self._models.named(request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
             platform=PLATFORM,
@@ -119,30 +136,52 @@ class InferenceMethods:
             outputs=metadata_of(model.outputs),
         )
 
-    async def model_infer(self, raw: bytes) -> Message:
-        service = self._models.default.current.service  # all models have the same limits
-        async with service.admitted() as progress:
+    async def model_config(self, raw: bytes, _: Client) -> Message:
+        request = parsed(pb.ModelConfigRequest, raw)
+        config = self._models.named(request.name, request.version).config()
+        return ParseDict({"config": config.model_dump()}, pb.ModelConfigResponse())
+
+    async def model_statistics(self, raw: bytes, _: Client) -> Message:
+        request = parsed(pb.ModelStatisticsRequest, raw)
+        if request.name:  # otherwise, all models
+            self._models.named(request.name, request.version)
+        found = StatisticsResponse(model_stats=await self._models.statistics(request.name))
+        return ParseDict(found.model_dump(), pb.ModelStatisticsResponse())
+
+    async def repository_index(self, raw: bytes, _: Client) -> Message:
+        request = parsed(pb.RepositoryIndexRequest, raw)
+        models = [one.model_dump() for one in self._models.index(only_ready=request.ready)]
+        return ParseDict({"models": models}, pb.RepositoryIndexResponse())
+
+    async def model_infer(self, raw: bytes, client: Client) -> Message:
+        service = self._models.default.service  # all models have the same limits
+        key, limit = client.limit_key, service.config.max_body_bytes
+        async with service.admitted(key) as progress:
             progress.acquire_slot()
-            limit = service.config.max_body_bytes
             if len(raw) > limit:
                 message = f"the message is larger than {limit} bytes. Split the request"
                 raise ApiError(413, "body_too_large", message)
-            most = _max_values(service.config)
-            request, inference = await service.in_thread(_read, raw, most)
-            model = self._named(request.model_name, request.model_version)
-            outputs, answer = await model.infer(inference)
+            with service.uploads.held(key, len(raw)):
+                most = _max_values(service.config)
+                request, inference = await service.in_thread(_read, raw, most)
+                model = self._models.named(request.model_name, request.model_version)
+                outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
         response = response_of(request, outputs, parameters_of(answer))
         response.model_version = model.version
         return response
 
 
-_METHODS: dict[str, Callable[[InferenceMethods, bytes], Awaitable[Message]]] = {
+_METHODS: dict[str, Callable[[InferenceMethods, bytes, Client], Awaitable[Message]]] = {
+    "Check": InferenceMethods.check_health,
     "ServerLive": InferenceMethods.server_live,
     "ServerReady": InferenceMethods.server_ready,
     "ServerMetadata": InferenceMethods.server_metadata,
     "ModelReady": InferenceMethods.model_ready,
     "ModelMetadata": InferenceMethods.model_metadata,
+    "ModelConfig": InferenceMethods.model_config,
+    "ModelStatistics": InferenceMethods.model_statistics,
+    "RepositoryIndex": InferenceMethods.repository_index,
     "ModelInfer": InferenceMethods.model_infer,
 }
 
@@ -155,10 +194,16 @@ def _max_values(limits: ServingConfig) -> int:
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     """Register the methods, like `add_…Servicer_to_server` in generated code."""
-    handlers = {
+    unary = {
         name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
     }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    of_health = {
+        "Check": unary.pop("Check"),
+        "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch),
+    }
+    for service, handlers in ((SERVICE, unary), (health.SERVICE, of_health)):
+        # One at a time, because Ray registers only the first handler of a call.
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
 
 
 def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
@@ -166,13 +211,23 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:
     return request, inference_of(request, most)
 
 
-def _token(context: Context) -> str | None:
+def _token(metadata: Sequence[tuple[str, Any]]) -> str | None:
     """Return the bearer token of a call, or None if there is not exactly one."""
-    found = [value for name, value in context.invocation_metadata() if name == "authorization"]
+    found = [value for name, value in metadata if name == "authorization"]
     return bearer_token(found[0]) if len(found) == 1 else None
 
 
-def _set_error(
+def _set_error(context: Context, method: str, error: Exception) -> None:
+    """Set the status of a failed call. Internal errors are logged, but not shown to the client."""
+    if isinstance(error, ApiError):
+        code = _CODES.get(error.status, _STATUS.UNKNOWN)
+        _set_status(context, code, str(error), error.headers or {})
+    else:
+        _log.exception("%s failed", method, exc_info=error)
+        _set_status(context, _STATUS.INTERNAL, "internal server error; see the server log", {})
+
+
+def _set_status(
     context: Context, code: grpc.StatusCode, message: str, headers: Mapping[str, str]
 ) -> None:
     context.set_code(code)

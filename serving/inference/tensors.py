@@ -10,6 +10,7 @@ little-endian and in row-major order. Each BYTES element is preceded by its leng
 """
 
 import math
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy as np
 
 from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
+from serving.inference.model_config import ModelConfig, model_config
 from serving.schemas import Answer
 
 if TYPE_CHECKING:
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
 _PARAMETERS = ("recall", "threshold")
+_DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _MAX_DIMENSIONS = 8
 # Encoding of raw elements.
 _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
-SERVER_NAME, PLATFORM = "kway", "pytorch"
-EXTENSIONS = ("binary_tensor_data",)
+SERVER_NAME = "kway"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
 _DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
 _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
@@ -178,9 +181,13 @@ def _text(tensor: Tensor, raw: bytes) -> str:
 
 
 def _number(parameters: Mapping[str, Any], name: str) -> float | None:
+    """Return a parameter as a number. It may be a string, because KServe's gRPC client can send
+    only booleans, integers and strings as parameters."""
     value = parameters.get(name)
     if value is None:
         return None
+    if isinstance(value, str) and _DECIMAL.fullmatch(value):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise invalid_inference(f"parameter {name} is {str(value)[:40]}. Send a finite number")
     return float(value)
@@ -271,21 +278,21 @@ def invalid_inference(message: str) -> ApiError:
     return ApiError(400, "invalid_inference", message)
 
 
+def server_version() -> str:
+    return version("kway")
+
+
 class InferenceModel:
     """A tensor interface to a `Service`. Every error is an ApiError."""
 
     def __init__(self, service: "Service") -> None:
-        self._service = service
+        self.service = service
         self.name = service.name
 
     @property
     def version(self) -> str:
         """The version of the bundle."""
-        return self._service.version
-
-    @property
-    def server_version(self) -> str:
-        return version("kway")
+        return self.service.version
 
     def check(self, name: str, model_version: str) -> None:
         """Raise ApiError 404 if `name` is not this model, or if a version is requested, because
@@ -299,7 +306,7 @@ class InferenceModel:
 
     def is_ready(self) -> bool:
         try:
-            self._service.check_health()
+            self.service.check_health()
         except RuntimeError:
             return False
         return True
@@ -307,17 +314,20 @@ class InferenceModel:
     @property
     def inputs(self) -> list[Tensor]:
         """The inputs of a request, without their data. A dimension of -1 is variable."""
-        read = self._service.model.reads
+        read = self.service.model.reads
         return [Tensor(read, "BYTES", (-1,), ()), Tensor("class_ids", "INT64", (-1,), ())]
 
     @property
     def outputs(self) -> list[Tensor]:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
 
+    def config(self) -> ModelConfig:
+        return model_config(self.name, self.service.config, self.inputs, self.outputs)
+
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
         """Return the requested outputs and the answer that they contain. Call this inside
         `Service.admitted`."""
-        service = self._service
+        service = self.service
         reads = service.model.reads
         request = await service.in_thread(check_inference, inference, reads, service.config)
         query = await service.make_query(request.classes, request.recall, request.threshold)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from serving.api_error import ApiError
 from serving.galleries.gallery import Galleries
 from serving.service import Service
+from serving.statistics import ModelStatistics
 from trainer.bundle.spec import LossSpec
 
 
@@ -83,6 +84,10 @@ class Models:
         """Raise RuntimeError if a forward pass has hung."""
         for model in self:
             model.current.service.check_health()
+
+    def statistics(self) -> dict[str, ModelStatistics]:
+        """Return the statistics of each model."""
+        return {model.name: model.current.service.statistics for model in self}
 
     def state(self) -> ReplicaState:
         """Can be called from any thread."""

@@ -90,7 +90,9 @@ class Board:
     async def position(self, client: str, feed: str) -> str | int | None:
         return self._positions.get(client, feed)
 
-    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
+    async def listen(
+        self, client: str, watch_id: str, after: int | None, limit_key: str | None = None
+    ) -> tuple[str, int]:
         self._sweep()
         self._registry.get(client, watch_id)
         last = self._log.last(watch_id)
@@ -102,7 +104,7 @@ class Board:
         cursor = last if after is None else after
         config = self._registry.config
         listener = self._listeners.add(
-            client,
+            limit_key or client,
             watch_id,
             cursor,
             max_per_watch=config.max_watch_listeners,

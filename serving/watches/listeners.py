@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
+from serving.tokens import Client
 from serving.watches.hit_log import HitLog
 from serving.watches.schemas import Dropped, Ended, Listening, Waiting
 from serving.watches.watch import HitBatch, ListenerLimitError, UnknownListenerError, Watches
@@ -56,7 +57,8 @@ class Listeners:
     def add(
         self, client: str, watch_id: str, cursor: int, *, max_per_watch: int, max_per_client: int
     ) -> str:
-        """Add a listener that reads the hits after `cursor` and return its id. Raises
+        """Add a listener that reads the hits after `cursor` and return its id. `client` is the key
+        that the limit per client applies to. Raises
         ListenerLimitError if the watch or the client has too many listeners."""
         if len(self._by_watch.get(watch_id, ())) >= max_per_watch:
             message = (
@@ -117,7 +119,7 @@ WAIT_SECONDS = 10.0
 
 async def listen_to(
     watches: Watches,
-    client: str,
+    client: Client,
     watch_id: str,
     after: int | None,
     write: Callable[[str], Awaitable[None]],
@@ -128,7 +130,7 @@ async def listen_to(
     Raises UnknownWatchError, UnknownCursorError and ListenerLimitError before the first line, and
     UnknownListenerError and WatchesDownError at any time.
     """
-    listener, cursor = await watches.listen(client, watch_id, after)
+    listener, cursor = await watches.listen(client.name, watch_id, after, client.limit_key)
     try:
         await write(Listening(listening=watch_id, cursor=cursor).model_dump_json())
         while True:

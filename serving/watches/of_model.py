@@ -46,8 +46,10 @@ class ModelWatches:
     async def position(self, client: str, feed: str) -> str | int | None:
         return await self._all.position(self._prefix + client, feed)
 
-    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
-        return await self._all.listen(self._prefix + client, watch_id, after)
+    async def listen(
+        self, client: str, watch_id: str, after: int | None, limit_key: str | None = None
+    ) -> tuple[str, int]:
+        return await self._all.listen(self._prefix + client, watch_id, after, limit_key or client)
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
         return await self._all.take(listener, wait_seconds)

@@ -137,9 +137,12 @@ class Watches(Protocol):
         """Return the stored id of the last answered frame that the client sent to a feed."""
         ...
 
-    async def listen(self, client: str, watch_id: str, after: int | None) -> tuple[str, int]:
+    async def listen(
+        self, client: str, watch_id: str, after: int | None, limit_key: str | None = None
+    ) -> tuple[str, int]:
         """Add a listener and return its id and its cursor: `after`, or the newest hit's if None.
-        Raises UnknownWatchError, UnknownCursorError and ListenerLimitError."""
+        The limit on listeners per client applies to `limit_key`, by default the client. Raises
+        UnknownWatchError, UnknownCursorError and ListenerLimitError."""
         ...
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:

@@ -50,7 +50,8 @@ async def no_metrics() -> bytes:
 def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
-    counts, clients = counts or NoCounts(), Clients.of_file(config.token_file)
+    counts = counts or NoCounts()
+    clients = Clients.of_file(config.token_file, config.client_address_header)
     models = Models.of(Service(model, Shared(config, counts)))
     return build_api(models, clients, no_metrics, Board(config), counts)
 

@@ -22,7 +22,7 @@ from serving.model import Model
 from serving.models.models import Models
 from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
-from tests.serving.in_process import NoCounts, application, ask, refusal
+from tests.serving.in_process import NoCounts, application, ask, no_metrics, refusal
 from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
@@ -272,7 +272,7 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     api.add_middleware(Access, clients=clients)
     service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), NoCounts()))
     methods, context = (
-        InferenceMethods(Models.of(service), clients),
+        InferenceMethods(Models.of(service), clients, no_metrics),
         Call({"authorization": f"Bearer {OLD}"}),
     )
     asyncio.run(methods.call("ServerMetadata", b"", context))

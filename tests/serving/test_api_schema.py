@@ -53,28 +53,33 @@ def last_line(_: Any, answer: Any) -> Any:
 
 
 def check(api: FastAPI, examples: int) -> set[str]:
+    return check_document(schemathesis.openapi.from_asgi("/openapi.json", api), examples)
+
+
+def check_document(document: Any, examples: int, **options: Any) -> set[str]:
     """For each operation, send `examples` requests that match its description and as many that do
-    not match it.
+    not match it. `options` are passed to each call.
 
     Returns the outcomes as "METHOD /path status".
     """
-    document = schemathesis.openapi.from_asgi("/openapi.json", api)
     answers: set[str] = set()
     for operation in (found.ok() for found in document.get_all_operations()):
-        answers |= call_operation(operation, GenerationMode.POSITIVE, examples)
+        answers |= call_operation(operation, GenerationMode.POSITIVE, examples, options)
         if [*operation.body, *operation.query]:  # otherwise there is nothing that could be invalid
-            answers |= call_operation(operation, GenerationMode.NEGATIVE, examples)
+            answers |= call_operation(operation, GenerationMode.NEGATIVE, examples, options)
     return answers
 
 
-def call_operation(operation: Any, mode: GenerationMode, examples: int) -> set[str]:
+def call_operation(
+    operation: Any, mode: GenerationMode, examples: int, options: dict[str, Any]
+) -> set[str]:
     answers: set[str] = set()
 
     @settings(parent=BOUNDED, max_examples=examples)
     @given(case=operation.as_strategy(generation_mode=mode))
     def call(case: schemathesis.Case) -> None:
         for sent in (case, answerable(case)) if mode.is_positive else (case,):
-            answer = sent.call()
+            answer = sent.call(**options)
             sent.validate_response(answer, checks=CHECKS)
             answers.add(f"{operation.label} {answer.status_code}")
 
@@ -106,6 +111,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 
 def assert_all_called(answers: set[str]) -> None:
+    """Check that valid and invalid requests were sent and that none caused a 5xx."""
     for label in ("POST /v1/query", "POST /v1/query:stream", "GET /v1/classes"):
         assert {f"{label} 200", f"{label} 422"} <= answers
     assert "GET /health 200" in answers

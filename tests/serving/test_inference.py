@@ -71,6 +71,16 @@ def test_results_match_those_of_the_query_api(pets: FastAPI) -> None:
     assert outputs["matches"]["data"] == [v["match"] for v in expected]
 
 
+@pytest.mark.parametrize("recall", ["0.9", "9e-1", "+0.90"])
+def test_a_recall_may_be_a_string(pets: FastAPI, recall: str) -> None:
+    """KServe's gRPC client cannot send floating-point parameters."""
+    found, expected = (
+        inferred(pets, IMAGES, CLASS_IDS, parameters={"recall": one}).json()["outputs"]
+        for one in (recall, 0.9)
+    )
+    assert found == expected
+
+
 def test_class_names_are_accepted_and_only_requested_outputs_are_returned(pets: FastAPI) -> None:
     names = tensor("classes", "BYTES", [NAMES[2], NAMES[0]])
     options = {"parameters": {"threshold": 0.1}, "outputs": [{"name": "matches"}]}
@@ -125,6 +135,8 @@ def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
         ([tensor("photos", "BYTES", ENCODED), CLASS_IDS], {}, 400, "unknown input 'photos'"),
         ([IMAGES, CLASS_IDS], {"outputs": [{"name": "matches"}]}, 400, "without recall"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": "nan"}}, 400, "a finite number"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": "1e999"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
         ([], {}, 400, "'images' is missing"),
     ],

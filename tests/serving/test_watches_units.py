@@ -16,6 +16,7 @@ from serving.config import ServingConfig
 from serving.http.streams import split_lines
 from serving.limits import ClientLimit
 from serving.pipeline import _Slot, pump_all, pump_latest
+from serving.tokens import Client
 from serving.watches import feed_positions, listeners
 from serving.watches import live as live_module
 from serving.watches.board import Board
@@ -369,7 +370,7 @@ def test_listeners_receive_dropped_waiting_and_end_lines(
             elif "waiting" in line:
                 await board.remove("a", watch_id)
 
-        await listeners.listen_to(board, "a", watch_id, None, write, dropped.append)
+        await listeners.listen_to(board, Client("a", "a"), watch_id, None, write, dropped.append)
         assert board._listeners.of(watch_id) == []
         assert json.loads(lines[0]) == {"listening": watch_id, "cursor": 0}
 

@@ -124,7 +124,7 @@ class Kway:
         self.board = Board(config)
         self.api = build_api(
             Models.of(Service(model, Shared(config, self.counts))),
-            Clients.of_file(tokens),
+            Clients.of_file(tokens, config.client_address_header),
             in_process.no_metrics,
             self.board,
             self.counts,

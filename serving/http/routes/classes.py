@@ -4,7 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.http.routing import Resources, ServiceDep, per_application
@@ -13,7 +13,7 @@ from serving.schemas import ErrorBody
 from serving.service import Service
 
 # Limit on running and waiting searches; further searches are rejected with status 429.
-_MAX_SEARCHES = 32
+_MAX_SEARCHES, _MAX_SEARCHES_PER_CLIENT = 32, 16
 
 
 class ClassFound(BaseModel):
@@ -51,7 +51,7 @@ class _Searches:
 
     def __init__(self, resources: Resources) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
-        self.limit = ClientLimit(_MAX_SEARCHES, "searches")
+        self.limit = ClientLimit(_MAX_SEARCHES, "searches", per_client=_MAX_SEARCHES_PER_CLIENT)
 
 
 @router.get(
@@ -60,6 +60,7 @@ class _Searches:
     responses={status: {"model": ErrorBody} for status in (422, 429)},
 )
 async def classes(
+    request: Request,
     parameters: Annotated[ClassSearch, Query()],
     service: ServiceDep,
     searches: Annotated[_Searches, Depends(per_application(_Searches))],
@@ -68,7 +69,7 @@ async def classes(
 
     Names that begin with `search` are listed first.
     """
-    with searches.limit.slot():
+    with searches.limit.slot(request.state.limit_key):
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")

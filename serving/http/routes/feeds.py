@@ -18,8 +18,9 @@ from serving.http.routing import Resources, ResourcesDep, facts, per_application
 from serving.http.streams import (
     NDJSON,
     LinesOut,
+    MessagesOut,
     NdjsonAnswer,
-    accepted,
+    answer_socket,
     check_is_ndjson,
     split_lines,
 )
@@ -96,7 +97,7 @@ async def send(
     resources.release()  # each frame takes the version that is current
 
     async def work(request: Request, out: LinesOut) -> None:
-        async with _followed(feeds, limit, request.state.client):
+        async with _followed(feeds, limit, request.state.limit_key):
             await out.start()
             run = _feed(feeds, feed, request.state.client, parameters, out.line)
             await run(frames_of_lines(request.stream(), feeds), latest=parameters.latest)
@@ -125,12 +126,15 @@ async def connect(socket: WebSocket, feed: str, resources: ResourcesDep, limit: 
     """Send frames as WebSocket messages: the bytes of an image, or the JSON of a line as text."""
     feeds, config = resources.feeds, resources.feeds.config
     resources.release()  # each frame takes the version that is current
-    async with accepted(socket, config, config.feed_idle_seconds) as out:
+
+    async def work(out: MessagesOut) -> None:
         name = validated(_FeedPath, {"feed": feed}, "invalid_parameter").feed
         parameters = validated(FeedParameters, dict(socket.query_params), "invalid_parameter")
-        async with _followed(feeds, limit, socket.state.client):
+        async with _followed(feeds, limit, socket.state.limit_key):
             run = _feed(feeds, name, socket.state.client, parameters, out.line)
             await run(frames_of_messages(socket, feeds), latest=parameters.latest)
+
+    await answer_socket(socket, config, config.feed_idle_seconds, work)
 
 
 async def frames_of_lines(body: AsyncIterator[bytes], feeds: Feeds) -> AsyncIterator[Frame]:

@@ -58,7 +58,7 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     Returns one page of items per class, in descending order of score.
     """
     service, galleries = resources.service, resources.galleries
-    async with service.admitted() as progress:
+    async with service.admitted(request.state.limit_key) as progress:
         _named(galleries, name)
         body = await _read(request, service, progress)
         query = await service.make_query(body.classes, body.recall, body.threshold)

@@ -50,5 +50,5 @@ def _admin(request: Request, admin: Admin | None) -> Admin:
     if admin is None:
         message = "this server has no administrators. Start it with --admin-token-file FILE"
         raise ApiError(403, "no_admin", message)
-    admin.clients.name_of(bearer_token(request.headers.get("authorization", "")))
+    admin.clients.client_of(bearer_token(request.headers.get("authorization", "")), ())
     return admin

@@ -121,11 +121,12 @@ async def stream(
     check_is_ndjson(request, kinds=(*NDJSON_KINDS, ""))
 
     async def work(request: Request, out: LinesOut) -> None:
+        key = request.state.limit_key
         classes = parameters.needed_classes(service.config.max_classes)
-        async with service.admitted(is_timed=False) as progress:
+        async with service.admitted(key, is_timed=False) as progress:
             # Acquire the slot inside this context, so that a stream rejected by the limit is also
             # counted.
-            with limit.slot(request.state.client):
+            with limit.slot(key):
                 progress.acquire_slot()
                 query = await service.make_query(classes, parameters.recall, parameters.threshold)
                 await out.start()

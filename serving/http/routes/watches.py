@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, WebSocket
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.requests import HTTPConnection
 
 from serving.answer import Query as ClassQuery
 from serving.answer import threshold_of
@@ -17,10 +18,18 @@ from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.query_body import check_class_count
 from serving.http.request_body import content_type, parse_json, read_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
-from serving.http.streams import LinesOut, NdjsonAnswer, accepted, until_disconnect, wait_for_close
+from serving.http.streams import (
+    LinesOut,
+    MessagesOut,
+    NdjsonAnswer,
+    answer_socket,
+    until_disconnect,
+    wait_for_close,
+)
 from serving.limits import ClientLimit
 from serving.schemas import ClassDrift, ClassThreshold
 from serving.service import InProgress, Service
+from serving.tokens import Client
 from serving.watches.listeners import listen_to
 from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
 from serving.watches.watch import (
@@ -73,7 +82,7 @@ LimitDep = Annotated[ClientLimit, Depends(per_application(_limit))]
 async def create(request: Request, resources: ResourcesDep) -> WatchInfo:
     """Create a watch: a query that is evaluated on every frame until it expires."""
     service = resources.service
-    async with service.admitted() as progress:
+    async with service.admitted(request.state.limit_key) as progress:
         terms = await _terms(service, await _read(request, WatchBody, progress, service))
         with _as_api_errors():
             watch = await resources.watches.create(request.state.client, terms)
@@ -105,7 +114,7 @@ async def change(request: Request, watch_id: str, resources: ResourcesDep) -> Wa
     An empty body, `{}`, only renews the watch.
     """
     service, watches, client = resources.service, resources.watches, request.state.client
-    async with service.admitted() as progress:
+    async with service.admitted(request.state.limit_key) as progress:
         body = await _read(request, WatchChanges, progress, service)
         with _as_api_errors():
             before = await watches.get(client, watch_id)
@@ -152,10 +161,8 @@ async def hits(
                 await out.start()
             await out.line(line)
 
-        with limit.slot(), _as_api_errors():
-            listening = _listening(
-                resources, request.state.client, watch_id, parameters.after, write
-            )
+        with limit.slot(request.state.limit_key), _as_api_errors():
+            listening = _listening(resources, request, watch_id, parameters.after, write)
             await until_disconnect(disconnected, listening)
 
     return NdjsonAnswer(work, idle_seconds=_SEND_SECONDS)
@@ -167,21 +174,25 @@ async def live(socket: WebSocket, watch_id: str, resources: ResourcesDep, limit:
     """Stream the hits of a watch as WebSocket text messages."""
     config = resources.service.config
     resources.release()
-    async with accepted(socket, config, _SEND_SECONDS) as out:
+
+    async def work(out: MessagesOut) -> None:
         given = dict(socket.query_params)
         after = validated(ListenParameters, given, "invalid_parameter").after
-        with limit.slot(), _as_api_errors():
-            listening = _listening(resources, socket.state.client, watch_id, after, out.line)
+        with limit.slot(socket.state.limit_key), _as_api_errors():
+            listening = _listening(resources, socket, watch_id, after, out.line)
             await until_disconnect(lambda: wait_for_close(socket), listening)
+
+    await answer_socket(socket, config, _SEND_SECONDS, work)
 
 
 def _listening(
     resources: Resources,
-    client: str,
+    connection: HTTPConnection,
     watch_id: str,
     after: int | None,
     write: Callable[[str], Awaitable[None]],
 ) -> Coroutine[Any, Any, None]:
+    client = Client(connection.state.client, connection.state.limit_key)
     on_dropped = resources.feeds.counts.count_lost_hits
     return listen_to(resources.watches, client, watch_id, after, write, on_dropped)
 

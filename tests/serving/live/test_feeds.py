@@ -5,7 +5,8 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 
 import httpx
 import psutil
@@ -15,6 +16,8 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
+from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
+from serving.http.streams import NDJSON
 from tests.serving.live.servers import LISTENERS, REPLICAS
 from tests.serving.started import Server, SharedServer
 from tests.serving.watching import (
@@ -152,6 +155,27 @@ def test_a_loopback_server_without_tokens_rejects_other_host_names(server: Serve
     port = server.url.rpartition(":")[2]
     response = httpx.get(f"{server.url}/v1/classes", headers={"host": f"localhost:{port}"})
     assert response.status_code == 200
+
+
+def test_without_tokens_each_address_has_its_own_limits(server: Server) -> None:
+    per_client = ServingConfig().max_feeds_per_client
+    with ExitStack() as opened:
+
+        def status_of_feed(address: str, **forged: str) -> int:
+            connection = HTTPConnection(
+                server.url.removeprefix("http://"), timeout=20, source_address=(address, 0)
+            )
+            opened.enter_context(closing(connection))
+            connection.putrequest("POST", "/v1/feeds/door")
+            for name, value in {"Content-Type": NDJSON, "Content-Length": "2", **forged}.items():
+                connection.putheader(name, value)
+            connection.endheaders(b"\n")
+            return connection.getresponse().status
+
+        forged = [{CLIENT_ADDRESS_HEADER: f"10.0.0.{i}"} for i in range(REPLICAS * per_client + 2)]
+        statuses = [status_of_feed("127.0.0.1", **one) for one in forged]
+        assert 2 <= statuses.count(429) < len(forged)
+        assert status_of_feed("127.0.0.2") == 200
 
 
 def test_listeners_on_all_replicas_receive_hits_and_do_not_block_requests(

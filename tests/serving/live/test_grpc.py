@@ -262,7 +262,7 @@ def request_a_long_name(request: pb.ModelInferRequest) -> None:
         (lambda r: r.inputs[1].shape.append(-1), CODE.INVALID_ARGUMENT, "negative"),
         (lambda r: r.inputs.pop(), CODE.INVALID_ARGUMENT, "either the input"),
         (lambda r: r.outputs.add(name="matches"), CODE.INVALID_ARGUMENT, "without recall"),
-        (set_parameter("recall", "string_param", "0.9"), CODE.INVALID_ARGUMENT, "finite number"),
+        (set_parameter("recall", "string_param", "high"), CODE.INVALID_ARGUMENT, "finite number"),
         (set_parameter("recall", "double_param", 0.123), CODE.INVALID_ARGUMENT, "0.123"),
         (
             set_parameter("threshold", "double_param", float("nan")),
@@ -349,7 +349,10 @@ def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(
 
 
 OPEN = ("ServerLive", "ServerReady")
-GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
+GUARDED = (
+    *("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer"),
+    *("ModelConfig", "ModelStatistics", "RepositoryIndex"),
+)
 
 
 @pytest.mark.parametrize("method", GUARDED)
@@ -494,7 +497,7 @@ def test_missed_deadlines_and_rejected_excess_calls_are_counted(
     expected = {
         "kway_query_requests_total:client_left": 1,
         "kway_query_requests_total:unknown_model": 1,
-        "kway_query_requests_total:too_busy": len(rejected),
+        "kway_query_requests_total:too_many_requests": len(rejected),
         "kway_query_requests_total:ok": len(found) - len(rejected),
         "kway_query_inputs_total": len(found) - len(rejected),
     }

@@ -25,7 +25,7 @@ import pytest
 
 from serving.schemas import Answer
 from tests.quiet_server import QuietServer
-from tests.serving.live.servers import MAX_BODY, MAX_INPUTS, MAX_REQUESTS, NEVER_QUERIED, TOKEN
+from tests.serving.live.servers import CLIENT_REQUESTS, MAX_BODY, MAX_INPUTS, NEVER_QUERIED, TOKEN
 from tests.serving.started import (
     Server,
     as_json,
@@ -97,7 +97,7 @@ def test_concurrent_requests_for_different_classes_each_get_their_own_answer(
         assert verdict["class"] == NAMES[class_id]
         return verdict["score"]
 
-    with ThreadPoolExecutor(MAX_REQUESTS) as threads:
+    with ThreadPoolExecutor(CLIENT_REQUESTS) as threads:
         together = list(threads.map(score_of, alone))
     assert together == pytest.approx(list(alone.values()), rel=1e-4, abs=1e-5)
 
@@ -331,7 +331,7 @@ def test_excess_requests_get_429_and_the_others_get_correct_answers(
     rejected = [answer for answer in answers if answer.status_code != 200]
     assert 0 < len(rejected) < len(answers)
     for answer in rejected:
-        assert error_of(answer)[:2] == (429, "too_busy")
+        assert error_of(answer)[:2] == (429, "too_many_requests")
         assert int(answer.headers["retry-after"]) >= 1
     scores = scores_of(expected)
     for answer in answers:

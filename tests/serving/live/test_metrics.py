@@ -136,7 +136,8 @@ def test_the_page_shows_the_model_and_load_of_each_replica(client: httpx.Client)
 def test_the_page_counts_errors_for_requests_that_did_not_reach_a_replica(
     client: httpx.Client, server: Server
 ) -> None:
-    series, before = 'kway_http_errors_total{node="127.0.0.1",status="413"} ', 0.0
+    labels = 'node="127.0.0.1",protocol="http",source="proxy",status="413"'
+    series, before = f"kway_http_errors_total{{{labels}}} ", 0.0
     for line in client.get("/metrics").text.splitlines():
         if line.startswith(series):
             before = float(line.removeprefix(series))

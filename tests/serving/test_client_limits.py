@@ -1,0 +1,253 @@
+"""Limits per client are the same with tokens, where a client is a token, and without, where it is
+an address.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from tritonclient.grpc import service_pb2 as pb
+
+from serving.api_error import ApiError
+from serving.config import ServingConfig
+from serving.inference.health import Health
+from serving.inference.methods import InferenceMethods
+from serving.model import Model
+from serving.service import Service
+from serving.tokens import Clients
+from tests.serving.in_process import NoCounts, application, listening, no_metrics
+from tests.serving.page_driver import image
+from tests.serving.started import error_of
+from tests.tiny_bundle import write
+
+ADDRESS = "x-client"
+TOKENS = ("a" * 32, "b" * 32)
+MAX_BODY = 20_000
+LIMITS = {
+    "max_requests": 4,
+    "max_requests_per_client": 1,
+    "max_streams": 4,
+    "max_streams_per_client": 1,
+    "max_feeds_per_client": 1,
+    "max_listeners_per_client": 1,
+    "max_uploads_per_client": 1,
+    "max_body_bytes": MAX_BODY,
+    "max_upload_bytes_per_client": MAX_BODY,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("bundles") / "pets")
+
+
+Headers = dict[str, str]
+
+
+@pytest.fixture(scope="module", params=["tokens", "addresses"])
+def served(
+    request: pytest.FixtureRequest, bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Headers, Headers]]:
+    """The URL of a server, and the headers of two clients."""
+    clients = [{ADDRESS: "192.0.2.1"}, {ADDRESS: "192.0.2.2"}]
+    options: dict[str, object] = {"client_address_header": "X-Client"}
+    if request.param == "tokens":
+        file = tmp_path_factory.mktemp("tokens") / "tokens"
+        file.touch(0o600)
+        file.write_text("\n".join(TOKENS))
+        clients = [{"authorization": f"Bearer {token}"} for token in TOKENS]
+        options = {"token_file": file}
+    with listening(application(bundle, **options, **LIMITS)) as url:
+        yield url, clients[0], clients[1]
+
+
+@contextmanager
+def opened(url: str, method: str, path: str, headers: Headers, kind: str) -> Iterator[HTTPResponse]:
+    """Send a request whose body does not end, and yield the response once its head arrives."""
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=20)
+    try:
+        connection.putrequest(method, path)
+        for name, value in {**headers, "content-type": kind}.items():
+            connection.putheader(name, value)
+        if method == "POST":
+            connection.putheader("transfer-encoding", "chunked")
+        connection.endheaders()
+        if method == "POST":
+            connection.send(b"1\r\n\n\r\n")
+        yield connection.getresponse()
+    finally:
+        connection.close()
+
+
+def query(url: str, headers: Headers) -> httpx.Response:
+    files = [("images", image(0))]
+    return httpx.post(f"{url}/v1/query", data={"classes": ["husky"]}, files=files, headers=headers)
+
+
+def eventually_answered(url: str, headers: Headers) -> None:
+    for _ in range(200):
+        if query(url, headers).status_code == 200:
+            return
+    raise AssertionError("the slot was not released")
+
+
+NDJSON = "application/x-ndjson"
+STREAM = ("POST", "/v1/query:stream?classes=husky")
+
+
+def test_a_client_at_its_limit_of_requests_leaves_requests_for_others(
+    served: tuple[str, Headers, Headers],
+) -> None:
+    url, one, other = served
+    with opened(url, *STREAM, one, NDJSON) as stream:  # a stream occupies a slot
+        assert stream.status == 200
+        rejected = query(url, one)
+        assert error_of(rejected)[:2] == (429, "too_many_requests")
+        assert rejected.headers["retry-after"] == "1"
+        assert query(url, other).status_code == 200
+    eventually_answered(url, one)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        (*STREAM, "too_many_requests"),
+        ("POST", "/v1/feeds/door", "too_many_feeds"),
+        ("GET", "/v1/watches/{}/hits", "too_many_listeners"),
+    ],
+)
+def test_a_client_at_its_limit_of_streams_leaves_streams_for_others(
+    served: tuple[str, Headers, Headers], method: str, path: str, code: str
+) -> None:
+    url, one, other = served
+    watches = []
+    for headers in (one, other):  # with tokens, each client listens to its own watch
+        body = {"classes": ["husky"], "threshold": 0, "ttl_seconds": 60}
+        eventually_answered(url, headers)  # a stream of the test before may still be ending
+        made = httpx.post(f"{url}/v1/watches", json=body, headers=headers)
+        assert made.status_code == 201, made.text
+        watches.append(path.format(made.json()["id"]))
+    with ExitStack() as stack:
+        first = stack.enter_context(opened(url, method, watches[0], one, NDJSON))
+        assert first.status == 200
+        second = stack.enter_context(opened(url, method, watches[0], one, NDJSON))
+        assert (second.status, code in second.read().decode()) == (429, True)
+        third = stack.enter_context(opened(url, method, watches[1], other, NDJSON))
+        assert third.status == 200
+
+
+@pytest.mark.parametrize("served", ["addresses"], indirect=True)
+def test_the_last_address_counts_and_the_rest_is_ignored(
+    served: tuple[str, Headers, Headers],
+) -> None:
+    url, one, _ = served
+    with opened(url, *STREAM, one, NDJSON):
+        for address in ("192.0.2.1", "192.0.2.2, 192.0.2.1", "::ffff:192.0.2.1"):
+            assert query(url, {ADDRESS: address}).status_code == 429
+        assert query(url, {ADDRESS: "192.0.2.1, 192.0.2.2"}).status_code == 200
+
+
+def key_of(*addresses: str) -> str:
+    return Clients(None, ADDRESS).client_of(None, addresses).limit_key
+
+
+def test_the_limit_key_of_an_address_is_its_network() -> None:
+    assert key_of("192.0.2.1") == "192.0.2.1"
+    assert key_of("2001:db8:1:2::1") == key_of("2001:db8:1:2:ffff::") == "2001:db8:1:2::/64"
+    assert key_of("2001:db8:1:3::1") != key_of("2001:db8:1:2::1")
+    assert key_of() == key_of("x") == key_of("") == key_of("192.0.2.1", "no address") == "anonymous"
+    assert key_of("192.0.2.1", "192.0.2.2") == "192.0.2.2"
+    assert Clients(None, ADDRESS).client_of("a token", ["192.0.2.1"]).name == "anonymous"
+
+
+# ---------------------------------------------------------------------------- gRPC
+
+
+class Call:
+    """The context of a gRPC call, as a servicer method sees it."""
+
+    def __init__(self, **metadata: str) -> None:
+        self._metadata = metadata
+        self.code: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return [(name.replace("_", "-"), value) for name, value in self._metadata.items()]
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def methods(bundle: Path) -> InferenceMethods:
+    config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
+    return InferenceMethods(
+        Service(Model.open(bundle), config, NoCounts()), Clients(None, ADDRESS), no_metrics
+    )
+
+
+def request(num_bytes: int) -> bytes:
+    """Build a request that is about `num_bytes` long."""
+    found = pb.ModelInferRequest(model_name="pets", id="x" * num_bytes)
+    images = found.inputs.add(name="images", datatype="BYTES", shape=[1])
+    images.contents.bytes_contents.append(image(0))
+    ids = found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
+    ids.contents.int64_contents.append(2)
+    return found.SerializeToString()
+
+
+def codes(methods: InferenceMethods, *calls: tuple[str, int]) -> list[str]:
+    """Make the calls at the same time, each with an address and a size, and return their codes."""
+    contexts = [Call(x_client=address) for address, _ in calls]
+
+    async def all_at_once() -> None:
+        pairs = zip(contexts, calls, strict=True)
+        await asyncio.gather(
+            *(methods.call("ModelInfer", request(size), context) for context, (_, size) in pairs)
+        )
+
+    asyncio.run(all_at_once())
+    return ["OK" if one.code is None else one.code.name for one in contexts]
+
+
+def test_grpc_calls_have_the_same_limits_per_client(methods: InferenceMethods) -> None:
+    one, other = "192.0.2.1", "192.0.2.2"
+    small, large = 10, MAX_BODY // 2
+    three = [(one, small)] * 3
+    assert codes(methods, *three, (other, small)) == ["OK", "OK", "RESOURCE_EXHAUSTED", "OK"]
+    assert codes(methods, *three[:2]) == ["OK", "OK"]
+    assert codes(methods, (one, large), (one, large), (other, large)) == [
+        "OK", "RESOURCE_EXHAUSTED", "OK"
+    ]  # fmt: skip
+    assert codes(methods, (one, large)) == ["OK"]
+
+
+def test_a_health_watch_reports_each_change_and_is_limited_per_client() -> None:
+    ready = [True]
+    health = Health(lambda: ready[0], ("a",))
+    raw = HealthCheckRequest(service="a").SerializeToString()
+
+    async def run() -> None:
+        watches = [health.watch(raw, "one") for _ in range(33)]
+        for watch in watches[:32]:
+            assert (await anext(watch)).status == HealthCheckResponse.SERVING
+        with pytest.raises(ApiError, match="your limit of 32"):
+            await anext(watches[32])
+        assert (await anext(health.watch(raw, "other"))).status == HealthCheckResponse.SERVING
+        ready[0] = False
+        assert (await anext(watches[0])).status == HealthCheckResponse.NOT_SERVING
+        assert health.check(raw).status == HealthCheckResponse.NOT_SERVING
+        await watches[1].aclose()
+        again = health.watch(raw, "one")
+        assert (await anext(again)).status == HealthCheckResponse.NOT_SERVING
+
+    asyncio.run(run())
