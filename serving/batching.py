@@ -182,8 +182,8 @@ class Batcher:
         times = BatchTimes(prepared - started, inferred - prepared, ended - inferred)
         for request in {one.request for one in batch}:
             request.times, request.finished_at = request.times.plus(times), ended
-        finished = {one.request for one in batch if one.is_last or one.request.error is not None}
-        return list(finished), len(ready), times
+        finished = [one.request for one in batch if one.is_last or one.request.error is not None]
+        return list(dict.fromkeys(finished)), len(ready), times  # in the order of arrival
 
 
 def _prepared(batch: Sequence[_Input]) -> dict[_Input, Any]:

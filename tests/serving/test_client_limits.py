@@ -19,7 +19,8 @@ from serving.config import ServingConfig
 from serving.inference.health import Health
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.service import Service
+from serving.models.models import Models
+from serving.service import Service, Shared
 from serving.tokens import Clients
 from tests.serving.in_process import NoCounts, application, listening, no_metrics
 from tests.serving.page_driver import image
@@ -190,9 +191,8 @@ class Call:
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
-    return InferenceMethods(
-        Service(Model.open(bundle), config, NoCounts()), Clients(None, ADDRESS), no_metrics
-    )
+    models = Models.of(Service(Model.open(bundle), Shared(config, NoCounts())))
+    return InferenceMethods(models, Clients(None, ADDRESS), no_metrics)
 
 
 def request(num_bytes: int) -> bytes:

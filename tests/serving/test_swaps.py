@@ -32,6 +32,7 @@ from serving.models.reloading import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
 from tests.serving import in_process
+from tests.serving.in_process import no_metrics
 from tests.serving.live.servers import write_tokens
 from tests.serving.published import (
     ADDED,
@@ -570,7 +571,7 @@ def test_the_open_inference_protocol_selects_the_model_by_its_name(several: Publ
 
 
 def test_grpc_selects_the_model_by_its_name_and_returns_its_version(several: Published) -> None:
-    methods = InferenceMethods(several.reloader.models, Clients(None))
+    methods = InferenceMethods(several.reloader.models, Clients(None), no_metrics)
     for name, version in (("pets", 0), ("others", 1)):
         request = pb.ModelInferRequest(model_name=name)
         for tensor, values in (("texts", [b"a cat"]), ("classes", [b"husky"])):
