@@ -76,9 +76,12 @@ class Loader:
         return Version(service, galleries)
 
     def remember(self, name: str, version: Version) -> None:
-        """Store that this version is served."""
+        """Store that this version is served. If this fails, the error is logged."""
         folder = version.service.model.bundle.path
-        self._last.write(name, LastServed(folder=folder, version=version.id))
+        try:
+            self._last.write(name, LastServed(folder=folder, version=version.id))
+        except OSError as error:
+            _log.error("model %s: the version that is served cannot be stored (%s)", name, error)
 
     def _first(self, name: str) -> Version:
         """Load what is published or, if it is damaged, the version that was served last."""

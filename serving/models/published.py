@@ -36,17 +36,20 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
-    """Return the fingerprint of a bundle and its galleries. Returns None if one of them does not
-    exist, as while it is being replaced."""
-    files = [bundle / SPEC, *(gallery / GALLERY for gallery in galleries)]
+    """Return the fingerprint of a bundle and its galleries, None if the bundle does not exist, as
+    while it is being replaced."""
+    of_bundle = _stamp(bundle / SPEC)
+    if of_bundle is None:
+        return None
+    of_galleries = [_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries]
+    return of_bundle, *of_galleries
+
+
+def _stamp(file: Path) -> tuple[str, int, int] | None:
     try:
-        return tuple(_stamp(file) for file in files)
+        status = os.stat(file)
     except OSError:
         return None
-
-
-def _stamp(file: Path) -> tuple[str, int, int]:
-    status = os.stat(file)
     return os.path.realpath(file), status.st_ino, status.st_mtime_ns
 
 
