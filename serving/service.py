@@ -60,12 +60,12 @@ class Slots:
 
     def check(self, client: str) -> None:
         """Raise ApiError 429 if no slot is free."""
-        if self.in_use >= self._limit:
-            raise too_many_requests()
-        self._per_client.check(client, 1)
+        self.acquire(client)
+        self.release(client)
 
     def acquire(self, client: str) -> None:
-        self.check(client)
+        if self.in_use >= self._limit:
+            raise too_many_requests()
         self._per_client.acquire(client, 1)
         self.in_use += 1
 

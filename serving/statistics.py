@@ -5,7 +5,6 @@ replicas can be read from the page at /metrics (`serving/inference/statistics.py
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ class BatchTimes(NamedTuple):
     compute_output: int
 
     def plus(self, other: "BatchTimes") -> "BatchTimes":
-        return BatchTimes(*(a + b for a, b in zip(self, other, strict=True)))
+        return BatchTimes(self[0] + other[0], self[1] + other[1], self[2] + other[2])
 
 
 NO_TIMES = BatchTimes(0, 0, 0)
@@ -57,45 +56,44 @@ class ModelStatistics:
     """Counts of one replica. One thread adds to them; others may call `series`."""
 
     def __init__(self) -> None:
-        self._requests: Counter[str] = Counter()
-        self._ns: Counter[str] = Counter()
-        self._batches: Counter[int] = Counter()
-        self._batch_ns: Counter[tuple[int, str]] = Counter()
+        self._requests = dict.fromkeys(RESULTS, 0)
+        self._ns = dict.fromkeys((*RESULTS, "queue"), 0)
+        self._times = NO_TIMES
+        self._batches: dict[int, tuple[int, BatchTimes]] = {}
         self._inputs, self._last_seconds = 0, 0.0
 
     def add_batch(self, size: int, times: BatchTimes) -> None:
         """Add a successful forward pass of `size` inputs."""
-        self._batches[size] += 1
-        for stage, ns in times._asdict().items():
-            self._batch_ns[size, stage] += ns
+        count, before = self._batches.get(size, (0, NO_TIMES))
+        self._batches[size] = count + 1, before.plus(times)
 
     def add_success(self, *, inputs: int, ns: int, times: BatchTimes) -> None:
         """Add a request that took `ns` in total. `times` are those of its batches; the remaining
         time was spent in the queue."""
-        self._requests["success"] += 1
+        self._add("success", ns)
         self._inputs += inputs
-        self._last_seconds = time.time()
-        self._ns["success"] += ns
+        self._times = self._times.plus(times)
         self._ns["queue"] += max(0, ns - sum(times))
-        for stage, part in times._asdict().items():
-            self._ns[stage] += part
 
     def add_failure(self, ns: int) -> None:
         """Add a request that failed or that did not fit into the queue."""
-        self._requests["fail"] += 1
+        self._add("fail", ns)
+
+    def _add(self, result: str, ns: int) -> None:
+        self._requests[result] += 1
+        self._ns[result] += ns
         self._last_seconds = time.time()
-        self._ns["fail"] += ns
 
     def series(self) -> Iterator[tuple[str, dict[str, str], float]]:
         """Yield the name, labels and value of each metric, without the label `model`."""
-        for result, count in self._requests.copy().items():
+        for result, count in self._requests.items():
             yield REQUESTS, {"result": result}, count
         yield INPUTS, {}, self._inputs
-        for stage, ns in self._ns.copy().items():
+        for stage, ns in {**self._ns, **self._times._asdict()}.items():
             yield SECONDS, {"stage": stage}, ns / _NANOSECONDS
-        for size, count in self._batches.copy().items():
+        for size, (count, times) in self._batches.copy().items():
             yield BATCHES, {"batch_size": str(size)}, count
-        for (size, stage), ns in self._batch_ns.copy().items():
-            labels = {"batch_size": str(size), "stage": stage}
-            yield BATCH_SECONDS, labels, ns / _NANOSECONDS
+            for stage, ns in times._asdict().items():
+                labels = {"batch_size": str(size), "stage": stage}
+                yield BATCH_SECONDS, labels, ns / _NANOSECONDS
         yield LAST_SECONDS, {}, self._last_seconds

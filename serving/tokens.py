@@ -13,6 +13,7 @@ import os
 import stat
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
@@ -192,11 +193,16 @@ class Clients:
 
 
 def _address_key(addresses: Sequence[str]) -> str:
-    """Return the last address in the values of a header, which the proxy in front of the server has
-    added, or the /64 network of an IPv6 address. A missing or invalid address is "anonymous"."""
-    last = addresses[-1].rpartition(",")[2].strip() if addresses else ""
+    """Return the key of the last address in the values of a header, which the proxy in front of the
+    server has added. A missing or invalid address is "anonymous"."""
+    return _key_of(addresses[-1].rpartition(",")[2].strip()) if addresses else ANONYMOUS
+
+
+@lru_cache(1024)  # parsing an address takes longer than the rest of `client_of`
+def _key_of(text: str) -> str:
+    """Return an IPv4 address, or the /64 network of an IPv6 address."""
     try:
-        address = ip_address(last)
+        address = ip_address(text)
     except ValueError:
         return ANONYMOUS
     if not isinstance(address, IPv6Address):
