@@ -13,6 +13,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from serving.config import ServingConfig
+from serving.deploy.metrics import WebhookMetrics
 from serving.deploy.private_ray import KeyValueStore
 from serving.watches.board import Board
 from serving.watches.state_file import StateFile
@@ -32,7 +33,9 @@ class WatchActor(Board):
         checked = ServingConfig.model_validate(config)
         state = checked.state
         storage = KeyValueStore(NAMESPACE) if state is None else StateFile(state)
-        super().__init__(checked, storage=storage)
+        super().__init__(checked, storage=storage, counts=WebhookMetrics())
+        # The event loop does not run yet. If Ray restarts the actor, no one else may call it.
+        ray.get_runtime_context().current_actor.resume.remote()
 
 
 class RayWatches:

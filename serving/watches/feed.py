@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -64,13 +65,41 @@ class WatchCounts(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """The plan for a version of the watches; None if no watch selects the feed."""
+
+    version: tuple[str, int]
+    plan: MatchPlan | None
+
+
 class Feeds:
-    """State shared by all feeds of a replica: its copy of the watches, and the hits to store."""
+    """State shared by all feeds of a replica: its copy of the watches, their plans, and the hits to
+    store."""
 
     def __init__(self, service: Service, watches: Watches, counts: WatchCounts) -> None:
         self.service, self.counts = service, counts
         self.live = LiveWatches(watches)
         self.publisher = HitPublisher(watches, retry_seconds=service.config.request_timeout_seconds)
+        self._criteria = Criteria(service.model.bundle)
+        self._plans: WeakValueDictionary[str, _Planned] = WeakValueDictionary()  # by feed
+        self._planning = asyncio.Lock()
+
+    async def planned(self, feed: str) -> _Planned:
+        """Return the plan for the current watches. Connections to the same feed share it, and all
+        feeds share the criteria."""
+        async with self._planning:
+            found = self._plans.get(feed)
+            if found is None or found.version != self.live.version:
+                version, watches = self.live.version, self.live.of(feed)
+                plan = await self.service.in_thread(self._make_plan, watches)
+                found = self._plans[feed] = _Planned(version, plan)
+                self.counts.set_watches(len(self.live))
+            return found
+
+    def _make_plan(self, watches: Sequence[Watch]) -> MatchPlan | None:
+        pairs = self._criteria.of(watches, self.live)
+        return MatchPlan(self.service.model.bundle, pairs) if pairs else None
 
 
 @dataclass
@@ -99,10 +128,7 @@ class Feed:
         self._is_acknowledged, self._write_line = is_acknowledged, write
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
         self._failed: set[str | int] = set()
-        self._criteria = Criteria(self._service.model.bundle)
-        self._plan: MatchPlan | None = None
-        self._planned_for: tuple[str, int] | None = None
-        self._planning = asyncio.Lock()
+        self._planned: _Planned | None = None
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
         """Process the frames, then write the counts. If `latest`, skip frames when newer ones are
@@ -132,18 +158,9 @@ class Feed:
 
     async def _current_plan(self) -> MatchPlan | None:
         """Return the plan for the current watches, or None if no watch selects this feed."""
-        live = self._feeds.live
-        async with self._planning:
-            if self._planned_for != live.version:
-                version, watches = live.version, live.of(self._name)
-                self._plan = await self._service.in_thread(self._make_plan, watches)
-                self._planned_for = version
-                self._feeds.counts.set_watches(len(live))
-            return self._plan
-
-    def _make_plan(self, watches: Sequence[Watch]) -> MatchPlan | None:
-        pairs = self._criteria.of(watches)
-        return MatchPlan(self._service.model.bundle, pairs) if pairs else None
+        if self._planned is None or self._planned.version != self._feeds.live.version:
+            self._planned = await self._feeds.planned(self._name)
+        return self._planned.plan
 
     async def _hits(self, frame: Frame, content: bytes | str, plan: MatchPlan) -> list[WatchHit]:
         """Store all hits and return those of the sender's own watches."""
