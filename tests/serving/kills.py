@@ -123,8 +123,10 @@ def run(num_watches: int, num_frames: int, num_kills: int, seed: int = 0) -> Out
             ]
         with _killing(target, num_kills, seed, outcome) as is_over:
             _exchange(target.url, watches, num_frames, is_over, outcome)
-        stored = [_check(target.url, watch, num_frames, outcome) for watch in watches]
-        _check_delivery(target.url, watches, stored, receiver, outcome)
+        for watch in _delivered(target.url):
+            stored = _check(target.url, watch, num_frames, outcome)
+            _check_delivery(watch, stored, receiver, outcome)
+        _count_requests(receiver, outcome)
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -239,23 +241,34 @@ def _unreliable(seed: int) -> Callable[[Message], int | None]:
     return lambda _: generator.choice([200, 200, 200, 200, 500, None])
 
 
+def _delivered(url: str) -> list[WatchInfo]:
+    """Wait for the last deliveries, and return all watches."""
+    deadline = time.monotonic() + _RETRY_SECONDS
+    with _client(url) as client:
+        while any(one.webhook is None or one.webhook.pending for one in client.watches()):
+            assert time.monotonic() < deadline, "the hits are not delivered"
+            time.sleep(0.5)
+        return client.watches()
+
+
 def _check(url: str, watch: WatchInfo, num_frames: int, outcome: Outcome) -> dict[int, str]:
     """Read all stored hits of a watch, and return their ids by cursor."""
     ids: dict[int, set[str]] = {}
     cursors: dict[int, str] = {}
+    assert watch.webhook is not None
     params = {"after": 0}
     with httpx.stream("GET", f"{url}/v1/watches/{watch.id}/hits", params=params) as response:
         for line in response.iter_lines():
             if '"listening"' in line:
                 continue
-            if '"watch"' not in line:
-                break  # a heartbeat: there are no further hits
             hit = WatchHit.model_validate_json(line)
             assert hit.cursor is not None
             cursors[hit.cursor] = hit.id
             outcome.hits += 1
             outcome.duplicates += int(hit.frame) in ids
             ids.setdefault(int(hit.frame), set()).add(hit.id)
+            if hit.cursor == watch.webhook.cursor:  # the last one
+                break
     if missing := sorted(set(range(num_frames)) - set(ids)):
         outcome.problems.append(f"{watch.feeds}: hits of frames {missing} are lost")
     if any(len(found) > 1 for found in ids.values()):
@@ -266,25 +279,18 @@ def _check(url: str, watch: WatchInfo, num_frames: int, outcome: Outcome) -> dic
 
 
 def _check_delivery(
-    url: str,
-    watches: list[WatchInfo],
-    stored: list[dict[int, str]],
-    receiver: Receiver,
-    outcome: Outcome,
+    watch: WatchInfo, stored: dict[int, str], receiver: Receiver, outcome: Outcome
 ) -> None:
-    """Wait for the last deliveries, and compare the hits that the receiver accepted with the stored
-    ones, by cursor."""
-    deadline = time.monotonic() + _RETRY_SECONDS
-    with _client(url) as client:
-        while any(one.webhook is not None and one.webhook.pending for one in client.watches()):
-            assert time.monotonic() < deadline, "the hits are not delivered"
-            time.sleep(0.5)
-    for watch, ids in zip(watches, stored, strict=True):
-        hits = receiver.accepted(f"/{watch.feeds[0]}")
-        outcome.delivered += len(hits)
-        found = {(hit["cursor"], hit["id"]) for hit in hits}
-        if found != set(ids.items()):
-            outcome.problems.append(f"{watch.feeds}: the webhook received {sorted(found)}")
+    """Compare the hits of a watch that the receiver accepted with the stored ones, by cursor."""
+    hits = receiver.accepted(f"/{watch.feeds[0]}")
+    outcome.delivered += len(hits)
+    found = {(hit["cursor"], hit["id"]) for hit in hits}
+    if found != set(stored.items()):
+        wrong = sorted(found ^ set(stored.items()))
+        outcome.problems.append(f"{watch.feeds}: lost or wrong on the way to the webhook: {wrong}")
+
+
+def _count_requests(receiver: Receiver, outcome: Outcome) -> None:
     outcome.requests = len(receiver.messages)
     outcome.failures = sum(not message.accepted for message in receiver.messages)
     outcome.problems += receiver.problems
