@@ -132,7 +132,11 @@ def test_connections_share_the_thresholds_of_the_watches(
                 pass
             plans.append(kway.feeds._plans["door"])
         assert plans[0] is plans[1]
+        plans.clear()
         send_frames(alice, frames(images), "gate")
+        for feed in (first, second):
+            feed.finish()
+            assert feed.response.read()
     assert len(computed) == 2
 
     def is_forgotten() -> bool:
