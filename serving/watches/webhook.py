@@ -18,7 +18,7 @@ _HOST = r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::(?P<port
 _PATH = r"[/?][!-\"$-\[\]-~]*"
 _URL = re.compile(rf"(?P<scheme>https?)://{_HOST}(?:{_PATH})?", re.ASCII)
 _ALLOWED = re.compile(_HOST, re.ASCII)
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 _SECRET_PREFIX, _MIN_KEY_BYTES, _MAX_KEY_BYTES = "whsec_", 24, 64
 
 # The secret itself is only in JSON, which is how a watch is stored.
@@ -73,12 +73,11 @@ class Webhook(BaseModel):
 
     @property
     def host(self) -> str:
-        """The host, with the port if it is not the default port of the scheme."""
+        """The host and the port, as HOST:PORT."""
         found = _URL.fullmatch(self.url)
         assert found is not None, "checked by _check_url"
-        default = _DEFAULT_PORTS[found["scheme"]]
-        port = int(found["port"] or default)
-        return found["host"] if port == default else f"{found['host']}:{port}"
+        port = found["port"] or _DEFAULT_PORTS[found["scheme"]]
+        return f"{found['host']}:{port}"
 
     def check_allowed(self, hosts: Collection[str]) -> Self:
         """Return this webhook. Raises ValueError unless its host is one of `hosts`, the server's
@@ -87,7 +86,9 @@ class Webhook(BaseModel):
             raise ValueError(
                 "webhooks are disabled. Start the server with --webhook-host to allow hosts"
             )
-        if self.host not in hosts:
+        name, _, port = self.host.rpartition(":")
+        is_default = port == _DEFAULT_PORTS[self.url.partition(":")[0]]
+        if not (self.host in hosts or (is_default and name in hosts)):
             raise ValueError(
                 f"the server does not allow webhooks to {self.host}. Use an allowed host, or start "
                 f"the server with --webhook-host {self.host}"

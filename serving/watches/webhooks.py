@@ -19,6 +19,7 @@ from serving.watches.hit_log import HitLog
 from serving.watches.registry import Registry
 from serving.watches.storage import Storage
 from serving.watches.watch import Delivery, HitBatch, Watch, WatchesDownError
+from serving.watches.webhook import Webhook
 from serving.watches.webhook_request import DeliveryError, Sender
 
 _SENT = "sent/"
@@ -50,15 +51,15 @@ class NoDeliveryCounts:
 
 
 class _State:
-    """The delivery of one watch. `batch_end` is the last cursor of the batch that is being sent:
-    later hits wait, so that a repeated request has the same id and content."""
+    """The delivery of one watch. `batch_size` is the number of hits in a batch that has not been
+    delivered: later hits wait, so that a repeated request has the same id and content."""
 
     def __init__(self, cursor: int, delivered_at: float | None = None) -> None:
         self.cursor, self.delivered_at = cursor, delivered_at
         self.failures = 0
         self.error: str | None = None
         self.next_attempt_at: float | None = None
-        self.batch_end: int | None = None
+        self.batch_size = 0
         self.retry = asyncio.Event()  # set to try again at once
         self.task: asyncio.Task[None] | None = None
 
@@ -158,12 +159,11 @@ class Webhooks:
 
     async def _deliver(self, watch_id: str, state: _State) -> None:
         while self._states.get(watch_id) is state and self._log.last(watch_id) > state.cursor:
-            # A watch is removed from the registry at the same time as its state from here.
             watch = self._registry.find(watch_id)
-            assert watch is not None, watch_id
-            assert watch.webhook is not None, watch_id
+            if watch is None or watch.webhook is None:  # a new webhook could not be stored
+                return
             async with self._slots[watch.client, watch.webhook.host]:
-                end, error = await self._attempt(watch, state)
+                end, error = await self._attempt(watch, watch.webhook, state)
             if self._states.get(watch_id) is not state:
                 return
             if error is None:
@@ -171,19 +171,20 @@ class Webhooks:
             else:
                 await self._wait_for_retry(state, error)
 
-    async def _attempt(self, watch: Watch, state: _State) -> tuple[int, str | None]:
+    async def _attempt(
+        self, watch: Watch, webhook: Webhook, state: _State
+    ) -> tuple[int, str | None]:
         """Send the next batch. Return its last cursor, and the reason if this failed."""
-        assert watch.webhook is not None
         batch, end = self._next_batch(watch.id, state)
         message_id = f"{watch.id}_{state.cursor + 1}_{end}"
         try:
             try:
-                watch.webhook.check_allowed(self.config.webhook_hosts)
+                webhook.check_allowed(self.config.webhook_hosts)
             except ValueError as error:  # the server was restarted with other hosts
                 raise DeliveryError(str(error)) from error
             if self._sender is None:
                 self._sender = Sender()
-            await self._sender.send(watch.webhook, message_id, _body(watch.id, end, batch))
+            await self._sender.send(webhook, message_id, _body(watch.id, end, batch))
         except DeliveryError as error:
             self._counts.count_delivery("failed")
             return end, str(error)
@@ -192,15 +193,13 @@ class Webhooks:
         return end, None
 
     def _next_batch(self, watch_id: str, state: _State) -> tuple[HitBatch, int]:
-        most = _MAX_BATCH_HITS
-        if state.batch_end is not None:
-            most = min(most, max(1, state.batch_end - state.cursor))
+        most = state.batch_size or _MAX_BATCH_HITS
         batch, end = self._log.after(watch_id, state.cursor, most=most)
-        state.batch_end = end
+        state.batch_size = len(batch.lines)
         return batch, end
 
     async def _succeed(self, watch_id: str, state: _State, cursor: int) -> None:
-        state.cursor, state.batch_end, state.delivered_at = cursor, None, self._clock()
+        state.cursor, state.batch_size, state.delivered_at = cursor, 0, self._clock()
         state.failures, state.error, state.next_attempt_at = 0, None, None
         with suppress(WatchesDownError):  # the next delivery stores a later cursor
             await self._log.append((), _stored(watch_id, state))

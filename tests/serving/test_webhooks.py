@@ -127,12 +127,12 @@ def test_an_ambiguous_or_unencrypted_url_is_rejected(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "host"),
     [
-        ("https://hooks.example.com", "hooks.example.com"),
-        ("https://hooks.example.com:443/a?b=c&d=[%20]", "hooks.example.com"),
+        ("https://hooks.example.com", "hooks.example.com:443"),
+        ("https://hooks.example.com:443/a?b=c&d=[%20]", "hooks.example.com:443"),
         ("https://hooks.example.com:8443/", "hooks.example.com:8443"),
-        ("https://[2001:db8::1]/", "[2001:db8::1]"),
+        ("https://[2001:db8::1]/", "[2001:db8::1]:443"),
         ("http://localhost:9000/hits", "localhost:9000"),
-        ("http://[::1]:80/", "[::1]"),
+        ("http://[::1]:80/", "[::1]:80"),
     ],
 )
 def test_the_host_of_a_url_is_the_host_that_the_http_client_connects_to(
@@ -140,12 +140,19 @@ def test_the_host_of_a_url_is_the_host_that_the_http_client_connects_to(
 ) -> None:
     webhook = Webhook(url=url)
     assert webhook.host == host
-    parsed = httpx.URL(url)
-    assert parsed.netloc.decode() == host
+    parsed, name = httpx.URL(url), host.rpartition(":")[0]
+    port = parsed.port or {"http": 80, "https": 443}[parsed.scheme]
+    assert f"{name}:{port}" == host
+    assert parsed.netloc.decode() in (host, name)
     assert webhook.check_allowed([host]) is webhook
-    for others in ([], ["example.com"], [f"{host}0"], ["other.example.com", "127.0.0.1"]):
+    others = [[], ["example.com"], [f"{host}0"], ["other.example.com", "127.0.0.1"]]
+    if parsed.port is None:  # the default port
+        assert webhook.check_allowed([name]) is webhook
+    else:
+        others.append([name])
+    for hosts in others:
         with pytest.raises(ValueError, match="--webhook-host"):
-            webhook.check_allowed(others)
+            webhook.check_allowed(hosts)
 
 
 def test_an_allowed_host_is_a_name_and_a_port_without_a_scheme() -> None:
@@ -314,10 +321,11 @@ def test_dropped_hits_are_counted_in_the_next_request(receiver: Receiver) -> Non
         await until(lambda: bool(receiver.messages))
         await publish(board, watch, 2, 3, 4, 5)
         receiver.respond = lambda message: 200
-        await until(lambda: sum(one.accepted for one in receiver.messages) == 2)
+        await until(lambda: 5 in ids(receiver.accepted()))
         data = [one.body["data"] for one in receiver.messages if one.accepted]
-        assert sum(one["dropped"] for one in data) == 3
-        assert ids(receiver.accepted()) == [4, 5]
+        # A repeated request with the first hit may have been on its way.
+        assert ids(receiver.accepted())[-2:] == [4, 5]
+        assert sum(one["dropped"] for one in data) == 5 - len(receiver.accepted()) > 1
 
     on_board(receiver, work, max_watch_hits=2)
 
