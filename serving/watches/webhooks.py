@@ -158,12 +158,12 @@ class Webhooks:
                 self._log.delete({key: None})
 
     async def _deliver(self, watch_id: str, state: _State) -> None:
-        while self._states.get(watch_id) is state and self._log.last(watch_id) > state.cursor:
-            watch = self._registry.find(watch_id)
-            if watch is None or watch.webhook is None:  # a new webhook could not be stored
-                return
-            async with self._slots[watch.client, watch.webhook.host]:
-                end, error = await self._attempt(watch, watch.webhook, state)
+        while (due := self._due(watch_id, state)) is not None:
+            client, webhook = due
+            async with self._slots[client, webhook.host]:
+                if self._due(watch_id, state) != due:  # it has changed in the meantime
+                    continue
+                end, error = await self._attempt(watch_id, webhook, state)
             if self._states.get(watch_id) is not state:
                 return
             if error is None:
@@ -171,12 +171,21 @@ class Webhooks:
             else:
                 await self._wait_for_retry(state, error)
 
+    def _due(self, watch_id: str, state: _State) -> tuple[str, Webhook] | None:
+        """Return the client and the webhook of a watch, or None if it has no hits to deliver."""
+        if self._states.get(watch_id) is not state or self._log.last(watch_id) <= state.cursor:
+            return None
+        watch = self._registry.find(watch_id)
+        if watch is None or watch.webhook is None:  # a new webhook could not be stored
+            return None
+        return watch.client, watch.webhook
+
     async def _attempt(
-        self, watch: Watch, webhook: Webhook, state: _State
+        self, watch_id: str, webhook: Webhook, state: _State
     ) -> tuple[int, str | None]:
         """Send the next batch. Return its last cursor, and the reason if this failed."""
-        batch, end = self._next_batch(watch.id, state)
-        message_id = f"{watch.id}_{state.cursor + 1}_{end}"
+        batch, end = self._next_batch(watch_id, state)
+        message_id = f"{watch_id}_{state.cursor + 1}_{end}"
         try:
             try:
                 webhook.check_allowed(self.config.webhook_hosts)
@@ -184,7 +193,7 @@ class Webhooks:
                 raise DeliveryError(str(error)) from error
             if self._sender is None:
                 self._sender = Sender()
-            await self._sender.send(webhook, message_id, _body(watch.id, end, batch))
+            await self._sender.send(webhook, message_id, _body(watch_id, end, batch))
         except DeliveryError as error:
             self._counts.count_delivery("failed")
             return end, str(error)

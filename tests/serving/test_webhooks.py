@@ -379,6 +379,32 @@ def test_receivers_that_do_not_respond_delay_neither_hits_nor_other_receivers(
         is_over.set()
 
 
+def test_a_watch_that_ends_while_its_delivery_waits_for_others_sends_nothing(
+    receiver: Receiver,
+) -> None:
+    is_over = threading.Event()
+
+    def respond(message: Message) -> int:
+        is_over.wait(20)
+        return 200
+
+    receiver.respond = respond
+
+    async def work(board: Board) -> None:
+        webhooks = [Webhook(url=f"{receiver.url}/{number}") for number in range(6)]
+        made = [await board.create("a", terms(webhook)) for webhook in webhooks]
+        for watch in made:
+            await publish(board, watch, 1)
+        await board.remove("a", made[4].id)
+        await board.change("a", made[5].id, {"webhook": Webhook(url=f"{receiver.url}/new")})
+        is_over.set()
+        await until(lambda: bool(receiver.accepted("/new")))
+        await until(lambda: len(receiver.messages) == 5)
+
+    on_board(receiver, work)
+    assert {one.path for one in receiver.messages} == {"/0", "/1", "/2", "/3", "/new"}
+
+
 def test_long_and_compressed_responses_are_not_read(receiver: Receiver) -> None:
     receiver.response = b"x" * 2**22
     receiver.headers = {"content-encoding": "gzip"}
