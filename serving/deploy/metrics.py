@@ -138,28 +138,6 @@ class WatchMetrics:
         self._watches.set(count)
 
 
-class WebhookMetrics:
-    """Delivery counters of the process that stores the watches."""
-
-    def __init__(self) -> None:
-        self._deliveries = Counter(
-            "kway_webhook_deliveries_total",
-            description="Number of requests to webhooks by outcome: ok or failed.",
-            tag_keys=("outcome",),
-        )
-        self._lost = Counter(
-            "kway_webhook_lost_hits_total",
-            description="Number of hits that were dropped before they were delivered to a webhook.",
-        )
-
-    def count_delivery(self, outcome: str) -> None:
-        self._deliveries.inc(1, tags={"outcome": outcome})
-
-    def count_lost_hits(self, count: int) -> None:
-        if count:
-            self._lost.inc(count)
-
-
 class HttpErrorMetrics:
     """Counter of the HTTP errors that clients receive from HAProxy, Ray or kway."""
 
