@@ -3,6 +3,7 @@
 kway must be installed on every node, and the nodes must share the files that the jobs read.
 """
 
+import logging
 import os
 import signal
 import socket
@@ -10,17 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from threading import current_thread, main_thread
+from threading import Event, Thread, current_thread, main_thread
 from typing import Any
-
-# By default, Ray tries for 14 minutes to connect to a server that is not a Ray cluster. It reads
-# this variable when it is imported.
-os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 
 import ray
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 
-from data.messages import one_line
+from data.messages import one_line, pluralize
+from data.private_ray import limit_tries
 from data.retry import TransientError
 
 _PACKAGES = Path(__file__).parents[1]
@@ -29,6 +27,8 @@ _PACKAGES = Path(__file__).parents[1]
 _MAX_RETRIES = 10
 _CONNECT_SECONDS = 10
 _CANCEL_SECONDS = 10
+_CHECK_SECONDS, _REPORT_AFTER_CHECKS = 1.0, 5
+_log = logging.getLogger("kway.data")
 
 
 class RayPool(Executor):
@@ -48,7 +48,8 @@ class RayPool(Executor):
         if gpu:
             cpus = max(1, min(int(node["CPU"] // node["GPU"]) for node in nodes))
         self.cpus = min(cpus, max(int(node["CPU"]) for node in nodes))
-        self.num_workers = sum(num_jobs(node, cpus=self.cpus, gpus=int(gpu)) for node in nodes)
+        self._gpus = int(gpu)
+        self.num_workers = self._room()
         # Unlike ray.remote(num_gpus=1), this keeps the worker processes, so that jobs can cache a
         # model.
         self._task = ray.remote(_call).options(
@@ -56,6 +57,9 @@ class RayPool(Executor):
         )
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
         self._running: set[ray.ObjectRef[Any]] = set()
+        self._is_closed = Event()
+        self._reports = Thread(target=self._report_missing_nodes, daemon=True)
+        self._reports.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # `fn` often contains a source or options. They are sent to each node once.
@@ -71,11 +75,33 @@ class RayPool(Executor):
         """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
         they do not write files later.
         """
+        self._is_closed.set()
+        self._reports.join(_CANCEL_SECONDS)  # before the connection ends
         jobs = list(self._running)
         for job in jobs:
             ray.cancel(job)
         if wait and jobs:
             ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
+
+    def _room(self) -> int:
+        """Return the number of jobs that the cluster can run at the same time."""
+        return sum(num_jobs(node, cpus=self.cpus, gpus=self._gpus) for node in alive_nodes())
+
+    def _report_missing_nodes(self) -> None:
+        """Log when no node can run the jobs any more, and when one can again. Ray itself waits
+        silently."""
+        needed = pluralize(self.cpus, "CPU") + (" and a GPU" if self._gpus else "")
+        missing_checks = 0
+        while not self._is_closed.wait(_CHECK_SECONDS):
+            with suppress(RayError, RuntimeError):  # the driver reports that the cluster has failed
+                is_missing = bool(self._running) and not self._room()
+                if missing_checks >= _REPORT_AFTER_CHECKS and not is_missing:
+                    _log.warning("the Ray cluster has a node with %s again: continuing", needed)
+                missing_checks = missing_checks + 1 if is_missing else 0
+                if missing_checks == _REPORT_AFTER_CHECKS:
+                    _log.warning(
+                        "the Ray cluster has no node with %s any more: waiting for one", needed
+                    )
 
 
 def alive_nodes() -> list[dict[str, float]]:
@@ -130,6 +156,7 @@ def ray_cluster(address: str) -> Iterator[None]:
 
 def _connect(address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    limit_tries()
     try:
         _check_head(address)
         # Workers search the driver's working directory for modules. A folder data/ there would

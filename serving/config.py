@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from data.option import Option
+from serving.watches.webhook import allowed_host
 
 # Safe in URLs without escaping.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -152,6 +153,13 @@ class ServingConfig(BaseModel):
         description="folder that keeps watches and their hits across restarts (default: "
         "BUNDLE-state, beside the bundle); created if it does not exist",
     )
+    webhook_hosts: Annotated[
+        tuple[str, ...], Option("--webhook-host", metavar="HOST[:PORT]", type=list[str])
+    ] = Field(
+        (),
+        description="host that may receive the hits of watches; can be repeated (default: "
+        "webhooks are disabled)",
+    )
     max_streams: int = Field(
         8,
         gt=0,
@@ -261,6 +269,11 @@ class ServingConfig(BaseModel):
         if isinstance(value, dict):
             return {name: path.absolute() for name, path in value.items()}
         return None if value is None else value.absolute()
+
+    @field_validator("webhook_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(allowed_host, hosts))
 
     @model_validator(mode="after")
     def _check_max_replicas(self) -> Self:

@@ -33,6 +33,8 @@ HEADER_BYTES = 1 << 15
 """The header of an index that kway wrote fits in this many bytes."""
 _DAMAGE = (ValueError, KeyError, TypeError, AttributeError, struct.error)
 
+INDEX_SUFFIX = ".index.safetensors"
+
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32, first of the `.cls` member and then of the sample.
 # extension: first of the sample and then of the `.cls` member. With this order, the range that
@@ -148,7 +150,7 @@ def _crc32(extensions: Sequence[str], tensors: Mapping[str, np.ndarray]) -> int:
 
 def index_path(shard: Path) -> Path:
     """Map `train-000000.tar` to `train-000000.index.safetensors`, in the same folder."""
-    return shard.with_name(shard.name.removesuffix(".tar") + ".index.safetensors")
+    return shard.with_name(shard.name.removesuffix(".tar") + INDEX_SUFFIX)
 
 
 def max_index_bytes(shard: ShardInfo) -> int:

@@ -116,10 +116,21 @@ def verify(
 
     folder = folder_or_url(shards)
     started = time.monotonic()
+    # Another process may append a generation in the meantime.
+    manifest = Manifest.read(folder)
     kinds: Counter[str] = Counter()
     with connected(workers, ray), progress("verifying") as report:
         named = None if name_all else NAMED_PER_SHARD
-        found = list(damages(folder, report, decode=decode, named=named, workers=workers, ray=ray))
+        checked = damages(
+            folder,
+            report,
+            manifest=manifest,
+            decode=decode,
+            named=named,
+            workers=workers,
+            ray=ray,
+        )
+        found = list(checked)
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)
         kinds[damage.kind] += damage.count
@@ -131,7 +142,7 @@ def verify(
         remedy = f"{again} it again, or delete it and run kway shard again"
         print(printable(f"error: {folder} has {damaged}: {remedy}"), file=sys.stderr)
         raise typer.Exit(2)
-    manifest = Manifest.load(folder)
+    manifest.check_shards(folder)
     losses = recorded_losses(folder, manifest)
     for loss in losses:
         print(printable(f"recorded during indexing: {folder}: {loss}"), file=sys.stderr)

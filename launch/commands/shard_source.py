@@ -3,6 +3,7 @@
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
 
+import hashlib
 import inspect
 import os
 import sys
@@ -126,6 +127,7 @@ def _shard(
     if out is None:
         raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     output = output_folder(out)
+    output.check_outside_sets()
     if append:
         appendable(output.folder)  # report an unsuitable folder before reading the source
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
@@ -163,7 +165,9 @@ def _work(output: OutputFolder) -> Path:
     if isinstance(folder, Path):
         folder = Path(os.path.abspath(folder))  # `.` has no name
         return folder.with_name(f"{folder.name}.first-pass")
-    return Path(f"{folder.rpartition('/')[2]}.first-pass")
+    # Folders in different buckets may have the same name.
+    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
+    return Path(f"{folder.rpartition('/')[2]}-{digest}.first-pass")
 
 
 def _preview(

@@ -97,6 +97,8 @@ def _actors(num_ranks: int, cpus: int, gpus: int, stop: StopRequest) -> Iterator
 def _wait(group: Any, num_ranks: int, stop: StopRequest) -> None:
     for seconds in range(_PLACEMENT_SECONDS):
         if group.wait(1):
+            if seconds > _REPORT_AFTER_SECONDS:
+                _print(f"the Ray cluster has room for {num_ranks} ranks: starting them")
             return
         stop.check()
         if seconds == _REPORT_AFTER_SECONDS:

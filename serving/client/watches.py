@@ -51,9 +51,14 @@ class StandingQueries:
         threshold: float | None = None,
         feeds: Iterable[str] = (),
         label: str | None = None,
+        webhook_url: str | None = None,
+        webhook_secret: str | None = None,
     ) -> WatchInfo:
         """Create a watch: a query that runs on every frame of `feeds` (default: all feeds). It
         expires after `ttl_seconds`.
+
+        - `webhook_url`: where the server sends the hits, if it allows this host.
+        - `webhook_secret`: the key that signs them.
 
         Not retried, because a retry could create a second watch. Raises RejectedError. Raises
         OSError if there is no response; the watch may still have been created, so check `watches`.
@@ -62,6 +67,8 @@ class StandingQueries:
             "ttl_seconds": ttl_seconds,
             "label": label,
         }
+        if webhook_url is not None:
+            body["webhook"] = {"url": webhook_url, "secret": webhook_secret}
         response = self._transport.request_once(
             "POST", "/v1/watches", json=body | {"feeds": list(check_iterable("feeds", feeds))}
         )

@@ -19,6 +19,7 @@ from serving.deploy.session import free_block
 from serving.http.app import ROUTERS
 from serving.http.routing import of_every_model, paths_of
 from serving.inference.health import MAX_WATCHES
+from serving.watches.webhook import LOOPBACK_NAMES
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
@@ -33,7 +34,6 @@ _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
 # seconds, this would take half a minute. A slow proxy is replaced after three timeouts (one
 # minute), as with Ray's defaults.
 _CHECK_SECONDS, _CHECK_TIMEOUT_SECONDS = 1, 20
-_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # gRPC has a single limit for requests and responses, and a response takes a few KiB, even if the
 # limit on requests is smaller.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
@@ -176,8 +176,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
     """Return the host names to accept if the server's only protection is that it listens on
     loopback. For all other servers, the result is empty."""
-    is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
-    return _LOOPBACK_NAMES if is_local_only else ()
+    is_local_only = config.token_file is None and _in_url(config.host) in LOOPBACK_NAMES
+    return LOOPBACK_NAMES if is_local_only else ()
 
 
 def _in_url(host: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.metrics import Counter  # unlike ray.serve.metrics, it does not import Ray Serve
 
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
@@ -25,6 +26,28 @@ _RESPONSE_SECONDS = 5.0
 _WRITE_SECONDS = 10.0
 
 
+class WebhookMetrics:
+    """Delivery counters of the process that stores the watches."""
+
+    def __init__(self) -> None:
+        self._deliveries = Counter(
+            "kway_webhook_deliveries_total",
+            description="Number of requests to webhooks by outcome: ok or failed.",
+            tag_keys=("outcome",),
+        )
+        self._lost = Counter(
+            "kway_webhook_lost_hits_total",
+            description="Number of hits that were dropped before they were delivered to a webhook.",
+        )
+
+    def count_delivery(self, outcome: str) -> None:
+        self._deliveries.inc(1, tags={"outcome": outcome})
+
+    def count_lost_hits(self, count: int) -> None:
+        if count:
+            self._lost.inc(count)
+
+
 class WatchActor(Board):
     """The board, with its storage."""
 
@@ -32,7 +55,9 @@ class WatchActor(Board):
         checked = ServingConfig.model_validate(config)
         state = checked.state
         storage = KeyValueStore(NAMESPACE) if state is None else StateFile(state)
-        super().__init__(checked, storage=storage)
+        super().__init__(checked, storage=storage, counts=WebhookMetrics())
+        # The event loop does not run yet. If Ray restarts the actor, no one else may call it.
+        ray.get_runtime_context().current_actor.resume.remote()
 
 
 class RayWatches:

@@ -5,7 +5,7 @@ The Ray actor (`serving/deploy/watch_actor.py`) runs a `Board` in its own proces
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from serving.config import ServingConfig
 from serving.watches.feed_positions import FeedPositions
@@ -14,6 +14,7 @@ from serving.watches.listeners import Listeners
 from serving.watches.registry import Registry
 from serving.watches.storage import MemoryStorage, Storage
 from serving.watches.watch import Changes, HitBatch, Terms, UnknownCursorError, Watch
+from serving.watches.webhooks import DeliveryCounts, NoDeliveryCounts, Webhooks
 
 
 class SteadyClock:
@@ -28,7 +29,8 @@ class SteadyClock:
 
 
 class Board:
-    """The registry, the hits and the listeners, with long polls that wait for changes."""
+    """The registry, the hits, the listeners and the webhooks, with long polls that wait for
+    changes."""
 
     def __init__(
         self,
@@ -36,37 +38,60 @@ class Board:
         *,
         clock: Callable[[], float] | None = None,
         storage: Storage | None = None,
+        counts: DeliveryCounts | None = None,
     ) -> None:
         clock = SteadyClock() if clock is None else clock
         storage = MemoryStorage() if storage is None else storage
         self._registry = Registry(config, clock=clock, storage=storage)
         self._listeners = Listeners(clock)
-        self._log = HitLog(config, storage, watches=self._registry, on_stored=self._listeners.wake)
+        self._log = HitLog(config, storage, watches=self._registry, on_stored=self._on_stored)
         self._positions = FeedPositions(storage)
+        self._webhooks = Webhooks(
+            config,
+            storage,
+            registry=self._registry,
+            log=self._log,
+            clock=clock,
+            counts=NoDeliveryCounts() if counts is None else counts,
+        )
         self._change = asyncio.Event()
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Replace the limits, which may differ in a new version of the application."""
-        self._registry.config = self._log.config = config
+        self._registry.config = self._log.config = self._webhooks.config = config
+
+    async def resume(self) -> None:
+        """Start to deliver the hits that an earlier process has stored but not delivered."""
+        self._webhooks.resume()
+
+    async def close(self) -> None:
+        """Stop the deliveries. Use this before the event loop ends."""
+        await self._webhooks.close()
 
     async def create(self, client: str, terms: Terms) -> Watch:
         self._sweep()
         watch = self._registry.create(client, terms)
+        self._webhooks.update(watch)
         self._announce()
-        return watch
+        return self._webhooks.shown(watch)
 
     async def owned(self, client: str) -> list[Watch]:
         self._sweep()
-        return self._registry.owned(client)
+        return [self._webhooks.shown(watch) for watch in self._registry.owned(client)]
 
     async def get(self, client: str, watch_id: str) -> Watch:
-        return self._registry.get(client, watch_id)
+        return self._webhooks.shown(self._registry.get(client, watch_id))
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
+        before = self._registry.get(client, watch_id)
+        if before.webhook is None and fields.get("webhook") is not None:
+            await self._webhooks.begin(watch_id)
         watch = self._registry.change(client, watch_id, fields)
+        if "webhook" in fields:
+            self._webhooks.update(watch)
         self._announce()
-        return watch
+        return self._webhooks.shown(watch)
 
     async def remove(self, client: str, watch_id: str) -> None:
         self._registry.remove(client, watch_id)
@@ -130,9 +155,15 @@ class Board:
         self._listeners.sweep()
         self._announce()
 
+    def _on_stored(self, watch_ids: Iterable[str]) -> None:
+        watch_ids = list(watch_ids)
+        self._listeners.wake(watch_ids)
+        self._webhooks.wake(watch_ids)
+
     def _end(self, watch_id: str, reason: str) -> None:
         for listener in self._listeners.of(watch_id):
             listener.end(self._log, reason)
+        self._webhooks.end(watch_id)
         self._log.remove(watch_id)
         self._log.flush()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from typing import Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -69,9 +69,17 @@ class WatchCounts(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class _Planned:
+    """The plan for a version of the watches; None if no watch selects the feed."""
+
+    version: tuple[str, int]
+    plan: MatchPlan | None
+
+
 class Feeds:
-    """State shared by all feeds of a model in a replica: its copy of the watches, and the hits to
-    store. `current` returns the current version of the model."""
+    """State shared by all feeds of a model in a replica: its copy of the watches, their plans, and
+    the hits to store. `current` returns the current version of the model."""
 
     def __init__(
         self, current: Callable[[], Service], watches: Watches, counts: WatchCounts
@@ -80,25 +88,40 @@ class Feeds:
         self.config = self.service.config
         self.live = LiveWatches(watches)
         self.publisher = HitPublisher(watches, retry_seconds=self.config.request_timeout_seconds)
+        # An entry is removed when its version is freed, so a plan must not refer to the service.
+        self._plans: WeakKeyDictionary[Service, _Plans] = WeakKeyDictionary()
+        self._planning = asyncio.Lock()
 
     @property
     def service(self) -> Service:
         return self._current()
 
+    async def planned(self, service: Service, feed: str) -> _Planned:
+        """Return the plan for the current watches. Connections to the same feed share it, and all
+        feeds share the criteria."""
+        async with self._planning:
+            plans = self._plans.get(service)
+            if plans is None:
+                plans = self._plans[service] = _Plans(service.model.bundle)
+            found = plans.by_feed.get(feed)
+            if found is None or found.version != self.live.version:
+                version, watches = self.live.version, self.live.of(feed)
+                plan = await service.in_thread(plans.make, watches, self.live)
+                found = plans.by_feed[feed] = _Planned(version, plan)
+                self.counts.set_watches(len(self.live))
+            return found
 
-class _Plan:
-    """What one version of the model evaluates on the frames of a feed."""
+
+class _Plans:
+    """The plans of one version of the model."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle, self._criteria = bundle, Criteria(bundle)
-        self.matches: MatchPlan | None = None
-        self.made_for: tuple[str, int] | None = None
+        self.by_feed: WeakValueDictionary[str, _Planned] = WeakValueDictionary()
 
-    def make(self, version: tuple[str, int], watches: Sequence[Watch]) -> None:
-        """Plan for a version of the watches."""
-        pairs = self._criteria.of(watches)
-        self.matches = MatchPlan(self._bundle, pairs) if pairs else None
-        self.made_for = version
+    def make(self, watches: Sequence[Watch], live: LiveWatches) -> MatchPlan | None:
+        pairs = self._criteria.of(watches, live)
+        return MatchPlan(self._bundle, pairs) if pairs else None
 
 
 @dataclass
@@ -127,8 +150,7 @@ class Feed:
         self._counts = FeedCounts(frames=0, hits=0, errors=0, dropped=0)
         self._failed: set[str | int] = set()
         # An entry is removed when its version is freed.
-        self._plans: WeakKeyDictionary[Service, _Plan] = WeakKeyDictionary()
-        self._planning = asyncio.Lock()
+        self._planned: WeakKeyDictionary[Service, _Planned] = WeakKeyDictionary()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
         """Process the frames, then write the counts. If `latest`, skip frames when newer ones are
@@ -159,16 +181,10 @@ class Feed:
 
     async def _current_plan(self, service: Service) -> MatchPlan | None:
         """Return the plan for the current watches, or None if no watch selects this feed."""
-        live = self._feeds.live
-        async with self._planning:
-            plan = self._plans.get(service)
-            if plan is None:
-                plan = self._plans[service] = _Plan(service.model.bundle)
-            if plan.made_for != live.version:
-                version, watches = live.version, live.of(self._name)
-                await service.in_thread(plan.make, version, watches)
-                self._feeds.counts.set_watches(len(live))
-            return plan.matches
+        found = self._planned.get(service)
+        if found is None or found.version != self._feeds.live.version:
+            found = self._planned[service] = await self._feeds.planned(service, self._name)
+        return found.plan
 
     async def _hits(
         self, frame: Frame, content: bytes | str, service: Service, plan: MatchPlan

@@ -63,6 +63,9 @@ class LiveWatches:
         this machine's clock."""
         return time.monotonic() + self._clock_offset
 
+    def __contains__(self, watch_id: object) -> bool:
+        return watch_id in self._copy
+
     def __len__(self) -> int:
         return len(self._copy)
 

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from serving.answer import Query, threshold_of
+from serving.watches.live import LiveWatches
 from serving.watches.watch import Terms, Watch
 from trainer.bundle.bundle import Bundle
 
+# Criteria of removed watches that are kept in addition to those of as many watches as exist.
+_SPARE_ENTRIES = 100
+# From a class name and a recall to the id and the threshold of the class.
+_Found = dict[tuple[str, float | None], tuple[int, float | None]]
 _log = logging.getLogger("kway.serving")
 
 
@@ -33,49 +38,64 @@ class Match:
 
 
 class Criteria:
-    """The criteria of watches, computed once per watch."""
+    """The criteria of all watches of a replica, computed once per watch."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
         self._cache: dict[str, tuple[Watch, list[tuple[Watch, Criterion]]]] = {}
 
-    def of(self, watches: Iterable[Watch]) -> list[tuple[Watch, Criterion]]:
+    def of(self, watches: Iterable[Watch], existing: LiveWatches) -> list[tuple[Watch, Criterion]]:
         """Return each watch once for each of its classes, paired with the criterion. Classes
         without a threshold in this model, which occur if the watch was created for another model,
-        are logged and omitted."""
-        previous, self._cache = self._cache, {}
-        pairs = []
+        are logged and omitted.
+
+        `existing` contains all watches, including those of other feeds. The criteria of removed
+        watches are deleted once there are more of them than watches."""
+        if len(self._cache) > 2 * len(existing) + _SPARE_ENTRIES:
+            self._cache = {one: self._cache[one] for one in self._cache if one in existing}
+        pairs, found = [], _Found()
         for watch in watches:
-            known = previous.get(watch.id)
+            known = self._cache.get(watch.id)
             # A watch that has not changed is the same object.
             if known is None or known[0] is not watch:
-                known = watch, [(watch, one) for one in self._renewed(watch, known)]
+                known = watch, [(watch, one) for one in self._renewed(watch, known, found)]
             self._cache[watch.id] = known
             pairs += known[1]
         return pairs
 
     def _renewed(
-        self, watch: Watch, known: tuple[Watch, list[tuple[Watch, Criterion]]] | None
+        self,
+        watch: Watch,
+        known: tuple[Watch, list[tuple[Watch, Criterion]]] | None,
+        found: _Found,
     ) -> list[Criterion]:
         if known is not None and _query_of(known[0]) == _query_of(watch):
             return [criterion for _, criterion in known[1]]
-        return self._criteria(watch.id, watch)
+        return self._criteria(watch.id, watch, found)
 
-    def _criteria(self, watch_id: str, terms: Terms) -> list[Criterion]:
+    def _criteria(self, watch_id: str, terms: Terms, found: _Found) -> list[Criterion]:
         criteria = []
         for name in terms.classes:
             try:
-                class_id = self._bundle.names.id_of_name(name)
-                query = Query((class_id,), terms.recall, terms.threshold)
-                threshold = threshold_of(self._bundle, class_id, query).threshold
+                class_id, threshold = self._find(name, terms.recall, found)
             except ValueError as error:
                 _log.warning("watch %s ignores class %r: %s", watch_id, name, error)
                 continue
+            threshold = terms.threshold if terms.recall is None else threshold
             if threshold is None:
                 _log.warning("watch %s ignores class %r, which has no threshold", watch_id, name)
                 continue
             criteria.append(Criterion(class_id, threshold))
         return criteria
+
+    def _find(self, name: str, recall: float | None, found: _Found) -> tuple[int, float | None]:
+        """Return the id of a class and its threshold for a recall, which takes 50 us unless it is
+        in `found`."""
+        if (name, recall) not in found:
+            class_id = self._bundle.names.id_of_name(name)
+            query = Query((class_id,), recall, None)
+            found[name, recall] = class_id, threshold_of(self._bundle, class_id, query).threshold
+        return found[name, recall]
 
 
 def _query_of(terms: Terms) -> tuple[tuple[str, ...], float | None, float | None]:

@@ -2,7 +2,7 @@
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
@@ -68,6 +68,14 @@ class Registry:
         """Return the client's watches, oldest first."""
         mine = [self._watches[watch_id] for watch_id in self._by_client.get(client, ())]
         return sorted(mine, key=lambda watch: watch.created_at)
+
+    def watches(self) -> Iterable[Watch]:
+        """Return the watches of all clients."""
+        return self._watches.values()
+
+    def find(self, watch_id: str) -> Watch | None:
+        """Return a watch of any client, or None if it does not exist."""
+        return self._watches.get(watch_id)
 
     def get(self, client: str, watch_id: str) -> Watch:
         """Return a watch. Raises UnknownWatchError, even if the watch belongs to another client."""

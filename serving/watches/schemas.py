@@ -19,6 +19,7 @@ from pydantic import (
 
 from serving.schemas import ClassDrift, ClassThreshold, ErrorDetail, Id
 from serving.watches.watch import FeedName
+from serving.watches.webhook import Webhook
 
 FrameTime = (
     Annotated[StrictStr, Field(max_length=64)]
@@ -121,6 +122,19 @@ class FeedPosition(BaseModel):
     )
 
 
+class WebhookInfo(BaseModel):
+    """A webhook and the state of its delivery. The secret is not shown."""
+
+    url: str
+    is_signed: bool = Field(description="whether the webhook has a secret")
+    cursor: int = Field(description="the hits up to this cursor have been delivered")
+    pending: int = Field(description="number of later hits, which have not been delivered yet")
+    delivered_at: datetime | None = Field(description="time of the last delivery")
+    failures: int = Field(description="number of failed attempts since the last delivery")
+    error: str | None = Field(description="reason of the last failure")
+    next_attempt_at: datetime | None = Field(description="time of the next attempt after a failure")
+
+
 class WatchInfo(BaseModel):
     id: str
     label: str | None
@@ -136,6 +150,7 @@ class WatchInfo(BaseModel):
     ttl_seconds: float
     created_at: datetime
     expires_at: datetime
+    webhook: WebhookInfo | None = None
     drift: list[ClassDrift] = Field(
         [],
         description="one entry per class for which this replica has completed two periods "
@@ -158,7 +173,8 @@ _Label = Annotated[StrictStr, Field(max_length=200)]
 class WatchChanges(BaseModel):
     """Changes to a watch. Every change, even an empty one, restarts the watch's time to live."""
 
-    model_config = ConfigDict(extra="forbid")
+    # An error must not contain the secret of a webhook.
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     classes: _Classes | None = Field(None, description="class names or ids")
     recall: _Recall | None = Field(
@@ -170,6 +186,9 @@ class WatchChanges(BaseModel):
     )
     feeds: _Feeds | None = Field(None, description="feed names; if empty, all feeds")
     label: _Label | None = Field(None, description="text that is included in every hit")
+    webhook: Webhook | None = Field(
+        None, description="where the server sends the hits; in a change, null removes the webhook"
+    )
 
 
 class WatchBody(WatchChanges):

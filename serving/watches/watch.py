@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from serving.watches.webhook import Webhook
 
 # Safe in URLs without escaping.
 FeedName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -25,15 +27,35 @@ class Terms(BaseModel):
     ttl_seconds: float
     feeds: tuple[FeedName, ...] = ()  # empty: all feeds
     label: str | None = None
+    webhook: Webhook | None = None
+
+
+class Delivery(BaseModel):
+    """The delivery of a watch's hits to its webhook. Times are in seconds since 1970.
+
+    - `cursor`: the hits up to this one have been delivered. `pending` is the number of later ones.
+    - `failures`, `error`: number of failed attempts since the last delivery, and the last reason.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    cursor: int
+    pending: int
+    delivered_at: float | None
+    failures: int
+    error: str | None
+    next_attempt_at: float | None
 
 
 class Watch(Terms):
-    """A stored query of `client`. Times are in seconds since 1970."""
+    """A stored query of `client`. Times are in seconds since 1970. `delivery` is set if the watch
+    is shown to a client."""
 
     id: str
     client: str
     created_at: float
     expires_at: float
+    delivery: Delivery | None = Field(None, exclude=True)
 
     def selects(self, feed: str) -> bool:
         return not self.feeds or feed in self.feeds

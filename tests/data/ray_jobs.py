@@ -43,19 +43,22 @@ class SlowNumbers:
 
 
 class Driver:
-    """A process that runs `function(*arguments)` with the environment of `cluster`."""
+    """A process that runs `function(*arguments)` with the environment of `cluster`. `log` contains
+    its standard error."""
 
     def __init__(
         self, cluster: RayCluster, folder: Path, function: Callable[..., None], *arguments: Any
     ) -> None:
         self._errors = folder / f"driver-{time.monotonic_ns()}.txt"
-        self.process = forked(_run, cluster.environment, str(self._errors), function, arguments)
+        self.log = self._errors.with_suffix(".log")
+        files = str(self._errors), str(self.log)
+        self.process = forked(_run, cluster.environment, files, function, arguments)
         self.process.start()
 
     def finish(self) -> str:
         """Return the error with which the function failed, or an empty text."""
         self.process.join(300)
-        assert self.process.exitcode == 0
+        assert self.process.exitcode == 0, self.log.read_text()
         return self._errors.read_text()
 
     def kill(self) -> None:
@@ -64,8 +67,13 @@ class Driver:
 
 
 def _run(
-    environment: dict[str, str], errors: str, function: Callable[..., None], arguments: Any
+    environment: dict[str, str],
+    files: tuple[str, str],
+    function: Callable[..., None],
+    arguments: Any,
 ) -> None:
+    errors, log = files
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     os.environ.update(environment)
     text = ""
     try:

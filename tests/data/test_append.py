@@ -7,7 +7,8 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ import pytest
 from typer.testing import CliRunner
 
 from data.config import DataConfig
+from data.images.config import ImageConfig
 from data.inspection.verify import damages
+from data.loading.batch import Cursor
+from data.loading.loader import TrainLoader
+from data.messages import Report, silent
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, SourceInfo
 from data.shards.mixture import load_manifest, open_mixture
@@ -24,10 +29,12 @@ from data.shards.split import open_split
 from data.shards.writing.append import append_shards
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, Skipped
-from data.sources import Sample
+from data.sources import ImageFolder, Sample
 from data.sources.label_vectors import WithLabelVectors
 from data.tars.indexing import index_shards
+from launch.commands import shard
 from launch.commands.shard import app
+from tests.data.conftest import write_image
 from tests.data.foreign_tars import write_tar
 from tests.ranks import forked
 
@@ -348,6 +355,17 @@ def test_an_unknown_generation_raises(base: Path) -> None:
             Manifest.load(base, generation=number)
 
 
+def test_verify_finds_labels_beyond_the_classes_of_their_generation(base: Path) -> None:
+    changed = append(Texts(["c", "d"], first=50), base)
+    assert list(damages(base, silent)) == []
+    fewer = changed.earlier[0].model_copy(update={"classes": 1})
+    (base / MANIFEST).write_bytes(changed.model_copy(update={"earlier": (fewer,)}).to_bytes())
+    found = list(damages(base, silent))
+    assert {one.kind for one in found} == {"label"}
+    assert sum(one.count for one in found) == 7  # every second text of the first generation
+    assert "has label 1, but there are only 1 classes" in found[0].line
+
+
 @pytest.mark.parametrize("change", [{"shards": 99}, {"classes": 99}])
 def test_a_manifest_with_generations_that_shrink_raises(base: Path, change: dict) -> None:
     append(Texts(["c"], first=50), base)
@@ -365,6 +383,57 @@ def test_a_generation_with_label_vectors_but_no_digest_raises(base: Path) -> Non
     (base / MANIFEST).write_text(json.dumps(stored))
     with pytest.raises(ValueError, match="label_vectors_sha256 must be set together"):
         Manifest.read(base)
+
+
+# ---------------------------------------------------------------- loading
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A set of images, and the same set with a second generation."""
+    folder = tmp_path_factory.mktemp("grown")
+    for number, classes in enumerate(("ab", "bc")):
+        for i in range(20):
+            path = folder / f"images-{number}" / classes[i % 2] / f"{i}.png"
+            write_image(path, 100 * number + i)
+    write(ImageFolder(folder / "images-0", test_fraction=0.1), folder / "before")
+    shutil.copytree(folder / "before", folder / "after")
+    append(ImageFolder(folder / "images-1", test_fraction=0.1), folder / "after")
+    return folder / "before", folder / "after"
+
+
+def batches(folder: Path, generation: int, world_size: int, start: int = 0) -> list[list[bytes]]:
+    """Return the contents of the samples of the global batches `start` to 8."""
+    config = DataConfig(shards=folder, image=ImageConfig(size=12), generation=generation)
+    found: list[list[bytes]] = [[] for _ in range(9 - start)]
+    with open_split(folder, "train", manifest=load_manifest(config)) as split:
+        for rank in range(world_size):
+            loader = TrainLoader(
+                split,
+                config,
+                global_batch=7,
+                rank=rank,
+                world_size=world_size,
+                cursor=Cursor(3, samples=start * 7),
+            )
+            for batch in found:
+                batch += [split.read(i)[0] for i in next(loader).indices.tolist()]
+    return found
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_each_generation_gives_the_same_batches_at_any_world_size(
+    grown: tuple[Path, Path], world_size: int
+) -> None:
+    before, after = grown
+    first, second = batches(before, 1, 1), batches(after, 2, 1)
+    assert batches(after, 1, world_size) == first
+    assert batches(after, 2, world_size) == second
+    assert batches(after, 1, world_size, start=4) == first[4:]
+    assert batches(after, 2, world_size, start=4) == second[4:]
+    for folder, found in ((before, first), (after, second)):  # 63 samples are more than an epoch
+        expected = {text for _, text in samples(folder, "train")}
+        assert {one for batch in found for one in batch} == expected
 
 
 # ---------------------------------------------------------------- kills
@@ -473,6 +542,36 @@ def test_a_generation_can_be_read_at_a_url(base: Path, tmp_path: Path) -> None:
     with open_split(url, "train", cache=config.cache, manifest=manifest) as split:
         assert len(split) == 10
     assert load_manifest(config.with_generations([2])).class_names == ("b", "a", "c")
+
+
+def test_a_set_that_grows_while_it_is_verified_is_reported_as_it_was(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def growing(verb: str) -> Iterator[Report]:
+        def report(done: int, total: int) -> None:
+            append(Texts(["c"], first=50), base)
+
+        yield report
+
+    monkeypatch.setattr(shard, "progress", growing)
+    verified = kway_shard("verify", base)
+    assert verified.exit_code == 0, verified.output
+    assert "is intact: 10 train + 4 test samples, 2 classes" in verified.stdout
+    assert Manifest.load(base).generation == 2
+
+
+@pytest.mark.parametrize("out", ["append-9", "a/b"])
+def test_shards_cannot_be_written_inside_a_set(base: Path, tmp_path: Path, out: str) -> None:
+    rows = table(tmp_path / "a.csv", [(f"text {n}", "ab"[n % 2]) for n in range(40)])
+    command = ["table", rows, "--text", "text", "--label", "label", "--workers", 0, "-o"]
+    before = contents(base)
+    rejected = kway_shard(*command, base / out)
+    assert f"{base / out} is inside the shards in {base}" in str(rejected.exception)
+    assert contents(base) == before
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / MANIFEST).write_text("{}")  # of a web site
+    assert kway_shard(*command, tmp_path / "site" / "out").exit_code == 0
 
 
 def kway_shard(*arguments: object) -> Any:

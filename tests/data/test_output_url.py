@@ -1,6 +1,7 @@
 """Shards that are written to an object store equal local shards, and runs can be resumed."""
 
 import os
+import re
 import secrets
 import signal
 import time
@@ -23,6 +24,7 @@ from data.shards.writing.output import output_folder
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
 from launch.commands.shard import app
+from launch.commands.shard_source import _work
 from tests.data.conftest import write_image
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server
@@ -108,6 +110,16 @@ def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
     write(ImageFolder(mixed, skip_bad=True), url)
     with pytest.raises(ValueError, match="can be appended only to a local folder"):
         append_shards(ImageFolder(mixed, skip_bad=True), url)
+
+
+def test_the_work_folders_of_urls_with_the_same_last_name_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    urls = ["s3://a/shards", "s3://b/shards", "gs://a/shards", "s3://a/x/shards"]
+    found = {str(_work(output_folder(url))) for url in urls}
+    assert len(found) == len(urls)
+    assert all(re.fullmatch(r"shards-[0-9a-f]{8}\.first-pass", one) for one in found)
 
 
 def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
@@ -198,6 +210,27 @@ def test_a_writer_stops_when_another_one_takes_over(
     with pytest.raises(ValueError, match="being written by another kway shard"):
         write(ImageFolder(mixed, skip_bad=True), url, report=take_over)
     assert {"train-000000.tar", UNFINISHED} < objects(url).keys()
+
+
+def test_a_damaged_note_is_reported_and_written_again(
+    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
+    output, notes = output_folder(url), [b"{"]
+
+    def damage(done: int, total: int) -> None:
+        if done == 7:
+            output.write(UNFINISHED, notes[0])
+            end = time.monotonic() + 20
+            while len(notes) < 3 and time.monotonic() < end:
+                time.sleep(0.01)
+                if (note := output.read(UNFINISHED)) != notes[-1]:
+                    notes.append(note)
+
+    write(ImageFolder(mixed, skip_bad=True), url, report=damage)
+    assert len(notes) == 3
+    assert f"{url}/{UNFINISHED} is damaged: writing it again" in caplog.text
+    assert MANIFEST in objects(url)
 
 
 def test_an_interrupted_writer_is_resumed_without_waiting(mixed: Path, url: str) -> None:

@@ -1,5 +1,6 @@
 """Shards that a Ray cluster of several raylets writes equal local shards, whatever is killed."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,46 @@ def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     assert driver.finish() == ""
     write_shards(SlowNumbers(150, 0), tmp_path / "local", samples_per_shard=10, workers=1)
     assert contents(out) == contents(tmp_path / "local")
+
+
+def test_a_lost_last_node_is_reported_and_a_new_one_does_the_rest(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    cluster.resize(1)
+    source, out = SlowNumbers(60), tmp_path / "out"
+    driver = on_ray(cluster, tmp_path, source, out)
+    wait_until(lambda: any(out.glob("train-*.index.safetensors")))
+    cluster.resize(0)
+    waiting = "the Ray cluster has no node with 1 CPU any more: waiting for one"
+    wait_until(lambda: waiting in driver.log.read_text())
+    cluster.resize(1)
+    assert driver.finish() == ""
+    assert "the Ray cluster has a node with 1 CPU again: continuing" in driver.log.read_text()
+    write_shards(SlowNumbers(60, 0), tmp_path / "local", samples_per_shard=10, workers=1)
+    assert contents(out) == contents(tmp_path / "local")
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_command_and_its_tasks_and_the_same_command_resumes(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    for i in range(240):
+        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.jpg", i, 500, 500)
+    command = ["imagefolder", "in", "-o", "out", "--samples-per-shard", "8"]
+    cluster.resize(2)
+    stopped = _start(cluster, tmp_path, *command, "--ray", cluster.address)
+    wait_until(lambda: _num_finished(tmp_path / "out") >= 4)
+    stopped.terminate()
+    _, errors = stopped.communicate(timeout=60)
+    assert (stopped.returncode, errors) == (-signal.SIGTERM, "")
+    wait_until(lambda: not cluster.workers())
+    assert not (tmp_path / "out" / MANIFEST).exists()
+    resumed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
+    printed, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 0, errors
+    assert "resumed after" in printed
+    write_shards(ImageFolder(tmp_path / "in"), tmp_path / "local", samples_per_shard=8, workers=2)
+    assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
 
 @pytest.mark.slow

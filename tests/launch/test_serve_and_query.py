@@ -47,6 +47,15 @@ def test_the_error_for_an_unusable_token_file_names_the_option_the_path_and_the_
         assert "openssl rand -hex 32" in line
 
 
+def test_the_error_for_an_invalid_webhook_host_names_the_option_and_the_form(
+    error_of: ErrorOf, tmp_path: Path
+) -> None:
+    hosts = ("--webhook-host", "hooks.example.com", "--webhook-host", "https://a.b/")
+    line = error_of("serve", tmp_path, *hosts)
+    assert "--webhook-host" in line
+    assert "'https://a.b/' is not HOST or HOST:PORT" in line
+
+
 @pytest.mark.parametrize("option", ["--token-file", "--texts"])
 @pytest.mark.parametrize("file", ["none", "folder", "not-utf-8"])
 def test_the_error_for_an_unreadable_query_file_names_its_option(

@@ -1,5 +1,5 @@
 """Kill the processes of a server at random while many feeds send frames, and check that no hit is
-lost.
+lost: neither by the server nor on the way to a webhook whose receiver fails at random.
 
 `tests/serving/test_hits_survive_kills.py` runs a small size. The full size, the default, is:
 
@@ -28,6 +28,7 @@ from serving.config import ServingConfig
 from serving.deploy.session import free_port
 from serving.watches.schemas import WatchInfo
 from tests.serving.live.servers import serve_config
+from tests.serving.receiver import SECRET, Message, Receiver, receiving
 from tests.serving.started import Server, end
 from tests.tiny_bundle import write_of_texts
 
@@ -41,12 +42,16 @@ _RETRY_SECONDS = 180
 @dataclass
 class Outcome:
     """`hits` are the hits stored at the end, by watch and frame; `heard` are those that listeners
-    received; `problems` are descriptions of lost hits and wrong ids."""
+    received; `requests` and `failures` count all and the failed requests to the receiver, and
+    `delivered` the hits in the others; `problems` are descriptions of lost hits and wrong ids."""
 
     kills: list[str] = field(default_factory=list)
     hits: int = 0
     duplicates: int = 0
     heard: int = 0
+    requests: int = 0
+    failures: int = 0
+    delivered: int = 0
     seconds: float = 0
     problems: list[str] = field(default_factory=list)
 
@@ -54,7 +59,7 @@ class Outcome:
 class Target:
     """A server that is restarted on the same port with the same state folder."""
 
-    def __init__(self, folder: Path, num_watches: int, num_frames: int) -> None:
+    def __init__(self, folder: Path, num_watches: int, num_frames: int, webhook_host: str) -> None:
         total = 10 * num_watches * num_frames
         self._config = ServingConfig(
             port=free_port("127.0.0.1", 0),
@@ -65,6 +70,7 @@ class Target:
             max_watch_hits=total,
             max_hits=total,
             max_feeds_per_client=32,
+            webhook_hosts=(webhook_host,),
         )
         self._bundle, self._folder = write_of_texts(folder / "texts"), folder
         self.url = f"http://127.0.0.1:{self._config.port}"
@@ -99,17 +105,28 @@ def run(num_watches: int, num_frames: int, num_kills: int, seed: int = 0) -> Out
     outcome, started = Outcome(), time.monotonic()
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory()))
-        target = Target(folder, num_watches, num_frames)
+        receiver = opened.enter_context(receiving())
+        receiver.respond = _unreliable(seed)
+        target = Target(folder, num_watches, num_frames, receiver.host)
         opened.callback(lambda: end(target.server))
         with Client(target.url) as client:
             watches = [
-                client.create_watch(["husky"], threshold=-1e6, ttl_seconds=86400, feeds=[_feed(i)])
+                client.create_watch(
+                    ["husky"],
+                    threshold=-1e6,
+                    ttl_seconds=86400,
+                    feeds=[_feed(i)],
+                    webhook_url=f"{receiver.url}/{_feed(i)}",
+                    webhook_secret=SECRET,
+                )
                 for i in range(num_watches)
             ]
         with _killing(target, num_kills, seed, outcome) as is_over:
             _exchange(target.url, watches, num_frames, is_over, outcome)
-        for watch in watches:
-            _check(target.url, watch, num_frames, outcome)
+        for watch in _delivered(target.url):
+            stored = _check(target.url, watch, num_frames, outcome)
+            _check_delivery(watch, stored, receiver, outcome)
+        _count_requests(receiver, outcome)
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -218,21 +235,39 @@ def _client(url: str) -> Iterator[Client]:
         yield client
 
 
-def _check(url: str, watch: WatchInfo, num_frames: int, outcome: Outcome) -> None:
-    """Read all stored hits of a watch."""
+def _unreliable(seed: int) -> Callable[[Message], int | None]:
+    """Fail a third of the requests: half of these with a status, the others without a response."""
+    generator = random.Random(seed)
+    return lambda _: generator.choice([200, 200, 200, 200, 500, None])
+
+
+def _delivered(url: str) -> list[WatchInfo]:
+    """Wait for the last deliveries, and return all watches."""
+    deadline = time.monotonic() + _RETRY_SECONDS
+    with _client(url) as client:
+        while any(one.webhook is None or one.webhook.pending for one in client.watches()):
+            assert time.monotonic() < deadline, "the hits are not delivered"
+            time.sleep(0.5)
+        return client.watches()
+
+
+def _check(url: str, watch: WatchInfo, num_frames: int, outcome: Outcome) -> dict[int, str]:
+    """Read all stored hits of a watch, and return their ids by cursor."""
     ids: dict[int, set[str]] = {}
+    cursors: dict[int, str] = {}
+    assert watch.webhook is not None
     params = {"after": 0}
     with httpx.stream("GET", f"{url}/v1/watches/{watch.id}/hits", params=params) as response:
         for line in response.iter_lines():
             if '"listening"' in line:
                 continue
-            if '"watch"' not in line:
-                break  # a heartbeat: there are no further hits
             hit = WatchHit.model_validate_json(line)
+            assert hit.cursor is not None
+            cursors[hit.cursor] = hit.id
             outcome.hits += 1
             outcome.duplicates += int(hit.frame) in ids
             ids.setdefault(int(hit.frame), set()).add(hit.id)
-            if len(ids) == num_frames:
+            if hit.cursor == watch.webhook.cursor:  # the last one
                 break
     if missing := sorted(set(range(num_frames)) - set(ids)):
         outcome.problems.append(f"{watch.feeds}: hits of frames {missing} are lost")
@@ -240,6 +275,25 @@ def _check(url: str, watch: WatchInfo, num_frames: int, outcome: Outcome) -> Non
         outcome.problems.append(f"{watch.feeds}: hits of one frame have different ids")
     if len(set().union(*ids.values())) < len(ids):
         outcome.problems.append(f"{watch.feeds}: hits of different frames have the same id")
+    return cursors
+
+
+def _check_delivery(
+    watch: WatchInfo, stored: dict[int, str], receiver: Receiver, outcome: Outcome
+) -> None:
+    """Compare the hits of a watch that the receiver accepted with the stored ones, by cursor."""
+    hits = receiver.accepted(f"/{watch.feeds[0]}")
+    outcome.delivered += len(hits)
+    found = {(hit["cursor"], hit["id"]) for hit in hits}
+    if found != set(stored.items()):
+        wrong = sorted(found ^ set(stored.items()))
+        outcome.problems.append(f"{watch.feeds}: lost or wrong on the way to the webhook: {wrong}")
+
+
+def _count_requests(receiver: Receiver, outcome: Outcome) -> None:
+    outcome.requests = len(receiver.messages)
+    outcome.failures = sum(not message.accepted for message in receiver.messages)
+    outcome.problems += receiver.problems
 
 
 def main() -> None:

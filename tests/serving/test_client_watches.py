@@ -87,6 +87,8 @@ def test_watches_are_created_listed_renewed_and_deleted(alice: Client, bob: Clie
     [
         (lambda client: client.create_watch(["husky"], ttl_seconds=60), 422, "invalid_watch"),
         (lambda client: create(client, ttl_seconds=0.1), 422, "invalid_watch"),
+        (lambda client: create(client, webhook_url="http://a.b/"), 422, "invalid_watch"),
+        (lambda client: create(client, webhook_url="https://a.b/"), 422, "webhook_not_allowed"),
         (lambda client: [create(client) for _ in range(3)], 429, "too_many_watches"),
         (lambda client: client.renew_watch("none/../x"), 404, "no_such_path"),
         (lambda client: client.delete_watch("none"), 404, "unknown_watch"),

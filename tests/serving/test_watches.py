@@ -1,5 +1,6 @@
 """Watches, feeds and listeners over HTTP and WebSockets: the real application, without Ray."""
 
+import gc
 import json
 import threading
 import time
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from serving.watches import listeners
+from serving.answer import Query, threshold_of
+from serving.schemas import ClassThreshold
+from serving.watches import listeners, matching
 from serving.watches.schemas import WatchChanges
 from tests.serving.watching import (
     BOB,
@@ -21,6 +24,7 @@ from tests.serving.watching import (
     create_watch,
     encoded,
     eventually,
+    feeding,
     frames,
     images,
     listening,
@@ -28,6 +32,7 @@ from tests.serving.watching import (
     send_frames,
 )
 from tests.tiny_bundle import WAYS_TO_ASK
+from trainer.bundle.bundle import Bundle
 
 __all__ = ["alice", "images"]  # fixtures
 MAX_WATCHES, FRAME_BYTES, JSON = 4, 20_000, "application/json"
@@ -102,6 +107,60 @@ def test_many_watches_need_one_forward_pass_and_one_product_per_frame(
             assert json.loads(socket.recv()) == {"answered": index, "hits": 10}
     assert kway.model.forwards - forwards == len(images)
     assert kway.model.products - products == len(images)
+
+
+def plans_of(kway: Kway) -> Any:
+    """Return the plans of the only version of the model."""
+    (plans,) = kway.feeds._plans.values()
+    return plans
+
+
+def test_connections_share_the_thresholds_of_the_watches(
+    kway: Kway, alice: httpx.Client, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    def counted(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
+        computed.append(class_id)
+        return threshold_of(bundle, class_id, query)
+
+    monkeypatch.setattr(matching, "threshold_of", counted)
+    for _ in range(2):
+        create_watch(alice, classes=["husky", "samoyed"], recall=0.9, threshold=None)
+    with (
+        feeding(kway.url, "/v1/feeds/door") as first,
+        feeding(kway.url, "/v1/feeds/door") as second,
+    ):
+        plans = []
+        for feed in (first, second):
+            feed.send(frames(images[:1]) + b"{\n")
+            while (line := feed.line()) is not None and "error" not in line:
+                pass
+            plans.append(plans_of(kway).by_feed["door"])
+        assert plans[0] is plans[1]
+        plans.clear()
+        send_frames(alice, frames(images), "gate")
+        for feed in (first, second):
+            feed.finish()
+            assert feed.response.read()
+    assert len(computed) == 2
+
+    def is_forgotten() -> bool:
+        gc.collect()
+        return "door" not in plans_of(kway).by_feed
+
+    eventually(is_forgotten)
+
+
+def test_criteria_of_removed_watches_are_forgotten(
+    kway: Kway, alice: httpx.Client, images: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "_SPARE_ENTRIES", 2)
+    for _ in range(10):
+        made = create_watch(alice)
+        send_frames(alice, frames(images[:1]))
+        alice.delete(f"/v1/watches/{made['id']}")
+    assert len(plans_of(kway)._criteria._cache) <= 5
 
 
 def test_a_frame_that_no_watch_selects_needs_no_forward_pass(

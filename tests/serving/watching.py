@@ -5,8 +5,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -130,7 +130,13 @@ class Kway:
             self.counts,
         )
         self.feeds = self.api.state.resources.of().feeds
+        self.api.router.lifespan_context = self._lifespan
         self.url = ""
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[None]:
+        yield
+        await self.board.close()
 
     def client(self, token: str = ALICE) -> httpx.Client:
         headers = {"authorization": f"Bearer {token}"}

@@ -1,20 +1,23 @@
 """A run keeps the generation of its shards on which it started; a new run uses the newest one."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from data.loading.batch import Batch
+from data.loading.loader import TrainLoader
 from data.shards.manifest import Manifest
 from data.shards.writing.append import append_shards
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.classes import num_samples, shards_of
-from tests.ranks import rank_world, run_on_ranks
+from tests.ranks import forked, rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.system.runs import final_tensors, losses
+from tests.system.runs import final_tensors, last_step, losses
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.bundle.spec import CARD
@@ -85,6 +88,45 @@ def test_a_run_resumed_after_several_appends_is_bit_identical(
     step = {"step": 6}
     measured = load_evaluation(tmp_path / "run" / "evaluations", **step).metrics
     assert measured == load_evaluation(tmp_path / "whole" / "evaluations", **step).metrics
+
+
+def train_until_appended(recipe: Recipe) -> None:
+    """Train, and wait before the third step until the set has another generation."""
+    steps, read_next = 0, TrainLoader.__next__
+
+    def paused(loader: TrainLoader) -> Batch:
+        nonlocal steps
+        steps += 1
+        while steps == 3 and Manifest.read(recipe.data.shards).generation < 3:
+            time.sleep(0.05)
+        return read_next(loader)
+
+    TrainLoader.__next__ = paused  # type: ignore[method-assign]
+    train(recipe, rank_world())
+
+
+def test_a_run_does_not_notice_that_another_process_appends(shards: Path, tmp_path: Path) -> None:
+    train(recipe_for(shards, tmp_path / "whole", 6), rank_world())
+    run = forked(train_until_appended, recipe_for(shards, tmp_path / "run", 6))
+    run.start()
+    while last_step(tmp_path / "run") < 1:
+        assert run.is_alive()
+        time.sleep(0.05)
+    for characters in (15, 16):
+        extend(shards, characters)
+        assert run.is_alive()
+    run.join()
+    assert run.exitcode == 0
+    assert RunFolder(tmp_path / "run").load_recipe().data.generation == 1
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    whole, found = final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "run")
+    assert whole.keys() == found.keys()
+    assert all(whole[name].equal(found[name]) for name in whole)
+    measured = [
+        load_evaluation(tmp_path / name / "evaluations", step=6).metrics
+        for name in ("run", "whole")
+    ]
+    assert measured[0] == measured[1]
 
 
 def test_a_run_is_evaluated_and_exported_with_its_generation(shards: Path, tmp_path: Path) -> None:

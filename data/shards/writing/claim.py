@@ -11,6 +11,7 @@ from typing import IO
 from pydantic import ValidationError
 
 from data.files import TEMPORARY, explained
+from data.shards.index import INDEX_SUFFIX
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.skipped import REPAIRED, SKIPPED
 
@@ -120,5 +121,5 @@ def _discard(folder: Path, *, remove_folder: bool) -> None:
 def written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
     return file in (LABEL_VECTORS, UNFINISHED) or file.endswith(
-        (".tar", ".index.safetensors", SKIPPED, REPAIRED)
+        (".tar", INDEX_SUFFIX, SKIPPED, REPAIRED)
     )

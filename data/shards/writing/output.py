@@ -14,7 +14,7 @@ from pathlib import Path
 
 from data.files import commit, temporary_path
 from data.remote.config import check_url, is_url
-from data.shards.index import ShardIndex, open_index
+from data.shards.index import INDEX_SUFFIX, ShardIndex, open_index
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import MANIFEST, Manifest, ShardInfo, SourceInfo
 from data.shards.writing.claim import claimed
@@ -107,6 +107,10 @@ class OutputFolder(ABC):
     def has_label_vectors(self, manifest: Manifest) -> bool:
         """Return whether the label vectors that `manifest` lists exist."""
 
+    def check_outside_sets(self) -> None:
+        """Raise ValueError if the folder is inside a set, which appending samples may delete."""
+        return
+
     def check_shared(self) -> None:
         """Raise FileNotFoundError in a Ray task if its node does not have the folder."""
         return
@@ -144,6 +148,14 @@ class LocalOutput(OutputFolder):
 
     def files(self) -> set[str]:
         return set(os.listdir(self._folder)) if self._folder.is_dir() else set()
+
+    def check_outside_sets(self) -> None:
+        for parent in self._folder.absolute().parents:
+            if (parent / MANIFEST).is_file() and any(parent.glob(f"*{INDEX_SUFFIX}")):
+                raise ValueError(
+                    f"{self._folder} is inside the shards in {parent}: choose a folder outside, or "
+                    f"add the samples to these shards with -o {parent} --append"
+                )
 
     def check_shared(self) -> None:
         if not self._folder.is_dir():

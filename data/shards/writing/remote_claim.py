@@ -110,7 +110,13 @@ class _Claim:
                 _log.warning("%s", error)  # the writer reports an error that persists
 
     def _look(self) -> None:
-        found = self._read()
+        """Check that no other process has taken the folder over."""
+        try:
+            found = self._read()
+        except ValueError:
+            # If another process has taken over, it finds this process's note and stops.
+            _log.warning("%s is damaged: writing it again", self._output.location(UNFINISHED))
+            return
         self.is_lost = found is None or found.writer != self._note.writer
 
     def _wait_until_stale(self, found: _Note) -> None:

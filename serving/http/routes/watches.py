@@ -31,7 +31,14 @@ from serving.schemas import ClassDrift, ClassThreshold
 from serving.service import InProgress, Service
 from serving.tokens import Client
 from serving.watches.listeners import listen_to
-from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
+from serving.watches.schemas import (
+    ListenLine,
+    WatchBody,
+    WatchChanges,
+    WatchInfo,
+    WatchList,
+    WebhookInfo,
+)
 from serving.watches.watch import (
     ListenerLimitError,
     Terms,
@@ -42,6 +49,7 @@ from serving.watches.watch import (
     WatchesDownError,
     WatchLimitError,
 )
+from serving.watches.webhook import Webhook
 
 T = TypeVar("T", bound=BaseModel)
 _MAX_BODY_BYTES = 2**18
@@ -221,6 +229,7 @@ async def _terms(service: Service, body: WatchBody) -> Terms:
         ttl_seconds=_checked_ttl(service, body.ttl_seconds),
         feeds=tuple(body.feeds or ()),
         label=body.label,
+        webhook=_checked_webhook(service, body.webhook),
     )
 
 
@@ -258,6 +267,15 @@ def _checked_ttl(service: Service, seconds: float) -> float:
     return seconds
 
 
+def _checked_webhook(service: Service, webhook: Webhook | None) -> Webhook | None:
+    if webhook is None:
+        return None
+    try:
+        return webhook.check_allowed(service.config.webhook_hosts)
+    except ValueError as error:
+        raise ApiError(422, "webhook_not_allowed", str(error)) from error
+
+
 async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -> dict[str, object]:
     """Return the terms to replace. Recall and threshold are mutually exclusive: setting one removes
     the other."""
@@ -276,6 +294,8 @@ async def _changed_fields(service: Service, before: Watch, body: WatchChanges) -
         fields["feeds"] = tuple(body.feeds or ())
     if "label" in sent:
         fields["label"] = body.label
+    if "webhook" in sent:
+        fields["webhook"] = _checked_webhook(service, body.webhook)
     return fields
 
 
@@ -295,7 +315,16 @@ def _describe(service: Service, watch: Watch) -> WatchInfo:
         feeds=list(watch.feeds),
         created_at=datetime.fromtimestamp(watch.created_at, UTC),
         expires_at=datetime.fromtimestamp(watch.expires_at, UTC),
+        webhook=_describe_webhook(watch),
     )
+
+
+def _describe_webhook(watch: Watch) -> WebhookInfo | None:
+    webhook, delivery = watch.webhook, watch.delivery
+    if webhook is None or delivery is None:
+        return None
+    is_signed = webhook.secret is not None
+    return WebhookInfo(url=webhook.url, is_signed=is_signed, **delivery.model_dump())
 
 
 def _drift(service: Service, classes: Sequence[ClassThreshold]) -> list[ClassDrift]:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
+from tests.serving.receiver import Receiver, receiving
 from tests.serving.started import Server, SharedServer, write_images
 from tests.tiny_bundle import write
 
@@ -55,13 +56,21 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
+def receiver() -> Iterator[Receiver]:
+    """The receiver that the open server may send hits to."""
+    with receiving() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="package")
 def open_server(
-    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
 ) -> Iterator[SharedServer]:
     bundle = write(tmp_path_factory.mktemp("bundles") / "others")
 
     def launch() -> Server:
-        return start_open(bundle, tmp_path_factory.mktemp("server") / "stderr", temporary_folder)
+        errors = tmp_path_factory.mktemp("server") / "stderr"
+        return start_open(bundle, errors, temporary_folder, receiver.host)
 
     with closing(SharedServer(launch)) as shared:
         yield shared

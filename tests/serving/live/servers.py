@@ -65,7 +65,7 @@ def serve_config(
     return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
 
 
-def start_open(bundle: Path, errors: Path, temporary: Path) -> Server:
+def start_open(bundle: Path, errors: Path, temporary: Path, webhook_host: str) -> Server:
     config = ServingConfig(
         port=0,
         replicas=REPLICAS,
@@ -76,5 +76,6 @@ def start_open(bundle: Path, errors: Path, temporary: Path) -> Server:
         max_listeners=LISTENERS,
         max_listeners_per_client=1000,
         max_watch_listeners=1000,
+        webhook_hosts=(webhook_host,),
     )
     return serve_config(bundle, config, errors, temporary)

@@ -1,0 +1,57 @@
+"""Webhooks of a real server: delivery from the Ray actor, its death, and the metrics."""
+
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.serving.live.test_feeds import eventually, images, processes
+from tests.serving.receiver import SECRET, Receiver
+from tests.serving.started import Server, SharedServer
+from tests.serving.watching import create_watch, frames, send_frames
+
+__all__ = ["images"]  # a fixture
+
+
+@pytest.fixture
+def server(open_server: SharedServer) -> Server:
+    return open_server.get()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    """A client whose watches are deleted after the test."""
+    with httpx.Client(base_url=server.url, timeout=30) as opened:
+        yield opened
+        for one in opened.get("/v1/watches").json()["watches"]:
+            opened.delete(f"/v1/watches/{one['id']}")
+
+
+def test_the_death_of_the_actor_delays_a_delivery_even_if_no_one_uses_the_server(
+    server: Server, client: httpx.Client, images: list[bytes], receiver: Receiver
+) -> None:
+    receiver.respond = lambda message: 500
+    made = create_watch(client, webhook={"url": f"{receiver.url}/", "secret": SECRET})
+    (hit, *_) = send_frames(client, frames(images[:1], id="a"))
+    path = f"/v1/watches/{made['id']}"
+    eventually(lambda: client.get(path).json()["webhook"]["failures"] > 0)
+    (actor,) = processes(server, "WatchActor")
+    actor.kill()
+    psutil.wait_procs([actor], timeout=30)
+    receiver.messages.clear()
+    receiver.respond = lambda message: 200
+    eventually(lambda: receiver.accepted() == [hit])
+    assert receiver.problems == []
+    eventually(lambda: client.get(path).status_code == 200)
+    found = client.get(path).json()["webhook"]
+    assert (found["cursor"], found["pending"], found["failures"]) == (1, 0, 0)
+    assert found["delivered_at"] is not None
+    assert SECRET not in server.errors.read_text()
+
+    def is_counted() -> bool:
+        lines = client.get("/metrics").text.splitlines()
+        found = [one for one in lines if one.startswith("kway_webhook_deliveries_total{")]
+        return any('outcome="ok"' in one for one in found)
+
+    eventually(is_counted)
