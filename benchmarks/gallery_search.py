@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
-from serving.galleries.gallery import Ranking, class_scores
+from serving.galleries.ranking import Ranking, class_scores
 from serving.galleries.rows import map_matrix, matrix_header
 from trainer.bundle.spec import LossSpec
 

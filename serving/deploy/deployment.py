@@ -25,7 +25,7 @@ from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
-from serving.deploy.watch_actor import RayWatches
+from serving.deploy.watch_actor import RayGalleryChanges, RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
 from serving.inference.methods import InferenceMethods, add_methods_to_server
@@ -77,7 +77,14 @@ class Kway:
         async def metrics() -> bytes:
             return await exposition(await asyncio.to_thread(agent_pages))
 
-        return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
+        return build_api(
+            self._service,
+            self._clients,
+            metrics,
+            self._watches,
+            self._watch_counts,
+            RayGalleryChanges(self._watches),
+        )
 
     # Ray calls these methods by their names in the protocol.
 

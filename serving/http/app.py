@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
 
-from serving.galleries.gallery import Galleries
+from serving.galleries.changes import GalleryChanges
+from serving.galleries.searching import Galleries
 from serving.http.access import Access
 from serving.http.direct_query import DirectQuery
 from serving.http.error_responses import install_handlers
@@ -65,9 +66,10 @@ def build_api(
     metrics: Callable[[], Awaitable[bytes]],
     watches: Watches,
     watch_counts: WatchCounts,
+    gallery_changes: GalleryChanges,
 ) -> FastAPI:
-    """Build the application for `clients`. `metrics` returns the page at /metrics; `watches` stores
-    the watches of all replicas."""
+    """Build the application for `clients`. `metrics` returns the page at /metrics; `watches` and
+    `gallery_changes` store the watches and the changes of galleries of all replicas."""
     api = FastAPI(
         title="kway",
         description="Does this image or text belong to class C?",
@@ -79,7 +81,7 @@ def build_api(
         service=service,
         watches=watches,
         feeds=Feeds(service, watches, watch_counts),
-        galleries=Galleries(service.config.galleries, service.model.bundle),
+        galleries=Galleries(service.config.galleries, service.model.bundle, gallery_changes),
         metrics=metrics,
     ).install(api)
     open_paths = paths_of(ROUTERS, lambda route: not route.needs_token)

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 
-from serving.galleries.gallery import Galleries
+from serving.galleries.searching import Galleries
 from serving.service import Service
 from serving.watches.feed import Feeds
 from serving.watches.watch import Watches

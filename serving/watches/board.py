@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from serving.config import ServingConfig
+from serving.galleries.changes import ChangeLog
 from serving.watches.feed_positions import FeedPositions
 from serving.watches.hit_log import HitLog
 from serving.watches.listeners import Listeners
@@ -43,12 +44,13 @@ class Board:
         self._listeners = Listeners(clock)
         self._log = HitLog(config, storage, watches=self._registry, on_stored=self._listeners.wake)
         self._positions = FeedPositions(storage)
+        self.galleries = ChangeLog(config, storage)
         self._change = asyncio.Event()
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Replace the limits, which may differ in a new version of the application."""
-        self._registry.config = self._log.config = config
+        self._registry.config = self._log.config = self.galleries.config = config
 
     async def create(self, client: str, terms: Terms) -> Watch:
         self._sweep()

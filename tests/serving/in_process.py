@@ -46,11 +46,15 @@ async def no_metrics() -> bytes:
     return b"kway_up 1\n"
 
 
-def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
+def application(
+    bundle: Path, counts: NoCounts | None = None, board: Board | None = None, **limits: object
+) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
     counts, clients = counts or NoCounts(), Clients.of_file(config.token_file)
-    return build_api(Service(model, config, counts), clients, no_metrics, Board(config), counts)
+    board = board or Board(config)
+    service = Service(model, config, counts)
+    return build_api(service, clients, no_metrics, board, counts, board.galleries)
 
 
 class _Server(uvicorn.Server):

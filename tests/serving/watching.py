@@ -127,6 +127,7 @@ class Kway:
             in_process.no_metrics,
             self.board,
             self.counts,
+            self.board.galleries,
         )
         self.feeds = self.api.state.resources.feeds
         self.url = ""
