@@ -214,8 +214,9 @@ def json_inputs(inputs: Sequence[Input]) -> dict[str, Any]:
     return {"images": [base64.b64encode(raw).decode() for raw in files]}
 
 
-def path_of(kind: str, name: str) -> str:
-    """Return `/v1/KIND/NAME`. Raises ValueError for a name that would change the path."""
-    if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is not a valid name or id for /v1/{kind}")
-    return f"/v1/{kind}/{quote(name, safe='')}"
+def path_of(*parts: str) -> str:
+    """Return `/v1/KIND/NAME/…`. Raises ValueError for a name that would change the path."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise ValueError(f"{part!r} is not a valid name or id for /v1/{parts[0]}")
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])

@@ -45,7 +45,7 @@ def supports_index(bundle: Bundle) -> bool:
     return bundle.spec.loss.score == "logit"
 
 
-def build_index(features_Nd: np.ndarray, bundle: Bundle, path: Path) -> IndexInfo:
+def build_index(features_Nd: np.ndarray, path: Path, bundle: Bundle) -> IndexInfo:
     """Write the index of `features_Nd`, float32 [N, d], to `path` and measure its recall.
 
     Memory use is d bytes per item. Raises ValueError if faiss is not installed.
@@ -104,7 +104,7 @@ class _Search:
         quantizer = faiss.downcast_index(index.quantizer)  # type: ignore[attr-defined]
         self._centers = quantizer.reconstruct_n(0, quantizer.ntotal)
         self._num_probes = min(num_probes, len(self._centers))
-        self._parameters = faiss.SearchParametersIVF(nprobe=self._num_probes)
+        index.nprobe = self._num_probes  # type: ignore[attr-defined]
 
     def __call__(self, query: np.ndarray) -> np.ndarray:
         query = np.ascontiguousarray(query, np.float32)
@@ -117,7 +117,6 @@ class _Search:
             _NUM_CANDIDATES,
             lists[None].astype(np.int64),
             products[lists][None],
-            params=self._parameters,
         )
         items: np.ndarray = found[0][found[0] >= 0]
         return items

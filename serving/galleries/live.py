@@ -79,11 +79,12 @@ class Snapshot:
         return index
 
     def features_of(self, position: int) -> np.ndarray:
+        """Return a copy of the features of an item, float32 [dim]."""
         first = self.base.num_items
-        if position >= first:
-            found: np.ndarray = self.features[position - first]
-            return found
-        return np.array(self.base.features[position])
+        found = (
+            self.features[position - first] if position >= first else self.base.features[position]
+        )
+        return np.array(found)
 
     def contains_name(self, name: str) -> bool:
         index = self.base.find(name)
