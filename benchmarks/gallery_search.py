@@ -116,7 +116,7 @@ def _build(folder: Path, features: np.ndarray, classes: ClassRows) -> IndexInfo:
         bias=False,
         measured=None,
         entries=[ClassEntry(name=str(index)) for index in range(len(classes.rows))],
-        changes={"dim": _DIM, "num_classes": len(classes.rows)},
+        changes={"dim": _DIM, "num_classes": len(classes.rows), "recalls": ()},
     )
     return build_index(features, folder / "index", Bundle.open(bundle))
 

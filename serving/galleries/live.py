@@ -103,34 +103,38 @@ class LiveGallery:
         self._changes = changes
         self._lock = asyncio.Lock()
         self._started = 0  # number of requests for changes
+        self._failure: str | None = None  # why the last request failed
         self._retry_at = 0.0
         self._inserted: dict[str, InsertedItem] = {}
         self._deleted: set[int] = set()
 
-    async def refresh(self) -> Snapshot:
+    async def refresh(self, *, must_be_current: bool = False) -> Snapshot:
         """Return a version that contains all changes that were complete when this was called.
 
         If the process that stores the changes does not respond, returns the version of the last
-        request. Raises WatchesDownError if there was none.
+        request. Raises WatchesDownError if there was none or if `must_be_current`.
         """
         started = self._started
         async with self._lock:
             if self._started == started:  # otherwise, another caller's request began after this
                 self._started += 1
                 await self._update()
+            if self._failure is not None and (must_be_current or not self.snapshot.version[0]):
+                raise WatchesDownError(self._failure)
             return self.snapshot
 
     async def insert(self, items: Sequence[InsertedItem]) -> None:
-        """Insert all items or none. Raises NameInUseError and GalleryFullError."""
-        snapshot = await self.refresh()
+        """Insert all items or none. Raises NameInUseError, GalleryFullError and
+        WatchesDownError."""
+        snapshot = await self.refresh(must_be_current=True)
         for item in items:
             if await asyncio.to_thread(snapshot.contains_name, item.name):
                 raise NameInUseError(f"the gallery already contains an item named {item.name}")
         await self._changes.insert_items(self.key, items)
 
     async def delete(self, item_id: str) -> None:
-        """Delete an item. Raises UnknownItemError and GalleryFullError."""
-        position = (await self.refresh()).position(item_id)
+        """Delete an item. Raises UnknownItemError, GalleryFullError and WatchesDownError."""
+        position = (await self.refresh(must_be_current=True)).position(item_id)
         if position < self.base.num_items:
             await self._changes.delete_item(self.key, self.base.item(position))
         else:
@@ -150,15 +154,14 @@ class LiveGallery:
 
     async def _update(self) -> None:
         epoch, version = self.snapshot.version
-        if epoch and time.monotonic() < self._retry_at:
+        if self._failure is not None and epoch and time.monotonic() < self._retry_at:
             return
         try:
             changes = await self._changes.gallery_changes(self.key, epoch, version)
+            self._failure = None
         except WatchesDownError as error:
-            if not epoch:
-                raise
-            _log.warning("searching the last known version of a gallery: %s", error)
-            self._retry_at = time.monotonic() + _RETRY_SECONDS
+            _log.warning("cannot read the changes of a gallery: %s", error)
+            self._failure, self._retry_at = str(error), time.monotonic() + _RETRY_SECONDS
             return
         if (changes.epoch, changes.version) != (epoch, version):
             for item_id in await asyncio.to_thread(self._apply, changes):

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 
 from serving.client import Client, RejectedError
 from serving.config import ServingConfig
+from serving.galleries.changes import ChangeLog, GalleryUpdate
 from serving.galleries.gallery import Gallery
 from serving.watches.board import Board
 from serving.watches.storage import MemoryStorage
@@ -194,6 +195,40 @@ def test_a_change_that_cannot_be_stored_is_rejected_and_not_visible(
     assert refusal(response) == (503, "watches_down")
     assert refusal(ask("DELETE", f"{PATH}/items/{before[0]['id']}")) == (503, "watches_down")
     assert hits(ask) == before
+
+
+class _Unreachable(ChangeLog):
+    is_down = False
+
+    async def gallery_changes(self, gallery: str, epoch: str, version: int) -> GalleryUpdate:
+        if self.is_down:
+            raise WatchesDownError("the service is not responding")
+        return await super().gallery_changes(gallery, epoch, version)
+
+
+def test_the_last_known_version_is_searched_while_the_changes_cannot_be_read(
+    bundle: Path, gallery: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serving.galleries.live._RETRY_SECONDS", 0.0)
+    board = Board(ServingConfig())
+    changes = board.galleries = _Unreachable(ServingConfig(), MemoryStorage())
+    changes.is_down = True
+    one, two = (
+        partial(in_process.ask, application(bundle, board=board, galleries={"pets": gallery}))
+        for _ in range(2)
+    )
+    body = {"classes": [0]}
+    assert refusal(one("POST", f"{PATH}/search", json=body)) == (503, "watches_down")
+    changes.is_down = False
+    (new,) = insert(one, image(500))
+    found = hits(one)
+    assert new in [hit["id"] for hit in found]
+    changes.is_down = True
+    assert hits(one) == found
+    assert refusal(one("DELETE", f"{PATH}/items/{new}")) == (503, "watches_down")
+    assert refusal(two("POST", f"{PATH}/search", json=body)) == (503, "watches_down")
+    changes.is_down = False
+    assert hits(two) == found
 
 
 # ---------------------------------------------------------------------------- durability
