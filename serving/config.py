@@ -129,8 +129,8 @@ class ServingConfig(BaseModel):
     )
     state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
-        description="folder that keeps watches and their hits across restarts (default: "
-        "BUNDLE-state, beside the bundle); created if it does not exist",
+        description="folder that keeps watches, hits and changes of galleries across restarts "
+        "(default: BUNDLE-state, beside the bundle); created if it does not exist",
     )
     max_streams: int = Field(
         8,
