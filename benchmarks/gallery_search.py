@@ -11,13 +11,10 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
-from serving.galleries.format import IndexInfo
 from serving.galleries.index import ApproximateIndex, build_index
 from serving.galleries.ranking import Ranking, class_scores
 from serving.galleries.rows import map_matrix, matrix_header
-from tests.tiny_bundle import write
-from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import ClassEntry, LossSpec
+from trainer.bundle.spec import LossSpec
 
 _ITEMS, _DIM, _PAGE = 1_000_000, 256, 20
 _CLUSTERS, _BLOCK = 5_000, 10_000
@@ -75,7 +72,7 @@ def approximate() -> Iterator[Row]:
         folder = Path(name)
         features = _mapped_features(folder / "features.safetensors")
         classes = _classes()
-        info = _build(folder, features, classes)
+        info = build_index(features, folder / "index", classes_Qd=classes.rows, normalizes=False)
         index = ApproximateIndex(folder / "index", info, features.shape)
         turn = iter(range(10**9))
 
@@ -106,19 +103,6 @@ def approximate() -> Iterator[Row]:
 
 def _search(features: np.ndarray, row: ClassRows) -> None:
     Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
-
-
-def _build(folder: Path, features: np.ndarray, classes: ClassRows) -> IndexInfo:
-    """Build the index for a model with these classes."""
-    bundle = write(
-        folder / "bundle",
-        blocks=[classes.rows],
-        bias=False,
-        measured=None,
-        entries=[ClassEntry(name=str(index)) for index in range(len(classes.rows))],
-        changes={"dim": _DIM, "num_classes": len(classes.rows), "recalls": ()},
-    )
-    return build_index(features, folder / "index", Bundle.open(bundle))
 
 
 def _centers() -> np.ndarray:

@@ -204,7 +204,9 @@ class Done(BaseModel):
 class GalleryIndex(BaseModel):
     """The approximate index of a gallery."""
 
-    is_default: bool = Field(description="whether searches use it unless they set `exact`")
+    is_default: bool = Field(
+        description="whether searches for the first 100 hits use it unless they set `exact`"
+    )
     num_queries: int = Field(description="number of queries with which the recall was measured")
     recall: dict[int, float] = Field(
         description="mean share of the k best items that a search finds, for each k"
@@ -260,7 +262,7 @@ class ExampleHit(GalleryItem):
 
 _TOTAL = (
     "total number of hits across all pages: the matching items, or all items if there is no "
-    "threshold; for an approximate search, at most 1000 that it finds"
+    "threshold; for an approximate search, at most 100 that it finds"
 )
 _MATCHES = (
     "number of items at or above the threshold; null if there is no threshold or the search is "

@@ -34,15 +34,15 @@ class GalleryQueries:
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        exact: bool | None = None,
+        exact: bool | None = True,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
         """Yield the items in descending order of their score for the class. If a recall or
         threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
         as you read them.
 
-        If the gallery has an index, the server uses it unless `exact` is true, and the search ends
-        after 1000 hits. Raises RejectedError and OSError. OSError is also raised if the gallery
+        If `exact` is false, the server uses the gallery's index, if there is one, and the search
+        ends after 100 hits. Raises RejectedError and OSError. OSError is also raised if the gallery
         changes during the search.
         """
 

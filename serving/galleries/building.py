@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from data.progress import Report
 from serving.galleries.assembling import assemble, matched_items
 from serving.galleries.collection import Collection, Unreadable, UnreadableFile
@@ -20,13 +22,14 @@ from serving.galleries.features import Batch, Encoder, FeatureOptions, Row
 from serving.galleries.format import (
     UNREADABLE,
     GalleryInfo,
+    IndexInfo,
     features_identity,
     order_of,
     read_info,
     read_items,
     shown_name,
 )
-from serving.galleries.index import LEAST_ITEMS, build_index, supports_index
+from serving.galleries.index import LEAST_ITEMS, build_index, sample_classes, supports_index
 from serving.galleries.item import Item, item_line
 from serving.galleries.rows import RowReader, RowWriter
 from serving.galleries.work_folder import GallerySettings, WorkFolder, work_folder
@@ -118,7 +121,7 @@ def index_collection(
             previous, listed, part.count, work, settings, with_index=with_index
         ):
             rows.append(_open(opened, part.path, settings))
-            build = partial(build_index, bundle=encoder.bundle) if with_index else None
+            build = _index_builder(encoder.bundle) if with_index else None
             info = assemble(work, settings, rows, num_items, unreadable.count, writing, build)
             work.publish()
         else:
@@ -143,6 +146,12 @@ def _with_index(bundle: Bundle, num_items: int, options: IndexOptions) -> bool:
     if options.index is None:
         return num_items > LEAST_ITEMS and supports_index(bundle)
     return options.index
+
+
+def _index_builder(bundle: Bundle) -> Callable[[np.ndarray, Path], IndexInfo]:
+    return partial(
+        build_index, classes_Qd=sample_classes(bundle), normalizes=bundle.spec.logits.normalizes
+    )
 
 
 def _open(opened: ExitStack, folder: Path, settings: GallerySettings) -> RowReader:

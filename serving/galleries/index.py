@@ -28,9 +28,9 @@ from trainer.bundle.bundle import Bundle
 # Larger galleries are indexed unless `kway index` is told otherwise.
 LEAST_ITEMS = 200_000
 # A search through the index returns at most this many hits: its recall is unknown beyond them.
-MAX_HITS = 1000
-_NUM_CANDIDATES = 4 * MAX_HITS
-_DEPTHS = (10, TARGET_DEPTH, MAX_HITS)
+MAX_HITS = TARGET_DEPTH
+_NUM_CANDIDATES = 10 * MAX_HITS
+_DEPTHS = (10, TARGET_DEPTH)
 # Training time is proportional to the product of these numbers.
 _ITERATIONS, _SAMPLES_PER_LIST = 10, 40
 _MAX_QUERIES = 200  # of each kind
@@ -45,13 +45,21 @@ def supports_index(bundle: Bundle) -> bool:
     return bundle.spec.loss.score == "logit"
 
 
-def build_index(features_Nd: np.ndarray, path: Path, bundle: Bundle) -> IndexInfo:
-    """Write the index of `features_Nd`, float32 [N, d], to `path` and measure its recall.
+def sample_classes(bundle: Bundle) -> torch.Tensor:
+    """Return the weights [Q, d] of the classes with which the recall is measured."""
+    last = bundle.spec.num_classes - 1
+    return bundle.rows(np.unique(np.linspace(0, last, _MAX_QUERIES).astype(int)).tolist()).rows
+
+
+def build_index(
+    features_Nd: np.ndarray, path: Path, *, classes_Qd: torch.Tensor, normalizes: bool
+) -> IndexInfo:
+    """Write the index of `features_Nd`, float32 [N, d], to `path` and measure its recall with
+    `classes_Qd`. If `normalizes`, the index is for cosines instead of products.
 
     Memory use is d bytes per item. Raises ValueError if faiss is not installed.
     """
     faiss = _faiss()
-    normalizes = bundle.spec.logits.normalizes
     num_items, dim = features_Nd.shape
     num_lists = max(1, min(round(2 * num_items**0.5), num_items // _SAMPLES_PER_LIST))
     index = faiss.IndexIVFScalarQuantizer(
@@ -68,7 +76,7 @@ def build_index(features_Nd: np.ndarray, path: Path, bundle: Bundle) -> IndexInf
     for block in _blocks(features_Nd, normalizes):
         index.add(block.numpy())
     faiss.write_index(index, str(path))
-    queries_Qd, kinds_Q = _sample_queries(features_Nd, bundle)
+    queries_Qd, kinds_Q = _sample_queries(features_Nd, classes_Qd, normalizes)
     exact_Qk = _exact_best(features_Nd, queries_Qd, normalizes)
     return _tuned(index, features_Nd, queries_Qd, kinds_Q, exact_Qk, normalizes)
 
@@ -86,6 +94,9 @@ class ApproximateIndex:
             raise ValueError(f"{path} is damaged: {DAMAGE_REMEDY}") from error
         if (index.ntotal, index.d, index.nlist) != (*shape, info.num_lists):
             raise ValueError(f"{path} does not belong to this gallery: {DAMAGE_REMEDY}")
+        # If the file is in the page cache, starting threads that read ahead takes longer than the
+        # search.
+        faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
         self.is_normalized = info.is_normalized
         self._search = _Search(index, info.num_probes)
 
@@ -169,18 +180,17 @@ def _recall(
     return recall
 
 
-def _sample_queries(features_Nd: np.ndarray, bundle: Bundle) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weights of classes [Q, d] and, if the index contains unit vectors, the features of
-    items, with the kind of each query [Q]."""
-    num_classes = bundle.spec.num_classes
-    class_ids = np.unique(np.linspace(0, num_classes - 1, _MAX_QUERIES).astype(int)).tolist()
-    queries = [bundle.rows(class_ids).rows]
-    if bundle.spec.logits.normalizes:
+def _sample_queries(
+    features_Nd: np.ndarray, classes_Qd: torch.Tensor, normalizes: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class weights and, if the index contains unit vectors, the features of some items
+    [Q, d], with the kind of each query [Q]."""
+    queries = [classes_Qd.float()]
+    if normalizes:
         items = np.unique(np.linspace(0, len(features_Nd) - 1, _MAX_QUERIES).astype(int))
-        queries.append(torch.from_numpy(features_Nd[items]))
-        queries = [unit_vectors(one) for one in queries]
+        queries = [unit_vectors(one) for one in (*queries, torch.from_numpy(features_Nd[items]))]
     kinds = np.repeat(np.arange(len(queries)), [len(one) for one in queries])
-    return torch.cat(queries).float().numpy(), kinds
+    return torch.cat(queries).numpy(), kinds
 
 
 def _exact_best(features_Nd: np.ndarray, queries_Qd: np.ndarray, normalizes: bool) -> np.ndarray:

@@ -24,7 +24,8 @@ _CACHE_BYTES = 256 * 2**20
 
 
 class Page(NamedTuple):
-    """Which hits to return, and whether the search must be exact (None: only without an index)."""
+    """Which hits to return, and whether the search must be exact (None: if the recall of the index
+    is too low or unknown)."""
 
     offset: int
     limit: int
@@ -87,7 +88,7 @@ class Galleries:
         one page of its items in descending order of score. If a threshold is set, return only the
         items that reach it."""
         snapshot, loss = self[name].snapshot, self._bundle.spec.loss
-        index = self._index(snapshot, page.exact)
+        index = self._index(snapshot, page)
         return Hits(
             aligned=loss.aligned,
             notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
@@ -109,7 +110,7 @@ class Galleries:
             _Target.of_example(one, snapshot.features_of(snapshot.position(one)))
             for one in examples
         ]
-        index = self._index(snapshot, page.exact)
+        index = self._index(snapshot, page)
         # Only unit vectors have the same order by product and by cosine.
         index = index if index is not None and index.is_normalized else None
         return Hits(
@@ -124,11 +125,12 @@ class Galleries:
             ],
         )
 
-    def _index(self, snapshot: Snapshot, exact: bool | None) -> ApproximateIndex | None:
+    def _index(self, snapshot: Snapshot, page: Page) -> ApproximateIndex | None:
         info = snapshot.base.info.index
-        if info is None or exact or not supports_index(self._bundle):
+        if info is None or page.exact or not supports_index(self._bundle):
             return None
-        return snapshot.base.index if info.is_default or exact is False else None
+        is_default = info.is_default and page.offset + page.limit <= MAX_HITS
+        return snapshot.base.index if is_default or page.exact is False else None
 
     def _class_hits(
         self,

@@ -23,7 +23,7 @@ from serving.galleries.item import Item
 from serving.galleries.searching import Galleries, Page
 from serving.schemas import Hits
 from tests.serving.test_galleries import command, fill, image, no_changes
-from tests.serving.test_gallery_changes import delete, hits, insert, replicas, search
+from tests.serving.test_gallery_changes import delete, insert, replicas, search
 from tests.tiny_bundle import DIM, NAMES, write
 from trainer.bundle.bundle import Bundle
 
@@ -127,33 +127,42 @@ def test_the_recall_is_at_least_what_the_gallery_states(
         measured >= stated - 0.01  # items with equal scores may be exchanged
         for measured, stated in zip(recalls, info.recall.values(), strict=True)
     )
-    assert min(recalls) < 1  # otherwise, the index would be exact and the test would check nothing
 
 
 def test_an_approximate_search_returns_exact_scores_in_order(
     galleries: Galleries, bundle: Path
 ) -> None:
     expected = logits_of(bundle, clustered())
-    found = of_classes(galleries, bundle, Page(0, 300))
+    found = of_classes(galleries, bundle, Page(0, 100))
+    assert not found.exact
     for class_id, result in enumerate(found.results):
-        assert 300 < result.total <= MAX_HITS
-        assert (result.matches, len(result.hits)) == (None, 300)
+        assert (result.total, result.matches, len(result.hits)) == (MAX_HITS, None, 100)
         items, scores = zip(*[(hit.item, hit.score) for hit in result.hits], strict=True)
         np.testing.assert_allclose(scores, expected[list(items), class_id], rtol=1e-4, atol=1e-4)
         assert list(scores) == sorted(scores, reverse=True)
     pages = [
-        of_classes(galleries, bundle, Page(offset, 100)).results[2] for offset in (0, 100, 200)
+        of_classes(galleries, bundle, Page(offset, 40, exact=False)).results[2]
+        for offset in (0, 40, 80)
     ]
     assert [hit for page in pages for hit in page.hits] == found.results[2].hits
-    beyond = of_classes(galleries, bundle, Page(found.results[0].total - 5, 100)).results[0]
-    assert len(beyond.hits) == 5
+    assert of_classes(galleries, bundle, Page(MAX_HITS, 9, exact=False)).results[0].hits == []
+
+
+def test_more_hits_than_the_recall_was_measured_for_are_found_exactly(
+    galleries: Galleries, bundle: Path
+) -> None:
+    for page in (Page(0, MAX_HITS + 1), Page(MAX_HITS, 1)):
+        found = of_classes(galleries, bundle, page)
+        assert found.exact
+        assert found.results[0].total == NUM
+    assert not of_classes(galleries, bundle, Page(MAX_HITS - 1, 1)).exact
 
 
 def test_a_threshold_limits_the_hits_of_an_approximate_search(
     galleries: Galleries, bundle: Path
 ) -> None:
-    all_hits = of_classes(galleries, bundle, Page(0, 300)).results[0].hits
-    found = of_classes(galleries, bundle, Page(0, 300), threshold=all_hits[41].score).results[0]
+    all_hits = of_classes(galleries, bundle, Page(0, 100)).results[0].hits
+    found = of_classes(galleries, bundle, Page(0, 100), threshold=all_hits[41].score).results[0]
     assert [hit.id for hit in found.hits] == [hit.id for hit in all_hits[: found.total]]
     assert 42 <= found.total < 60
     assert found.matches is None
@@ -188,22 +197,6 @@ def test_changes_apply_to_approximate_searches(
     assert not found.exact
     ids = [hit.id for hit in found.results[0].hits]
     assert ids == [new.id, *(hit.id for hit in before[20:])]
-
-
-def test_an_approximate_search_returns_at_most_as_many_hits_as_its_recall_was_measured_for(
-    galleries: Galleries, bundle: Path, changes: ChangeLog
-) -> None:
-    live = galleries["pets"]
-    features = np.ones(DIM, "<f4").tobytes()
-    new = [InsertedItem(f"new.{i:016x}", str(i), None, features, b"") for i in range(MAX_HITS + 1)]
-
-    async def change() -> None:
-        await changes.insert_items(live.key, new)
-        await live.refresh()
-
-    asyncio.run(change())
-    found = of_classes(galleries, bundle, Page(MAX_HITS - 1, 10)).results
-    assert [(result.total, len(result.hits)) for result in found] == [(MAX_HITS, 1)] * len(NAMES)
 
 
 def test_similar_items_use_the_index_only_if_it_is_normalized(
@@ -306,12 +299,14 @@ def test_the_server_states_the_recall_and_whether_a_search_was_exact(
     assert "approximate index of 1 lists, of which a search reads 1; recall 1.000 at 10" in output
     (ask,) = replicas(bundle, tmp_path / "out")
     (described,) = ask("GET", "/v1/galleries").json()["galleries"]
-    recall = {"10": 1.0, "100": 1.0, "1000": 1.0}
+    recall = {"10": 1.0, "100": 1.0}
     assert described["index"] == {"is_default": True, "num_queries": 7, "recall": recall}
-    assert not search(ask, classes=["husky"])["exact"]
+    assert not search(ask, classes=["husky"], limit=20)["exact"]
     assert search(ask, classes=["husky"], exact=True)["exact"]
-    before = hits(ask)
+    before = search(ask, classes=["husky"], limit=100)["results"][0]["hits"]
     (new,) = insert(ask, image(77))
     delete(ask, before[0]["id"])
-    after = {hit["id"] for hit in hits(ask)}
+    found = search(ask, classes=["husky"], limit=100)
+    assert not found["exact"]
+    after = {hit["id"] for hit in found["results"][0]["hits"]}
     assert after == {new} | {hit["id"] for hit in before[1:]}

@@ -90,8 +90,9 @@ class SearchBody(BaseModel):
     )
     exact: bool | None = Field(
         None,
-        description="true: score all items. false: use the gallery's index, if there is one. "
-        "Default: use it if its recall is at least 0.95",
+        description="true: score all items. false: use the gallery's index, if there is one, which "
+        "finds at most 100 hits. Default: use it if its recall is at least 0.95 and offset + limit "
+        "is at most 100",
     )
 
     @model_validator(mode="after")
