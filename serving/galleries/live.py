@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ class LiveGallery:
         self.base, self.key = base, key
         self.snapshot = Snapshot(base)
         self._changes = changes
-        self._lock = asyncio.Lock()
+        self._lock, self._apply_lock = asyncio.Lock(), Lock()
         self._started = 0  # number of requests for changes
         self._failure: str | None = None  # why the last request failed
         self._retry_at = 0.0
@@ -164,11 +165,16 @@ class LiveGallery:
             self._failure, self._retry_at = str(error), time.monotonic() + _RETRY_SECONDS
             return
         if (changes.epoch, changes.version) != (epoch, version):
-            for item_id in await asyncio.to_thread(self._apply, changes):
+            for item_id in await asyncio.to_thread(self._apply, changes, (epoch, version)):
                 await self._remove(item_id)
 
-    def _apply(self, changes: GalleryUpdate) -> list[str]:
+    def _apply(self, changes: GalleryUpdate, since: tuple[str, int]) -> list[str]:
         """Set the next snapshot. Returns the ids of inserted items that the files replace."""
+        # A request that is cancelled releases the other lock before this has finished.
+        with self._apply_lock:
+            return self._next_snapshot(changes) if self.snapshot.version == since else []
+
+    def _next_snapshot(self, changes: GalleryUpdate) -> list[str]:
         if changes.is_complete:
             self._inserted, self._deleted = {}, set()
         for item in changes.deleted:

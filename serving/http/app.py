@@ -21,6 +21,7 @@ from serving.http.routes import (
     classify,
     feeds,
     galleries,
+    gallery_items,
     inference,
     page,
     query,
@@ -52,7 +53,9 @@ GROUPS = (
         (watches.router, feeds.router),
     ),
     Group(
-        "Galleries", "Indexed collections that can be searched for any class.", (galleries.router,)
+        "Galleries",
+        "Indexed collections that can be searched for any class.",
+        (galleries.router, gallery_items.router),
     ),
     Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
     Group("Server", "The served model and the state of the server.", (server.router,)),

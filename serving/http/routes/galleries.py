@@ -1,35 +1,27 @@
-"""`/v1/galleries`: search indexed collections, return thumbnails, and insert and delete items."""
+"""`/v1/galleries`: list and search indexed collections."""
 
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-import numpy as np
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
-from torch import Tensor
 
 from serving.api_error import ApiError, validated
 from serving.galleries.changes import (
     GalleryFullError,
-    InsertedItem,
     NameInUseError,
     UnknownItemError,
 )
-from serving.galleries.collection import shown_text
 from serving.galleries.live import LiveGallery, Snapshot
 from serving.galleries.searching import Galleries, Page
-from serving.galleries.thumbnails import thumbnail as thumbnail_of
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
 from serving.http.query_body import (
     RECALL_MEANING,
-    InputsBody,
     check_class_count,
     max_values,
-    read_json_inputs,
 )
 from serving.http.request_body import parse_json, read_body
 from serving.http.routing import ResourcesDep
@@ -37,10 +29,8 @@ from serving.schemas import (
     ErrorBody,
     GalleryFound,
     GalleryIndex,
-    GalleryItem,
     GalleryList,
     Hits,
-    InsertedItems,
 )
 from serving.service import InProgress, Service
 from serving.watches.watch import WatchesDownError
@@ -48,19 +38,6 @@ from serving.watches.watch import WatchesDownError
 _MAX_LIMIT = 1000
 # Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
 _MAX_HITS = 10_000
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (404, 422, 503)
-}
-# The index or id of an item of the gallery's files, or the id of an inserted item.
-_FILE_ID, _INSERTED_ID = r"\d{1,18}\.[0-9a-f]{8}", r"new\.[0-9a-f]{16}"
-ItemId = Annotated[
-    str, Path(pattern=f"^({_FILE_ID}|{_INSERTED_ID})$", description="id of the item")
-]
-ItemIndexOrId = Annotated[
-    str,
-    Path(pattern=rf"^(\d{{1,30}}|{_FILE_ID}|{_INSERTED_ID})$", description="index or id"),
-]
-_NAME = Annotated[StrictStr, Field(min_length=1, max_length=1000)]
 
 
 class SearchBody(BaseModel):
@@ -108,16 +85,6 @@ class SearchBody(BaseModel):
         return Page(self.offset, self.limit, self.exact)
 
 
-class InsertBody(InputsBody):
-    """Images or texts to insert into a gallery."""
-
-    names: Annotated[list[_NAME], Field(fail_fast=True)] | None = Field(
-        None,
-        description="one unique name per input, such as its path in the collection (default: the "
-        "id of the item)",
-    )
-
-
 router = APIRouter()
 
 
@@ -125,7 +92,7 @@ router = APIRouter()
 async def listed(resources: ResourcesDep) -> GalleryList:
     """List the galleries on this server."""
     galleries = resources.galleries
-    with _as_api_errors():
+    with as_api_errors():
         found = [_describe(name, await galleries[name].refresh()) for name in galleries.names()]
     return GalleryList(galleries=found)
 
@@ -140,9 +107,9 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     """
     service, galleries = resources.service, resources.galleries
     async with service.admitted() as progress:
-        gallery = _named(galleries, name)
+        gallery = named(galleries, name)
         body = await _read(request, service, progress)
-        with _as_api_errors():
+        with as_api_errors():
             await gallery.refresh()
             if body.examples is not None:
                 work = partial(
@@ -153,65 +120,6 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
                 work = partial(galleries.search, name, query, body.page)
             found: Hits = await service.in_thread(work)
         return found
-
-
-@router.post(
-    "/v1/galleries/{name}/items",
-    status_code=201,
-    responses={**ERROR_RESPONSES, 409: {"model": ErrorBody}},
-    openapi_extra=request_body(InsertBody),
-)
-async def insert(name: str, request: Request, resources: ResourcesDep) -> InsertedItems:
-    """Insert images or texts into a gallery, all or none.
-
-    Once the request has been answered, the items survive a restart and are found by every search.
-    """
-    service = resources.service
-    async with service.admitted() as progress:
-        gallery = _named(resources.galleries, name)
-        body, inputs = await read_json_inputs(request, InsertBody, service, progress)
-        names = _checked_names(body.names, len(inputs))
-        features = await service.computed(inputs, lambda features: features)
-        items = await service.in_thread(_new_items, service, gallery, inputs, names, features)
-        with _as_api_errors():
-            await gallery.insert(items)
-        progress.inputs = len(items)
-    shown = [GalleryItem(id=one.id, item=None, name=one.name, text=one.text) for one in items]
-    return InsertedItems(items=shown)
-
-
-@router.delete(
-    "/v1/galleries/{name}/items/{item}",
-    status_code=204,
-    responses={**_ERRORS, 409: {"model": ErrorBody}},
-)
-async def delete(name: str, item: ItemId, resources: ResourcesDep) -> None:
-    """Delete an item from a gallery. The collection does not change."""
-    gallery = _named(resources.galleries, name)
-    with _as_api_errors():
-        await gallery.delete(item)
-
-
-@router.get(
-    "/v1/galleries/{name}/items/{item}/thumbnail",
-    response_class=Response,
-    responses={
-        200: {"content": {"image/jpeg": {}}, "description": "thumbnail (JPEG)"},
-        **_ERRORS,
-    },
-)
-async def thumbnail(name: str, item: ItemIndexOrId, resources: ResourcesDep) -> Response:
-    """Return a thumbnail of an item."""
-    gallery = _named(resources.galleries, name)
-    with _as_api_errors():
-        small = await gallery.thumbnail(item)
-    if not small:
-        raise ApiError(
-            404,
-            "no_thumbnail",
-            f"gallery {name} was indexed without thumbnails. Index it again with thumbnails",
-        )
-    return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
 
 
 def _describe(name: str, snapshot: Snapshot) -> GalleryFound:
@@ -234,7 +142,7 @@ def _describe(name: str, snapshot: Snapshot) -> GalleryFound:
     )
 
 
-def _named(galleries: Galleries, name: str) -> LiveGallery:
+def named(galleries: Galleries, name: str) -> LiveGallery:
     """Look up a gallery in the server's configuration. The name is never used as a path."""
     try:
         return galleries[name]
@@ -268,40 +176,8 @@ def _parsed(raw: bytes, most: int) -> SearchBody:
     return validated(SearchBody, parse_json(raw, most), "invalid_query")
 
 
-def _checked_names(names: list[str] | None, count: int) -> list[str] | None:
-    if names is not None and len(names) != count:
-        raise ApiError(
-            422, "invalid_query", f"names has {len(names)} names for {count} inputs. Send one each"
-        )
-    return names
-
-
-def _new_items(
-    service: Service,
-    gallery: LiveGallery,
-    inputs: Sequence[bytes | str],
-    names: list[str] | None,
-    features: Tensor,
-) -> list[InsertedItem]:
-    """Return the items to insert. Raises ApiError if the features of an input are not finite."""
-    rows = features.numpy().astype("<f4", copy=False)
-    ids = [f"new.{secrets.token_hex(8)}" for _ in inputs]
-    items = []
-    for position, (item_id, raw, row) in enumerate(zip(ids, inputs, rows, strict=True)):
-        if not np.isfinite(row).all():
-            message = f"{service.model.reads}[{position}]: the features computed are not finite"
-            raise ApiError(422, "invalid_query", message)
-        small = b""
-        if gallery.base.info.thumbnails and isinstance(raw, bytes):
-            small = thumbnail_of(raw, service.config.max_pixels)
-        text = shown_text(raw) if isinstance(raw, str) else None
-        name = item_id if names is None else names[position]
-        items.append(InsertedItem(item_id, name, text, row.tobytes(), small))
-    return items
-
-
 @contextmanager
-def _as_api_errors() -> Iterator[None]:
+def as_api_errors() -> Iterator[None]:
     """Convert errors about galleries to ApiErrors."""
     try:
         yield
