@@ -1,40 +1,46 @@
-"""Gallery search compared with `numpy.dot` on the same memory-mapped features.
-
-The difference is the cost of scores, ordering and paging on top of the matrix product.
-"""
+"""Gallery search compared with `numpy.dot`, numpy with `argpartition` and faiss's flat index, which
+also compare a query with every item, and the approximate index compared with exact search."""
 
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import faiss
 import numpy as np
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
-from serving.galleries.gallery import Ranking, class_scores
+from serving.galleries.index import ApproximateIndex, build_index
+from serving.galleries.ranking import Ranking, class_scores
 from serving.galleries.rows import map_matrix, matrix_header
 from trainer.bundle.spec import LossSpec
 
 _ITEMS, _DIM, _PAGE = 1_000_000, 256, 20
+_CLUSTERS, _BLOCK = 5_000, 10_000
+_PAUSE_SECONDS = 0.1
 _LOSS = LossSpec(kind="batch_ce", aligned=True)
 
 
-def rows() -> Iterator[Row]:
-    """Compare the first search for a class, and fetching its next page, with the matrix product."""
+def exact() -> Iterator[Row]:
+    """Compare the first search for a class, and fetching its next page, with other libraries."""
+    faiss.omp_set_num_threads(torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
-        weights = torch.randn(64, _DIM)
-        classes = ClassRows(torch.arange(64), weights, torch.randn(64))
+        flat = faiss.IndexFlatIP(_DIM)
+        flat.add(features)
+        classes = _classes()
         turn = iter(range(10**9))
 
-        def first_page() -> None:
-            index = next(turn) % len(weights)
-            row = classes[index : index + 1]
-            Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
+        def next_row() -> ClassRows:
+            index = next(turn) % len(classes.rows)
+            return classes[index : index + 1]
 
-        def product() -> None:
-            np.dot(features, weights[next(turn) % len(weights)].numpy())
+        def numpy_search() -> None:
+            scores = np.dot(features, next_row().rows[0].numpy())
+            best = np.argpartition(-scores, _PAGE)[:_PAGE]
+            best[np.argsort(-scores[best])]
 
         ranking = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
 
@@ -43,23 +49,86 @@ def rows() -> Iterator[Row]:
             ranking.page(_PAGE, _PAGE)
 
         found = take_turns(
-            {"search": first_page, "dot": product, "next": next_page},
+            {
+                "search": lambda: _search(features, next_row()),
+                "dot": lambda: np.dot(features, next_row().rows[0].numpy()),
+                "numpy": numpy_search,
+                "next": next_page,
+                "faiss": lambda: flat.search(next_row().rows.numpy(), _PAGE),
+                # The threads of faiss wait actively for a while, at the cost of the next contender.
+                "pause": lambda: time.sleep(_PAUSE_SECONDS),
+            },
             title="gallery search",
             rounds=25,
             seconds=120,
         )
     case = f"{_ITEMS:,} features x {_DIM}, warm page cache"
-    yield ratio_row("gallery search / numpy.dot", case, found["search"], found["dot"], 1.3)
+    ours = found["search"]
+    yield ratio_row("gallery search / faiss IndexFlatIP", case, ours, found["faiss"], 1.0)
+    yield ratio_row("gallery search / numpy.dot + argpartition", case, ours, found["numpy"])
+    yield ratio_row("gallery search / numpy.dot", case, ours, found["dot"], 1.3)
     yield ratio_row("next page, by threshold / numpy.dot", case, found["next"], found["dot"])
 
 
+def approximate() -> Iterator[Row]:
+    """Compare a search through the index with an exact search."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        features = _mapped_features(folder / "features.safetensors")
+        classes = _classes()
+        info = build_index(features, folder / "index", classes_Qd=classes.rows, normalizes=False)
+        index = ApproximateIndex(folder / "index", info, features.shape)
+        turn = iter(range(10**9))
+
+        def search(method: Callable[[ClassRows], None]) -> Callable[[], None]:
+            def run() -> None:
+                position = next(turn) % len(classes.rows)
+                method(classes[position : position + 1])
+
+            return run
+
+        def through_index(row: ClassRows) -> None:
+            items = index.candidates(row.rows[0].numpy())
+            _search(features[items], row)
+
+        found = take_turns(
+            {
+                "index": search(through_index),
+                "exact": search(lambda row: _search(features, row)),
+            },
+            title="gallery index",
+            rounds=25,
+            seconds=60,
+        )
+    recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in info.recall.items())
+    case = f"{_ITEMS:,} features x {_DIM} in {_CLUSTERS:,} clusters; recall {recall}"
+    yield ratio_row("search through the index / exact", case, found["index"], found["exact"], 1.0)
+
+
+def _search(features: np.ndarray, row: ClassRows) -> None:
+    Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
+
+
+def _centers() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal((_CLUSTERS, _DIM), np.float32)
+
+
+def _classes() -> ClassRows:
+    """Return weights of classes, each near the center of a cluster."""
+    noise = np.random.default_rng(2).standard_normal((64, _DIM), np.float32)
+    rows = torch.from_numpy(_centers()[:64] + 0.3 * noise)
+    return ClassRows(torch.arange(len(rows)), rows)
+
+
 def _mapped_features(path: Path) -> np.ndarray:
-    """Return random memory-mapped features, float32 [_ITEMS, _DIM], read once to warm the cache."""
-    generator = np.random.default_rng(0)
+    """Return random memory-mapped features, float32 [_ITEMS, _DIM], in clusters of 200 items on
+    average, read once to warm the cache."""
+    generator, centers = np.random.default_rng(0), _centers()
     with path.open("wb") as file:
         file.write(matrix_header("<f4", (_ITEMS, _DIM)))
-        for _ in range(0, _ITEMS, 10_000):
-            file.write(generator.standard_normal((10_000, _DIM), np.float32).tobytes())
+        for _ in range(0, _ITEMS, _BLOCK):
+            noise = generator.standard_normal((_BLOCK, _DIM), np.float32)
+            file.write((centers[generator.integers(0, _CLUSTERS, _BLOCK)] + noise).tobytes())
     features = map_matrix(path, "<f4", (_ITEMS, _DIM))
     features.sum()
     return features

@@ -111,9 +111,12 @@ class LogitMap(BaseModel):
             features = self.scale * features
         return linear(features, rows, self._shift(classes))
 
-    def of_one_class(self, features: np.ndarray, row: ClassRows) -> np.ndarray:
+    def of_one_class(
+        self, features: np.ndarray, row: ClassRows, inverse_norms: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the float32 logits [n] of one class. The features [n, d] may be memory-mapped from
-        a file larger than memory.
+        a file larger than memory. If the map normalizes, `inverse_norms` are those of
+        `inverse_norms_of`, which are computed if they are None.
 
         A single NumPy product without a copy takes about half as long as products in blocks or a
         product in torch.
@@ -122,8 +125,7 @@ class LogitMap(BaseModel):
         found = np.empty(len(features), np.float32)
         np.dot(features, weight.numpy(), out=found)
         if self.normalizes:
-            norms = np.sqrt(np.einsum("nd,nd->n", features, features))
-            found *= np.divide(1, norms, out=np.zeros_like(norms), where=norms > _least(norms))
+            found *= inverse_norms_of(features) if inverse_norms is None else inverse_norms
         shift = self._shift(row)
         if shift is not None:
             found += shift.numpy()
@@ -281,6 +283,13 @@ def unit_vectors(vectors: Tensor) -> Tensor:
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     norms, zero = _norms(wide)
     return wide * norms.reciprocal().masked_fill(zero, 0)
+
+
+def inverse_norms_of(features: np.ndarray) -> np.ndarray:
+    """Return the inverse norms [n] of features [n, d], or 0 for a zero vector."""
+    norms = np.sqrt(np.einsum("nd,nd->n", features, features))
+    found: np.ndarray = np.divide(1, norms, out=np.zeros_like(norms), where=norms > _least(norms))
+    return found
 
 
 def inverse_norms(vectors: Tensor) -> Tensor:

@@ -150,8 +150,8 @@ class ServingConfig(BaseModel):
     )
     state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
-        description="folder that keeps watches and their hits across restarts (default: "
-        "BUNDLE-state, beside the bundle); created if it does not exist",
+        description="folder that keeps watches, hits and changes of galleries across restarts "
+        "(default: BUNDLE-state, beside the bundle); created if it does not exist",
     )
     webhook_hosts: Annotated[
         tuple[str, ...], Option("--webhook-host", metavar="HOST[:PORT]", type=list[str])
@@ -186,6 +186,15 @@ class ServingConfig(BaseModel):
         {},
         description="further bundle, and the name to serve it under, at /v1/models/NAME/…; can be "
         "repeated",
+    )
+    max_gallery_inserts: int = Field(
+        10_000,
+        ge=0,
+        description="maximum number of items inserted into a gallery since it was built; they are "
+        "also in the memory of each replica",
+    )
+    max_gallery_deletions: int = Field(
+        100_000, ge=0, description="maximum number of items deleted from a gallery"
     )
     drift_period: Annotated[int | None, Option()] = Field(
         None,

@@ -236,43 +236,100 @@ class ReloadResult(BaseModel):
     models: list[Reloaded]
 
 
+class GalleryIndex(BaseModel):
+    """The approximate index of a gallery."""
+
+    is_default: bool = Field(
+        description="whether searches for the first 100 hits use it unless they set `exact`"
+    )
+    num_queries: int = Field(description="number of queries with which the recall was measured")
+    recall: dict[int, float] = Field(
+        description="mean share of the k best items that a search finds, for each k"
+    )
+
+
 class GalleryFound(BaseModel):
     name: str
-    num_items: int
+    num_items: int = Field(description="number of items, including inserted ones")
+    inserted: int = Field(0, description="number of items inserted since the gallery was built")
+    deleted: int = Field(0, description="number of items deleted since the gallery was built")
     reads: Literal["images", "texts"]
     thumbnails: bool
+    index: GalleryIndex | None = Field(None, description="null if all searches are exact")
 
 
 class GalleryList(BaseModel):
     galleries: list[GalleryFound]
 
 
-class GalleryHit(Verdict):
+class GalleryItem(BaseModel):
+    """An item of a gallery."""
+
+    id: str = Field("", description="id of the item; changes if the gallery is built again")
+    item: int | None = Field(
+        description="index of the item in the gallery's files; null for an inserted item"
+    )
+    name: str = Field(
+        description="path of the item in the collection, its line number, or the name with which "
+        "it was inserted"
+    )
+    text: str | None = Field(description="beginning of the text; null for images")
+
+
+class InsertedItems(BaseModel):
+    """The items that a request inserted, in the order of its inputs."""
+
+    items: list[GalleryItem]
+
+
+class GalleryHit(Verdict, GalleryItem):
     """The verdict on one class for one item of a gallery."""
 
-    item: int = Field(description="index of the item in the gallery")
-    name: str = Field(description="path of the item in the collection, or its line number")
-    text: str | None = Field(description="beginning of the text; null for images")
+
+class ExampleHit(GalleryItem):
+    """An item of a gallery that is similar to an example."""
+
+    score: float = Field(description="cosine between the features of the item and the example")
+    match: bool | None = Field(
+        description="whether score >= threshold; null if there is no threshold"
+    )
+
+
+_TOTAL = (
+    "total number of hits across all pages: the matching items, or all items if there is no "
+    "threshold; for an approximate search, at most 100 that it finds"
+)
+_MATCHES = (
+    "number of items at or above the threshold; null if there is no threshold or the search is "
+    "approximate"
+)
 
 
 class ClassHits(ClassThreshold):
     """One page of a gallery's items, sorted by descending score for the class."""
 
-    total: int = Field(
-        description="total number of hits across all pages: the matching items, or all "
-        "items if there is no threshold"
-    )
-    matches: int | None = Field(
-        description="number of items at or above the threshold; null if there is no threshold"
-    )
+    total: int = Field(description=_TOTAL)
+    matches: int | None = Field(description=_MATCHES)
     hits: list[GalleryHit]
 
 
+class ExampleHits(BaseModel):
+    """One page of a gallery's items, sorted by descending similarity to the example."""
+
+    example: str = Field(description="id of the example")
+    threshold: float | None
+    total: int = Field(description=_TOTAL)
+    matches: int | None = Field(description=_MATCHES)
+    hits: list[ExampleHit]
+
+
 class Hits(BaseModel):
-    """Search results in a gallery for each class, in the order of the requested classes."""
+    """Search results in a gallery for each class or example, in the order of the request."""
 
     version: str | None = _VERSION
     aligned: bool
     notice: str | None
     num_items: int
+    exact: bool = Field(True, description="whether all items were scored")
     results: list[ClassHits]
+    examples: list[ExampleHits] = []

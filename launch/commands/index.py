@@ -17,6 +17,7 @@ from launch.terminal import progress, seconds_since
 if TYPE_CHECKING:
     from serving.galleries.building import IndexResult
     from serving.galleries.features import Encoder
+    from serving.galleries.format import IndexInfo
     from trainer.bundle.bundle import Bundle
 
 
@@ -54,6 +55,14 @@ def index(
             "--force", help="update the gallery even if it was created from another collection"
         ),
     ] = False,
+    approximate: Annotated[
+        bool | None,
+        typer.Option(
+            "--index/--no-index",
+            help="build an approximate index, which makes searches of large galleries faster "
+            "(default: for more than 200,000 items)",
+        ),
+    ] = None,
     allow_import: AllowImport = None,
     ray: RayAddress = None,
 ) -> None:
@@ -65,7 +74,12 @@ def index(
 
     started = time.monotonic()
     options = IndexOptions(
-        batch_size=batch_size, threads=workers, thumbnails=thumbnails, strict=strict, force=force
+        batch_size=batch_size,
+        threads=workers,
+        thumbnails=thumbnails,
+        strict=strict,
+        force=force,
+        index=approximate,
     )
     with Bundle.open(bundle) as opened:
         reads = opened.spec.reads
@@ -125,5 +139,18 @@ def _print_result(out: Path, done: "IndexResult", reads: str, started: float) ->
             f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
             f"{done.reused:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
             f"{seconds_since(started)}"
+        )
+    )
+    if done.info.index is not None:
+        _print_index(out, done.info.index)
+
+
+def _print_index(out: Path, index: "IndexInfo") -> None:
+    recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in index.recall.items())
+    use = "" if index.is_default else ", too low: searches are exact unless they set exact to false"
+    print(
+        printable(
+            f"{out}: approximate index of {index.num_lists:,} lists, of which a search reads "
+            f"{index.num_probes:,}; recall {recall}{use}"
         )
     )

@@ -6,6 +6,7 @@ from typing import Any, Self, SupportsIndex
 
 import httpx
 
+from serving.client.galleries import GalleryQueries
 from serving.client.messages import (
     ClassesFound,
     RejectedError,
@@ -14,7 +15,6 @@ from serving.client.messages import (
     as_text_fields,
     check_iterable,
     joined,
-    path_of,
     query_fields,
     renumbered,
     requests,
@@ -32,12 +32,7 @@ from serving.client.transport import Transport
 from serving.client.watches import StandingQueries
 from serving.schemas import (
     Answer,
-    ClassHits,
     Classification,
-    GalleryFound,
-    GalleryHit,
-    GalleryList,
-    Hits,
     ModelFound,
     ModelList,
     Reloaded,
@@ -49,7 +44,7 @@ _RELOAD_SECONDS = 3600.0
 _ATTEMPTS = 3
 
 
-class Client(StandingQueries):
+class Client(StandingQueries, GalleryQueries):
     """A client for the server at `url`.
 
     - `model`: the name of the model, by default the default model of the server.
@@ -195,71 +190,6 @@ class Client(StandingQueries):
             params=parameters | ({"all": True} if all else {}),
             content=lines_of(check_iterable("inputs", inputs)),
             headers={"Content-Type": NDJSON},
-        )
-
-    def galleries(self) -> list[GalleryFound]:
-        """Return the galleries of the server. Raises RejectedError and OSError."""
-        return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
-
-    def search(
-        self,
-        gallery: str,
-        class_name: str | SupportsIndex,
-        *,
-        recall: float | None = None,
-        threshold: float | None = None,
-        page_size: int = 100,
-    ) -> Generator[GalleryHit, None, None]:
-        """Yield the items in descending order of their score for the class. If a recall or
-        threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
-        as you read them.
-
-        Raises RejectedError and OSError. OSError is also raised if the gallery changes during the
-        search.
-        """
-
-        def fetch(offset: int) -> tuple[str | None, ClassHits]:
-            page = self.search_page(
-                gallery,
-                [class_name],
-                recall=recall,
-                threshold=threshold,
-                limit=page_size,
-                offset=offset,
-            )
-            return page.version, page.results[0]
-
-        version, first = fetch(0)
-        page, read = first, 0
-        while page.hits:
-            yield from page.hits
-            read += len(page.hits)
-            if read >= first.total:
-                return
-            now, page = fetch(read)
-            if (now, page.total, page.threshold) != (version, first.total, first.threshold):
-                raise OSError(
-                    f"gallery {gallery} at {self.url} changed during the search: search again"
-                )
-
-    def search_page(
-        self,
-        gallery: str,
-        classes: Iterable[str | SupportsIndex],
-        *,
-        recall: float | None = None,
-        threshold: float | None = None,
-        limit: int = 20,
-        offset: int = 0,
-    ) -> Hits:
-        """Return up to `limit` hits for each class, starting at `offset`, and each class's total
-        number of hits.
-
-        Raises RejectedError and OSError.
-        """
-        body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        return self._transport.request(
-            Hits, "POST", f"{path_of('galleries', gallery)}/search", json=body
         )
 
     def _joined(

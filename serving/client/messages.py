@@ -1,6 +1,7 @@
 """Messages between client and server: the fields of a query, the requests that a query is split
 into to stay within the server's limits, and responses other than streams of lines."""
 
+import base64
 import json
 import operator
 import re
@@ -13,7 +14,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, PositiveInt
 
-from serving.client.ndjson import Input
+from serving.client.ndjson import Input, check_input
 from serving.schemas import Answer, Classification, ErrorBody, ModelLogits
 
 # Generous estimate of the overhead, in bytes, of each image or text in a request.
@@ -199,8 +200,23 @@ def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -
     return {"data": as_text_fields(fields), "files": [("images", file) for file in batch]}
 
 
-def path_of(kind: str, name: str) -> str:
-    """Return `/v1/KIND/NAME`. Raises ValueError for a name that would change the path."""
-    if name in ("", ".", ".."):
-        raise ValueError(f"{name!r} is not a valid name or id for /v1/{kind}")
-    return f"/v1/{kind}/{quote(name, safe='')}"
+def json_inputs(inputs: Sequence[Input]) -> dict[str, Any]:
+    """Return the JSON fields of images, base64-encoded, or texts. Raises ValueError if there are
+    none or both kinds."""
+    for one in inputs:
+        check_input(one)
+    kinds = {isinstance(one, str) for one in inputs}
+    if len(kinds) != 1:
+        raise ValueError("pass at least one image or text, and not both kinds")
+    if kinds == {True}:
+        return {"texts": list(inputs)}
+    files = [_file(one)[1] for one in inputs if not isinstance(one, str)]
+    return {"images": [base64.b64encode(raw).decode() for raw in files]}
+
+
+def path_of(*parts: str) -> str:
+    """Return `/v1/KIND/NAME/…`. Raises ValueError for a name that would change the path."""
+    for part in parts:
+        if part in ("", ".", ".."):
+            raise ValueError(f"{part!r} is not a valid name or id for /v1/{parts[0]}")
+    return "/".join(["/v1", *(quote(part, safe="") for part in parts)])

@@ -35,7 +35,7 @@ from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import check_replicas_use_uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
-from serving.deploy.watch_actor import RayWatches
+from serving.deploy.watch_actor import RayGalleryChanges, RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
 from serving.http.routing import Admin
@@ -67,13 +67,18 @@ class Kway:
         set_server_options(max_json_bytes(checked))
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(checked.threads_per_replica)
-        loader = Loader(paths_of_models(Path(bundle), checked), checked, QueryMetrics())
+        self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
+        loader = Loader(
+            paths_of_models(Path(bundle), checked),
+            checked,
+            QueryMetrics(),
+            RayGalleryChanges(self._watches),
+        )
         reloader = Reloader(loader, ReloadMetrics())
         self._models, self._admin = reloader.models, None
         if checked.admin_token_file is not None:
             self._admin = Admin(Clients.of_file(checked.admin_token_file), reloader)
         ReplicaMetrics(self._models.state).start()
-        self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
         self._clients = Clients.of_file(checked.token_file, checked.client_address_header)
         self._methods = InferenceMethods(self._models, self._clients, metrics_page)
         ModelMetrics(self._models.statistics).start()

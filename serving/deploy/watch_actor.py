@@ -1,8 +1,8 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
-Watches and hits survive a restart of the actor, because they are in the state folder of
-`kway serve` or, on a cluster, in Ray's key-value store. Listeners are not stored: they receive an
-error and must reconnect. Importing this module imports Ray.
+Watches, hits and changes of galleries survive a restart of the actor, because they are in the state
+folder of `kway serve` or, on a cluster, in Ray's key-value store. Listeners are not stored: they
+receive an error and must reconnect. Importing this module imports Ray.
 """
 
 import asyncio
@@ -15,6 +15,8 @@ from ray.util.metrics import Counter  # unlike ray.serve.metrics, it does not im
 
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
+from serving.galleries.changes import GalleryUpdate, InsertedItem
+from serving.galleries.item import Item
 from serving.watches.board import Board
 from serving.watches.state_file import StateFile
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
@@ -59,6 +61,10 @@ class WatchActor(Board):
         # The event loop does not run yet. If Ray restarts the actor, no one else may call it.
         ray.get_runtime_context().current_actor.resume.remote()
 
+    async def call_galleries(self, method: str, *arguments: object) -> Any:
+        """Call a method of `GalleryChanges`."""
+        return await getattr(self.galleries, method)(*arguments)
+
 
 class RayWatches:
     """`Watches` backed by the actor, which the first replica starts."""
@@ -77,43 +83,44 @@ class RayWatches:
         self._actor.configure.remote(config)  # an actor that is already running has its old limits
 
     async def create(self, client: str, terms: Terms) -> Watch:
-        return await self._call("create", client, terms)
+        return await self.call("create", client, terms)
 
     async def owned(self, client: str) -> list[Watch]:
-        return await self._call("owned", client)
+        return await self.call("owned", client)
 
     async def get(self, client: str, watch_id: str) -> Watch:
-        return await self._call("get", client, watch_id)
+        return await self.call("get", client, watch_id)
 
     async def change(self, client: str, watch_id: str, fields: Mapping[str, object]) -> Watch:
-        return await self._call("change", client, watch_id, dict(fields))
+        return await self.call("change", client, watch_id, dict(fields))
 
     async def remove(self, client: str, watch_id: str) -> None:
-        await self._call("remove", client, watch_id)
+        await self.call("remove", client, watch_id)
 
     async def changed_since(self, epoch: str, version: int, wait_seconds: float) -> Changes:
-        return await self._call("changed_since", epoch, version, wait_seconds, wait=wait_seconds)
+        return await self.call("changed_since", epoch, version, wait_seconds, wait=wait_seconds)
 
     async def publish(
         self, hits: Sequence[tuple[str, str]], positions: Mapping[tuple[str, str], str | int]
     ) -> list[int | None]:
-        return await self._call("publish", hits, positions, wait=_WRITE_SECONDS)
+        return await self.call("publish", hits, positions, wait=_WRITE_SECONDS)
 
     async def position(self, client: str, feed: str) -> str | int | None:
-        return await self._call("position", client, feed)
+        return await self.call("position", client, feed)
 
     async def listen(
         self, client: str, watch_id: str, after: int | None, limit_key: str | None = None
     ) -> tuple[str, int]:
-        return await self._call("listen", client, watch_id, after, limit_key)
+        return await self.call("listen", client, watch_id, after, limit_key)
 
     async def take(self, listener: str, wait_seconds: float) -> HitBatch:
-        return await self._call("take", listener, wait_seconds, wait=wait_seconds)
+        return await self.call("take", listener, wait_seconds, wait=wait_seconds)
 
     async def leave(self, listener: str) -> None:
-        await self._call("leave", listener)
+        await self.call("leave", listener)
 
-    async def _call(self, method: str, *arguments: object, wait: float = 0.0) -> Any:
+    async def call(self, method: str, *arguments: object, wait: float = 0.0) -> Any:
+        """Call a method of the actor. Raises WatchesDownError if it does not respond."""
         try:
             async with asyncio.timeout(wait + _RESPONSE_SECONDS):
                 return await getattr(self._actor, method).remote(*arguments)
@@ -123,3 +130,28 @@ class RayWatches:
             raise
         except (RayActorError, TimeoutError) as error:
             raise WatchesDownError("the watch service is not responding. Try again") from error
+
+
+class RayGalleryChanges:
+    """`GalleryChanges` backed by the actor."""
+
+    def __init__(self, watches: RayWatches) -> None:
+        self._watches = watches
+
+    async def insert_items(self, gallery: str, items: Sequence[InsertedItem]) -> None:
+        await self._call("insert_items", gallery, items)
+
+    async def remove_item(self, gallery: str, item_id: str) -> None:
+        await self._call("remove_item", gallery, item_id)
+
+    async def delete_item(self, gallery: str, item: Item) -> None:
+        await self._call("delete_item", gallery, item)
+
+    async def gallery_changes(self, gallery: str, epoch: str, version: int) -> GalleryUpdate:
+        return await self._call("gallery_changes", gallery, epoch, version, wait=0.0)
+
+    async def inserted_thumbnail(self, gallery: str, item_id: str) -> bytes:
+        return await self._call("inserted_thumbnail", gallery, item_id, wait=0.0)
+
+    async def _call(self, method: str, *arguments: object, wait: float = _WRITE_SECONDS) -> Any:
+        return await self._watches.call("call_galleries", method, *arguments, wait=wait)

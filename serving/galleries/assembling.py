@@ -6,6 +6,7 @@ item of each part is in memory.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,17 +16,18 @@ from serving.galleries.format import (
     DATA_FILES,
     FEATURES,
     GALLERY,
+    INDEX,
     ITEMS,
     OFFSETS,
     THUMBNAILS,
     UNREADABLE,
     GalleryInfo,
-    Item,
-    item_line,
+    IndexInfo,
     order_of,
     read_items,
 )
-from serving.galleries.rows import HashedFile, RowReader, matrix_header
+from serving.galleries.item import Item, item_line
+from serving.galleries.rows import HashedFile, RowReader, flushed_info, map_matrix, matrix_header
 from serving.galleries.work_folder import GallerySettings, WorkFolder
 
 
@@ -84,9 +86,10 @@ def assemble(
     num_items: int,
     unreadable: int,
     report: Callable[[int, int], None],
+    build_index: Callable[[np.ndarray, Path], IndexInfo] | None = None,
 ) -> GalleryInfo:
     """Write the gallery. It contains the items of the listing that are in `rows`, `num_items` in
-    total."""
+    total. `build_index` writes the index of the features [num_items, dim] to a file."""
     work.finished.mkdir()
     with ExitStack() as opened:
         files = {
@@ -105,8 +108,19 @@ def assemble(
             while data := source.read(1 << 20):
                 files[UNREADABLE].write(data)
     infos = {name: file.info() for name, file in files.items()}
+    index = None
+    if build_index is not None:
+        shape = (num_items, settings.dim)
+        file = work.finished / INDEX
+        index = build_index(map_matrix(work.finished / FEATURES, "<f4", shape), file)
+        infos[INDEX] = flushed_info(file)
     info = GalleryInfo(
-        **settings.model_dump(), num_items=num_items, unreadable=unreadable, files=infos
+        **settings.model_dump(),
+        format_version=1 if index is None else 2,  # earlier versions can read format 1
+        num_items=num_items,
+        unreadable=unreadable,
+        index=index,
+        files=infos,
     )
     commit(work.finished / GALLERY, info.model_dump_json(indent=1).encode() + b"\n")
     return info

@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from data.progress import Report
 from serving.galleries.assembling import assemble, matched_items
@@ -19,14 +22,15 @@ from serving.galleries.features import Batch, Encoder, FeatureOptions, Row
 from serving.galleries.format import (
     UNREADABLE,
     GalleryInfo,
-    Item,
+    IndexInfo,
     features_identity,
-    item_line,
     order_of,
     read_info,
     read_items,
     shown_name,
 )
+from serving.galleries.index import LEAST_ITEMS, build_index, sample_classes, supports_index
+from serving.galleries.item import Item, item_line
 from serving.galleries.rows import RowReader, RowWriter
 from serving.galleries.work_folder import GallerySettings, WorkFolder, work_folder
 from trainer.bundle.bundle import Bundle
@@ -40,10 +44,12 @@ class IndexOptions(FeatureOptions):
 
     - `strict`: raise an error if an item cannot be read.
     - `force`: update the gallery even if it was created from a different source.
+    - `index`: build an approximate index. None: only for more than 200,000 items.
     """
 
     strict: bool = False
     force: bool = False
+    index: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +94,16 @@ def index_collection(
     `computing` and `writing` are progress callbacks that receive (items done, total).
 
     Raises ValueError if the collection is empty, if `path` exists but is not a gallery of this
-    collection, or, with `options.strict`, if an item cannot be read. Raises OSError if the disk is
-    full. After an error, repeat the call to resume.
+    collection, if the model does not support a requested index, or, with `options.strict`, if an
+    item cannot be read. Raises OSError if the disk is full. After an error, repeat the call to
+    resume.
     """
     settings = _settings(encoder.bundle, collection, options)
+    if options.index and not supports_index(encoder.bundle):
+        raise ValueError(
+            f"{encoder.bundle.path} compares {encoder.bundle.spec.loss.score} scores, which an "
+            "approximate index does not support: omit --index"
+        )
     with work_folder(path, settings, force=options.force) as work, ExitStack() as opened:
         previous = read_info(path) if path.exists() else None
         rows = [_open(opened, folder, settings) for folder in work.indexed()]
@@ -103,11 +115,14 @@ def index_collection(
                 _write(batches, part, unreadable, lambda done: computing(done, listed.missing))
         unreadable.flush()
         _check(collection, listed.reused + part.count, unreadable, strict=options.strict)
-        if previous is None or not _is_current(previous, listed, part.count, work, settings):
+        num_items = listed.reused + part.count
+        with_index = _with_index(encoder.bundle, num_items, options)
+        if previous is None or not _is_current(
+            previous, listed, part.count, work, settings, with_index=with_index
+        ):
             rows.append(_open(opened, part.path, settings))
-            info = assemble(
-                work, settings, rows, listed.reused + part.count, unreadable.count, writing
-            )
+            build = _index_builder(encoder.bundle) if with_index else None
+            info = assemble(work, settings, rows, num_items, unreadable.count, writing, build)
             work.publish()
         else:
             info = previous
@@ -124,6 +139,18 @@ def _settings(bundle: Bundle, collection: Collection, options: IndexOptions) -> 
         dim=bundle.spec.dim,
         thumbnails=options.thumbnails and bundle.spec.reads == "images",
         source=shown_name(str(collection.path.resolve())),
+    )
+
+
+def _with_index(bundle: Bundle, num_items: int, options: IndexOptions) -> bool:
+    if options.index is None:
+        return num_items > LEAST_ITEMS and supports_index(bundle)
+    return options.index
+
+
+def _index_builder(bundle: Bundle) -> Callable[[np.ndarray, Path], IndexInfo]:
+    return partial(
+        build_index, classes_Qd=sample_classes(bundle), normalizes=bundle.spec.logits.normalizes
     )
 
 
@@ -196,12 +223,16 @@ def _is_current(
     computed: int,
     work: WorkFolder,
     settings: GallerySettings,
+    *,
+    with_index: bool,
 ) -> bool:
-    """Return whether the gallery is up to date: no item is new, removed or changed."""
+    """Return whether the gallery is up to date: no item is new, removed or changed, and it has an
+    index if it should have one."""
     same_items = computed == 0 and listed.in_gallery == listed.reused == previous.num_items
     sha256 = hashlib.sha256(work.unreadable.read_bytes()).hexdigest()
     return (
         same_items
+        and with_index == (previous.index is not None)
         and sha256 == previous.files[UNREADABLE].sha256
         and GallerySettings.of(previous) == settings
     )

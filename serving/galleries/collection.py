@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, Protocol
 
 from data.files import flush
 from data.sources.layouts.class_folders import ENDINGS
-from serving.galleries.format import Item
+from serving.galleries.item import Item
 from trainer.bundle.spec import Reads
 
 _MAX_NAMED = 5
@@ -214,9 +214,12 @@ class TextFile:
 
     def displayed(self, item: Item, raw: bytes | str) -> Item:
         assert isinstance(raw, str)
-        return item._replace(
-            text=raw if len(raw) <= _MAX_SHOWN_CHARS else raw[: _MAX_SHOWN_CHARS - 1] + "…"
-        )
+        return item._replace(text=shown_text(raw))
+
+
+def shown_text(text: str) -> str:
+    """Return the text that a gallery displays."""
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 1] + "…"
 
 
 def _rest_of_line(file: IO[bytes]) -> int:

@@ -19,7 +19,8 @@ import torch
 
 from data.processes import in_order
 from serving.galleries.collection import Collection, Unreadable, open_collection
-from serving.galleries.format import Item, features_identity
+from serving.galleries.format import features_identity
+from serving.galleries.item import Item
 from serving.galleries.thumbnails import thumbnail
 from serving.model import Device, Engine, Model, best_engine
 from trainer.bundle.bundle import Bundle

@@ -6,6 +6,7 @@ items.jsonl            one item per line, see `Item`
 offsets.safetensors    uint64 [items + 1, 2]: start offsets of each item's line and thumbnail
 thumbnails.bin         concatenated JPEGs; empty without thumbnails
 unreadable.jsonl       items that could not be read, with the reasons
+index.faiss            the approximate index, if there is one (`serving/galleries/index.py`)
 """
 
 import hashlib
@@ -13,19 +14,22 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from serving.galleries.item import Item, parse_item
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, TOKENIZER, Reads, Spec, read_manifest
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 2: with an index
 GALLERY = "gallery.json"
 FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
 THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
 DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
+INDEX = "index.faiss"
+TARGET_RECALL, TARGET_DEPTH = 0.95, 100
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -35,10 +39,29 @@ class FileInfo(Spec):
     sha256: Sha256
 
 
+class IndexInfo(Spec):
+    """The approximate index, and the recall that was measured when it was built.
+
+    The recall at depth k is the mean share of the k best items that a search through the index
+    finds, over `num_queries` queries: classes of the bundle and, if `is_normalized`, items.
+    """
+
+    num_lists: int = Field(gt=0)
+    num_probes: int = Field(gt=0, description="number of lists that a search reads")
+    is_normalized: bool = Field(description="whether the index contains features of unit length")
+    num_queries: int = Field(gt=0)
+    recall: dict[int, float] = Field(description="recall by depth, the lower of both kinds")
+
+    @property
+    def is_default(self) -> bool:
+        """Whether searches use the index unless the request sets `exact`."""
+        return self.recall.get(TARGET_DEPTH, 0.0) >= TARGET_RECALL
+
+
 class GalleryInfo(Spec):
     """The contents of `gallery.json`."""
 
-    format_version: Literal[1] = 1
+    format_version: Literal[1, 2] = 1
     # Earlier versions wrote "pictures".
     reads: Annotated[Reads, BeforeValidator(lambda v: "images" if v == "pictures" else v)]
     backbone: Sha256 = Field(
@@ -49,12 +72,14 @@ class GalleryInfo(Spec):
     dim: int = Field(gt=0)
     thumbnails: bool
     unreadable: int = Field(ge=0, description="number of files or lines that could not be read")
+    index: IndexInfo | None = None
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
     def _complete(self) -> "GalleryInfo":
-        if set(self.files) != set(DATA_FILES):
-            raise ValueError(f"files must list {', '.join(DATA_FILES)}")
+        expected = DATA_FILES if self.index is None else (*DATA_FILES, INDEX)
+        if set(self.files) != set(expected):
+            raise ValueError(f"files must list {', '.join(expected)}")
         return self
 
 
@@ -140,47 +165,6 @@ def _encoder(bundle: Bundle) -> dict[str, Any]:
     encoder: dict[str, Any] = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
     encoder.pop("transformers_version", None)  # recorded at export; does not affect features
     return encoder
-
-
-class Item(NamedTuple):
-    """An item of a collection.
-
-    - `name`: the path relative to the folder, separated by "/", or the line number.
-    - `size`: the size in bytes.
-    - `stamp`: the modification time in ns, or a hash of the text.
-    - `start`: the offset of the line in a text file.
-    - `text`: the text that the gallery displays, possibly truncated.
-
-    Two items are the same if `name`, `size` and `stamp` are equal.
-    """
-
-    name: str
-    size: int
-    stamp: int
-    start: int = 0
-    text: str | None = None
-
-
-def item_line(item: Item) -> bytes:
-    """Serialize an item as one line of ASCII, including the newline. The name may contain line
-    breaks and bytes that are not UTF-8."""
-    fields = item if item.start or item.text is not None else item[:3]
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
-
-
-def parse_item(line: bytes) -> Item:
-    """Inverse of `item_line`. Raises ValueError for any other line."""
-    try:
-        item = Item(*json.loads(line))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"{line[:80]!r} is not an item") from error
-    if not (isinstance(item.name, str) and isinstance(item.size, int) and _is_int(item.stamp)):
-        raise ValueError(f"{line[:80]!r} is not an item")
-    return item
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int)
 
 
 def shown_name(name: str) -> str:

@@ -1,42 +1,35 @@
-"""Open galleries and search them for the items with the highest scores for a class.
+"""Open galleries: their items, features and thumbnails.
 
-Features are memory-mapped; items and thumbnails are read by index. The scores of recently searched
-classes are cached, so reading the next page does not require a matrix product.
+Features are memory-mapped; items and thumbnails are read by index.
 """
 
 import hashlib
 import os
+import re
 import weakref
-from collections import OrderedDict
-from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from threading import Lock
 
 import numpy as np
-import torch
 
-from heads.logits import ClassRows, LogitMap
-from heads.losses import score
-from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
+from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,
     FEATURES,
+    INDEX,
     ITEMS,
     OFFSETS,
     THUMBNAILS,
-    Item,
     check_same_backbone,
-    parse_item,
+    order_of,
     read_info,
-    shown_name,
 )
+from serving.galleries.index import ApproximateIndex
+from serving.galleries.item import Item, parse_item
 from serving.galleries.rows import map_matrix
-from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import LossSpec
 
-_CACHE_BYTES = 256 * 2**20
-_FIRST_PAGE = 1024
+_ID = re.compile(r"(\d{1,18})\.([0-9a-f]{8})")
 
 
 class Gallery:
@@ -52,6 +45,10 @@ class Gallery:
         self.features = map_matrix(path / FEATURES, "<f4", (self.num_items, self.info.dim))
         self._ends = map_matrix(path / OFFSETS, "<u8", (self.num_items + 1, 2))
         self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
+        self.index: ApproximateIndex | None = None
+        if self.info.index is not None:
+            shape = (self.num_items, self.info.dim)
+            self.index = ApproximateIndex(path / INDEX, self.info.index, shape)
 
     def verify(self) -> None:
         """Verify the checksums of all files. Raises ValueError at the first mismatch."""
@@ -65,6 +62,39 @@ class Gallery:
     def item(self, index: int) -> Item:
         """Return an item. Raises IndexError if the index is out of range."""
         return parse_item(self._read(ITEMS, self._lines, index, 0))
+
+    @cached_property
+    def inverse_norms(self) -> np.ndarray:
+        """The inverse norms of the features, float32 [num_items], which cosines are multiplied
+        by."""
+        return inverse_norms_of(self.features)
+
+    def id_of(self, index: int) -> str:
+        """Return the id of an item, which contains a hash of its name. If the gallery is built
+        again, an id that belongs to another item is not valid any more."""
+        return f"{index}.{_fingerprint(self.item(index))}"
+
+    def index_of_id(self, item_id: str) -> int | None:
+        """Return the index of the item with this id, or None if there is no such item."""
+        parts = _ID.fullmatch(item_id)
+        if parts is None or int(parts[1]) >= self.num_items:
+            return None
+        index = int(parts[1])
+        return index if _fingerprint(self.item(index)) == parts[2] else None
+
+    def find(self, name: str) -> int | None:
+        """Return the index of the item with this name by binary search, or None."""
+        order = order_of(self.info.reads)
+        if self.info.reads == "texts" and not (name.isascii() and name.isdecimal()):
+            return None  # the names of texts are line numbers
+        key, low, high = order(name), 0, self.num_items
+        while low < high:
+            middle = (low + high) // 2
+            if order(self.item(middle).name) < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < self.num_items and self.item(low).name == name else None
 
     def thumbnail(self, index: int) -> bytes:
         """Return the item's thumbnail as a JPEG, or empty bytes if the gallery has no thumbnails.
@@ -88,133 +118,5 @@ class Gallery:
         return os.pread(descriptor, end - begin, begin)
 
 
-def class_scores(
-    features: np.ndarray, row: ClassRows, logits: LogitMap, loss: LossSpec
-) -> np.ndarray:
-    """Compute the scores of N items for one class, float32 [N]. The features [N, dim] may be
-    memory-mapped and larger than memory."""
-    values = torch.from_numpy(logits.of_one_class(features, row))
-    return score(loss.score, values, eps=loss.eps).numpy()
-
-
-class Ranking:
-    """The scores of all items for one class, sorted only as far as pages have been requested."""
-
-    def __init__(self, scores: np.ndarray) -> None:
-        self.scores = scores
-        self._best = best(scores, _FIRST_PAGE)
-
-    @property
-    def nbytes(self) -> int:
-        return self.scores.nbytes + self._best.nbytes
-
-    def count_reaching(self, threshold: float) -> int:
-        """Return the number of items with a score of at least `threshold`."""
-        return int(np.count_nonzero(self.scores >= np.float64(threshold)))
-
-    def page(self, offset: int, limit: int) -> list[int]:
-        """Return item indices in descending order of score, with ties in the order of the items."""
-        end = min(offset + limit, len(self.scores))
-        order = self._best  # another thread may replace it with a longer one
-        if end > len(order):
-            # Sort twice as many items as needed, so that reading all pages takes only O(log n)
-            # sorts.
-            self._best = order = best(self.scores, 2 * end)
-        return order[offset:end].tolist()
-
-
-def best(scores: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the `count` highest scores, int64, in descending order of score, with
-    ties in ascending order of index.
-
-    Partitions in O(n), then sorts only the items above the `count`-th score.
-    """
-    num = len(scores)
-    if count >= num:
-        return np.argsort(-scores, kind="stable")
-    last = np.partition(scores, num - count)[num - count]
-    above = np.flatnonzero(scores > last)
-    ties = np.flatnonzero(scores == last)[: count - len(above)]
-    return np.concatenate([above[np.argsort(-scores[above], kind="stable")], ties])
-
-
-class Galleries:
-    """The galleries of a server, by name. Thread-safe."""
-
-    def __init__(
-        self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
-    ) -> None:
-        """Raises the same exceptions as `Gallery` for the first folder that is not a gallery of
-        this bundle."""
-        self._bundle = bundle
-        self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
-        self._rankings = _Rankings(cache_bytes)
-
-    def names(self) -> list[str]:
-        return sorted(self._by_name)
-
-    def __getitem__(self, name: str) -> Gallery:
-        """Return the gallery `name`. Raises KeyError if it does not exist."""
-        return self._by_name[name]
-
-    def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
-        """Search the gallery `name`. For each class of `query`, return up to `limit` items,
-        starting at `offset`, in descending order of score. If a threshold is set, return only the
-        items that reach it."""
-        loss = self._bundle.spec.loss
-        return Hits(
-            version=self._bundle.version,
-            aligned=loss.aligned,
-            notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
-            num_items=self[name].num_items,
-            results=[
-                self._class_hits(name, class_id, query, offset, limit)
-                for class_id in query.class_ids
-            ],
-        )
-
-    def _class_hits(
-        self, name: str, class_id: int, query: Query, offset: int, limit: int
-    ) -> ClassHits:
-        ranking = self._ranking(name, class_id)
-        decided = threshold_of(self._bundle, class_id, query)
-        threshold = decided.threshold
-        matches = None if threshold is None else ranking.count_reaching(threshold)
-        total = self[name].num_items if matches is None else matches
-        hits = []
-        for index in ranking.page(offset, min(limit, max(0, total - offset))):
-            item = self[name].item(index)
-            fields = dict(verdict(decided, float(ranking.scores[index])))
-            hits.append(
-                GalleryHit(**fields, item=index, name=shown_name(item.name), text=item.text)
-            )
-        return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
-
-    def _ranking(self, name: str, class_id: int) -> Ranking:
-        ranking = self._rankings.get((name, class_id))
-        if ranking is None:
-            row, spec = self._bundle.rows([class_id]), self._bundle.spec
-            scores = class_scores(self[name].features, row, spec.logits, spec.loss)
-            ranking = Ranking(scores)
-            self._rankings.put((name, class_id), ranking)
-        return ranking
-
-
-class _Rankings:
-    """An LRU cache of rankings with a size limit in bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes, self._lock = max_bytes, Lock()
-        self._rankings: OrderedDict[tuple[str, int], Ranking] = OrderedDict()
-
-    def get(self, key: tuple[str, int]) -> Ranking | None:
-        with self._lock:
-            if key in self._rankings:
-                self._rankings.move_to_end(key)
-            return self._rankings.get(key)
-
-    def put(self, key: tuple[str, int], ranking: Ranking) -> None:
-        with self._lock:
-            self._rankings[key] = ranking
-            while sum(one.nbytes for one in self._rankings.values()) > self._max_bytes:
-                self._rankings.popitem(last=False)
+def _fingerprint(item: Item) -> str:
+    return hashlib.blake2b(os.fsencode(item.name), digest_size=4).hexdigest()

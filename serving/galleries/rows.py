@@ -26,11 +26,9 @@ from serving.galleries.format import (
     OFFSETS,
     THUMBNAILS,
     FileInfo,
-    Item,
-    item_line,
-    parse_item,
     read_info,
 )
+from serving.galleries.item import Item, item_line, parse_item
 
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
@@ -69,6 +67,14 @@ class HashedFile:
                 flush(self._file)
         finally:
             self._file.close()
+
+
+def flushed_info(path: Path) -> FileInfo:
+    """Sync a file that a library has written to disk, and return its size and SHA-256."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileInfo(bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:

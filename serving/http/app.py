@@ -20,6 +20,7 @@ from serving.http.routes import (
     classify,
     feeds,
     galleries,
+    gallery_items,
     inference,
     models,
     page,
@@ -53,7 +54,9 @@ GROUPS = (
         (watches.router, feeds.router),
     ),
     Group(
-        "Galleries", "Indexed collections that can be searched for any class.", (galleries.router,)
+        "Galleries",
+        "Indexed collections that can be searched for any class.",
+        (galleries.router, gallery_items.router),
     ),
     Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
     Group(

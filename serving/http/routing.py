@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 
-from serving.galleries.gallery import Galleries
+from serving.galleries.searching import Galleries
 from serving.models.models import Models, Version
 from serving.models.reloading import Reloader
 from serving.service import Service

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from serving.config import ServingConfig
+from serving.galleries.changes import GalleryChanges
 from serving.galleries.format import features_identity, read_info
-from serving.galleries.gallery import Galleries
+from serving.galleries.searching import Galleries
 from serving.model import Model
 from serving.models.models import Models, ServedModel, Version
 from serving.models.published import (
@@ -27,8 +28,15 @@ _log = logging.getLogger("kway.models")
 class Loader:
     """Loads versions of the models of a replica from `paths`, by name."""
 
-    def __init__(self, paths: Mapping[str, Path], config: ServingConfig, counts: Counts) -> None:
-        self.paths, self._config = paths, config
+    def __init__(
+        self,
+        paths: Mapping[str, Path],
+        config: ServingConfig,
+        counts: Counts,
+        changes: GalleryChanges,
+    ) -> None:
+        """`changes` stores the changes of galleries."""
+        self.paths, self._config, self._changes = paths, config, changes
         self._shared = Shared(config, counts)
         self._last, self.attempts = LastServedFiles(config.state), Attempts(config.state)
 
@@ -40,7 +48,8 @@ class Loader:
         for name, folder in self._config.galleries.items():
             if name not in offered:
                 # Raises an error that describes the difference.
-                Galleries({name: folder}, models.default.current.service.model.bundle)
+                bundle = models.default.current.service.model.bundle
+                Galleries({name: folder}, bundle, self._changes)
         return models
 
     def fingerprint(self, name: str) -> Fingerprint | None:
@@ -70,7 +79,7 @@ class Loader:
         galleries = self._galleries(service.model.bundle, current.galleries.names())
         changed = [one for one in galleries.names() if not _is_same(one, galleries, current)]
         for one in changed:
-            galleries[one].verify()
+            galleries[one].base.verify()
         if service is current.service and not changed:
             return current
         return Version(service, galleries)
@@ -137,9 +146,9 @@ class Loader:
             for name, folder in self._config.galleries.items()
             if name in required or read_info(folder).backbone == identity
         }
-        return Galleries(folders, bundle)
+        return Galleries(folders, bundle, self._changes)
 
 
 def _is_same(name: str, galleries: Galleries, current: Version) -> bool:
     before = current.galleries
-    return name in before.names() and before[name].info == galleries[name].info
+    return name in before.names() and before[name].base.info == galleries[name].base.info

@@ -73,6 +73,7 @@ export class Ranking {
   async #page(fields) {
     const body = {
       classes: [this.#targetClass.id], ...fields, limit: HITS_PER_PAGE, offset: this.#hits.length,
+      exact: true, // the page shows the number of matches, which an approximate search does not count
     };
     const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/search`;
     const { results } = await this.#api.requestJson("POST", path, { body, signal: this.#signal });
@@ -101,7 +102,7 @@ export class Ranking {
 
   // Fetch the thumbnail with a separate request, because an <img> cannot send the token.
   async #loadThumbnail(frame, hit) {
-    const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/items/${hit.item}/thumbnail`;
+    const path = `v1/galleries/${encodeURIComponent(this.#gallery.name)}/items/${hit.id}/thumbnail`;
     try {
       const response = await this.#api.request("GET", path, { signal: this.#signal });
       const url = URL.createObjectURL(await response.blob());

@@ -47,13 +47,16 @@ async def no_metrics() -> bytes:
     return b"kway_up 1\n"
 
 
-def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
+def application(
+    bundle: Path, counts: NoCounts | None = None, board: Board | None = None, **limits: object
+) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
     counts = counts or NoCounts()
     clients = Clients.of_file(config.token_file, config.client_address_header)
-    models = Models.of(Service(model, Shared(config, counts)))
-    return build_api(models, clients, no_metrics, Board(config), counts)
+    board = board or Board(config)
+    models = Models.of(Service(model, Shared(config, counts)), board.galleries)
+    return build_api(models, clients, no_metrics, board, counts)
 
 
 class _Server(uvicorn.Server):

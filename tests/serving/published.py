@@ -162,10 +162,11 @@ def serving(folder: Path, **limits: object) -> Iterator[Published]:
     write_tokens(admins, ADMIN)
     config = ServingConfig.model_validate({"threads": 1, "admin_token_file": admins, **limits})
     counts = Counts()
-    reloader = Reloader(Loader(paths_of_models(path, config), config, counts), counts)
+    board = Board(config)
+    loader = Loader(paths_of_models(path, config), config, counts, board.galleries)
+    reloader = Reloader(loader, counts)
     clients = Clients.of_file(config.token_file)
     admin = Admin(Clients.of_file(config.admin_token_file), reloader)
-    board = Board(config)
     api = build_api(reloader.models, clients, in_process.no_metrics, board, counts, admin)
     with in_process.listening(api, ws="websockets-sansio") as url:
         yield Published(path, versions, reloader, api, counts, url)

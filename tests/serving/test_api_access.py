@@ -22,6 +22,7 @@ from serving.model import Model
 from serving.models.models import Models
 from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
+from serving.watches.board import Board
 from tests.serving.in_process import NoCounts, application, ask, no_metrics, refusal
 from tests.tiny_bundle import write
 
@@ -270,9 +271,10 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
     api.add_middleware(Access, clients=clients)
-    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), NoCounts()))
+    config = ServingConfig(threads=1)
+    service = Service(Model.open(bundle), Shared(config, NoCounts()))
     methods, context = (
-        InferenceMethods(Models.of(service), clients, no_metrics),
+        InferenceMethods(Models.of(service, Board(config).galleries), clients, no_metrics),
         Call({"authorization": f"Bearer {OLD}"}),
     )
     asyncio.run(methods.call("ServerMetadata", b"", context))

@@ -22,6 +22,7 @@ from serving.model import Model
 from serving.models.models import Models
 from serving.service import Service, Shared
 from serving.tokens import Clients
+from serving.watches.board import Board
 from tests.serving.in_process import NoCounts, application, listening, no_metrics
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
@@ -191,7 +192,8 @@ class Call:
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
-    models = Models.of(Service(Model.open(bundle), Shared(config, NoCounts())))
+    service = Service(Model.open(bundle), Shared(config, NoCounts()))
+    models = Models.of(service, Board(config).galleries)
     return InferenceMethods(models, Clients(None, ADDRESS), no_metrics)
 
 

@@ -26,11 +26,15 @@ from typer.testing import CliRunner
 from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
+from serving.galleries.changes import ChangeLog
 from serving.galleries.collection import open_collection
 from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
-from serving.galleries.format import Item
-from serving.galleries.gallery import Galleries, Gallery, Ranking, best, class_scores
+from serving.galleries.gallery import Gallery
+from serving.galleries.item import Item
+from serving.galleries.ranking import Ranking, best, class_scores
+from serving.galleries.searching import Galleries, Page
 from serving.model import Model
+from serving.watches.storage import MemoryStorage
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
@@ -120,6 +124,10 @@ def ask(bundle: Path, gallery: Path) -> Ask:
     return requester(bundle, pets=gallery)
 
 
+def no_changes() -> ChangeLog:
+    return ChangeLog(ServingConfig(), MemoryStorage())
+
+
 def search(ask: Ask, **body: object) -> dict:
     response = ask("POST", "/v1/galleries/pets/search", json=body)
     assert response.status_code == 200, response.text
@@ -172,6 +180,7 @@ import sys, time
 from pathlib import Path
 from serving.galleries import building
 from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.changes import ChangeLog
 from serving.galleries.collection import open_collection
 from serving.galleries.features import LocalEncoder
 from serving.model import Model
@@ -408,7 +417,7 @@ def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: 
         ("gallery.json", lambda data: data.replace(b'"dim": 16', b'"dim": 17'), "t backbone or"),
         ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "F32"),
         ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
-        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 2'), "gallery format 2"),
+        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 3'), "gallery format 3"),
         (
             "gallery.json",
             lambda data: data.replace(b'"items.jsonl"', b'"../x"'),
@@ -540,7 +549,15 @@ def test_a_thumbnail_is_a_reduced_image_of_its_item(ask: Ask, bundle: Path, tmp_
 def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
     assert ask("GET", "/v1/galleries").json() == {
         "galleries": [
-            {"name": "pets", "num_items": 28, "reads": "images", "thumbnails": True},
+            {
+                "name": "pets",
+                "num_items": 28,
+                "inserted": 0,
+                "deleted": 0,
+                "reads": "images",
+                "thumbnails": True,
+                "index": None,
+            },
         ]
     }
 
@@ -604,7 +621,7 @@ def test_the_best_items_are_ordered_by_index_if_their_scores_are_equal() -> None
         for count in (1, 17, 199, 200, 500):
             assert best(scores, count).tolist() == order[:count]
         ranking = Ranking(scores)
-        assert ranking.page(190, 50) == order[190:]
+        assert [row for row, _ in ranking.page(190, 50)] == order[190:]
         assert ranking.count_reaching(3.0) == (scores >= 3).sum()
 
 
@@ -613,7 +630,9 @@ def test_pages_beyond_the_sorted_part_are_correct() -> None:
     order = np.argsort(-scores, kind="stable").tolist()
     ranking = Ranking(scores)
     for offset in (0, 1020, 2000, 4990, 6000):
-        assert ranking.page(offset, 30) == order[offset : offset + 30]
+        found = ranking.page(offset, 30)
+        assert [row for row, _ in found] == order[offset : offset + 30]
+        assert [score for _, score in found] == scores[[row for row, _ in found]].tolist()
 
 
 def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, gallery: Path) -> None:
@@ -621,10 +640,10 @@ def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, galler
 
     opened = Bundle.open(bundle)
     cache_bytes = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
-    galleries = Galleries({"pets": gallery}, opened, cache_bytes=cache_bytes)
+    galleries = Galleries({"pets": gallery}, opened, no_changes(), cache_bytes=cache_bytes)
     for classes in ([0], [1], [2], [0], [3]):
-        galleries.search("pets", make_query(opened, classes), offset=0, limit=1)
-    assert list(galleries._rankings._rankings) == [("pets", 2), ("pets", 0), ("pets", 3)]
+        galleries.search("pets", make_query(opened, classes), Page(0, 1))
+    assert [key[1] for key in galleries._rankings] == [2, 0, 3]
 
 
 # ---------------------------------------------------------------------------- texts

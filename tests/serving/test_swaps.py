@@ -31,6 +31,7 @@ from serving.models.published import Attempts, LastServed, LastServedFiles, path
 from serving.models.reloading import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
+from serving.watches.board import Board
 from tests.serving import in_process
 from tests.serving.in_process import no_metrics
 from tests.serving.live.servers import write_tokens
@@ -412,7 +413,8 @@ def test_a_replica_that_starts_while_the_version_is_damaged_serves_the_last_one(
     config, counts = ServingConfig(threads=1, state=state), Counts()
 
     def start() -> Reloader:
-        return Reloader(Loader(paths_of_models(path, config), config, counts), counts)
+        loader = Loader(paths_of_models(path, config), config, counts, Board(config).galleries)
+        return Reloader(loader, counts)
 
     served = start().models.default.current.id
     assert LastServedFiles(state).read("pets") == LastServed(folder=first, version=served)

@@ -123,7 +123,7 @@ class Kway:
         self.model, self.counts = _ModelCounters(model), Counters()
         self.board = Board(config)
         self.api = build_api(
-            Models.of(Service(model, Shared(config, self.counts))),
+            Models.of(Service(model, Shared(config, self.counts)), self.board.galleries),
             Clients.of_file(tokens, config.client_address_header),
             in_process.no_metrics,
             self.board,

@@ -10,6 +10,10 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
+from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.collection import open_collection
+from serving.galleries.features import LocalEncoder
+from serving.model import Model
 from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
 from tests.serving.receiver import Receiver, receiving
 from tests.serving.started import Server, SharedServer, write_images
@@ -67,10 +71,18 @@ def open_server(
     temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
 ) -> Iterator[SharedServer]:
     bundle = write(tmp_path_factory.mktemp("bundles") / "others")
+    gallery = tmp_path_factory.mktemp("galleries") / "pets"
+    images = write_images(tmp_path_factory.mktemp("images"))[0].parent
+    index_collection(
+        LocalEncoder(Model.open(bundle)),
+        open_collection(images, "images"),
+        gallery,
+        IndexOptions(index=True),
+    )
 
     def launch() -> Server:
         errors = tmp_path_factory.mktemp("server") / "stderr"
-        return start_open(bundle, errors, temporary_folder, receiver.host)
+        return start_open(bundle, gallery, errors, temporary_folder, receiver.host)
 
     with closing(SharedServer(launch)) as shared:
         yield shared

@@ -65,9 +65,12 @@ def serve_config(
     return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
 
 
-def start_open(bundle: Path, errors: Path, temporary: Path, webhook_host: str) -> Server:
+def start_open(
+    bundle: Path, gallery: Path, errors: Path, temporary: Path, webhook_host: str
+) -> Server:
     config = ServingConfig(
         port=0,
+        galleries={"pets": gallery},
         replicas=REPLICAS,
         max_requests=2,
         max_streams=1,

@@ -1,0 +1,312 @@
+"""The approximate index of a gallery: its recall, its exact scores, and when it is used."""
+
+import asyncio
+import json
+from collections.abc import Generator, Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from heads.logits import Cosine, Dot
+from serving.answer import make_query
+from serving.galleries import building
+from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.changes import ChangeLog, InsertedItem
+from serving.galleries.collection import Collection, open_collection
+from serving.galleries.features import Batch, FeatureOptions, Row
+from serving.galleries.format import GalleryInfo, read_info
+from serving.galleries.gallery import Gallery
+from serving.galleries.index import MAX_HITS
+from serving.galleries.item import Item
+from serving.galleries.searching import Galleries, Page
+from serving.schemas import Hits
+from tests.serving.test_galleries import command, fill, image, no_changes
+from tests.serving.test_gallery_changes import delete, insert, replicas, search
+from tests.tiny_bundle import DIM, NAMES, write
+from trainer.bundle.bundle import Bundle
+
+NUM = 6000
+EVERY_CLASS = list(range(len(NAMES)))
+
+
+class Synthetic:
+    """An `Encoder` that returns given features."""
+
+    def __init__(self, bundle: Bundle, features: np.ndarray) -> None:
+        self.bundle, self._features = bundle, features
+
+    def batches(
+        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
+    ) -> Generator[Batch, None, None]:
+        items = iter(items)
+        while batch := list(islice(items, 1000)):
+            yield [Row(item, self._features[int(Path(item.name).stem)], b"") for item in batch]
+
+
+def clustered(num: int = NUM) -> np.ndarray:
+    """Return features of 40 clusters with different norms, and some that are equal."""
+    random = np.random.default_rng(0)
+    centers = random.standard_normal((40, DIM))
+    found = centers[random.integers(0, 40, num)] + 0.2 * random.standard_normal((num, DIM))
+    found *= random.uniform(0.8, 1.2, (num, 1))
+    found[1::10] = found[::10]
+    return found.astype(np.float32)
+
+
+def build(bundle: Path, folder: Path, features: np.ndarray, **options: object) -> GalleryInfo:
+    images = folder / "images"
+    if not images.exists():
+        images.mkdir()
+        for index in range(len(features)):
+            (images / f"{index:05d}.png").touch()
+    collection = open_collection(images, "images")
+    encoder = Synthetic(Bundle.open(bundle), features)
+    found = IndexOptions(thumbnails=False, **options)  # type: ignore[arg-type]
+    return index_collection(encoder, collection, folder / "gallery", found).info
+
+
+@pytest.fixture(scope="module", params=["dot", "cosine"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    logits = Dot() if request.param == "dot" else Cosine(scale=16.0)
+    path = tmp_path_factory.mktemp("bundles") / "pets"
+    return write(path, bias=False, changes={"logits": logits.model_dump()})
+
+
+@pytest.fixture(scope="module")
+def gallery(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gallery")
+    build(bundle, folder, clustered(), index=True)
+    return folder / "gallery"
+
+
+@pytest.fixture
+def changes() -> ChangeLog:
+    return no_changes()
+
+
+@pytest.fixture
+def galleries(bundle: Path, gallery: Path, changes: ChangeLog) -> Galleries:
+    return Galleries({"pets": gallery}, Bundle.open(bundle), changes)
+
+
+def of_classes(galleries: Galleries, bundle: Path, page: Page, **fields: float) -> Hits:
+    return galleries.search("pets", make_query(Bundle.open(bundle), EVERY_CLASS, **fields), page)
+
+
+def logits_of(bundle: Path, features: np.ndarray) -> np.ndarray:
+    opened = Bundle.open(bundle)
+    weights = opened.rows(EVERY_CLASS).rows.numpy()
+    if opened.spec.logits.normalizes:
+        features = features / np.linalg.norm(features, axis=1, keepdims=True)
+        weights = weights / np.linalg.norm(weights, axis=1, keepdims=True)
+    return opened.spec.logits.scale * features @ weights.T
+
+
+def test_the_recall_is_at_least_what_the_gallery_states(
+    galleries: Galleries, bundle: Path, gallery: Path
+) -> None:
+    info = read_info(gallery).index
+    assert info is not None
+    assert 1 <= info.num_probes <= info.num_lists / 8
+    assert 0.95 <= info.recall[100] <= 1
+    found = of_classes(galleries, bundle, Page(0, MAX_HITS))
+    assert not found.exact
+    exact = np.argsort(-logits_of(bundle, clustered()), axis=0, kind="stable")
+    recalls = [
+        np.mean(
+            [
+                len({hit.item for hit in result.hits[:depth]} & set(best[:depth].tolist())) / depth
+                for result, best in zip(found.results, exact.T, strict=True)
+            ]
+        )
+        for depth in info.recall
+    ]
+    assert all(
+        measured >= stated - 0.01  # items with equal scores may be exchanged
+        for measured, stated in zip(recalls, info.recall.values(), strict=True)
+    )
+
+
+def test_an_approximate_search_returns_exact_scores_in_order(
+    galleries: Galleries, bundle: Path
+) -> None:
+    expected = logits_of(bundle, clustered())
+    found = of_classes(galleries, bundle, Page(0, 100))
+    assert not found.exact
+    for class_id, result in enumerate(found.results):
+        assert (result.total, result.matches, len(result.hits)) == (MAX_HITS, None, 100)
+        items, scores = zip(*[(hit.item, hit.score) for hit in result.hits], strict=True)
+        np.testing.assert_allclose(scores, expected[list(items), class_id], rtol=1e-4, atol=1e-4)
+        assert list(scores) == sorted(scores, reverse=True)
+    pages = [
+        of_classes(galleries, bundle, Page(offset, 40, exact=False)).results[2]
+        for offset in (0, 40, 80)
+    ]
+    assert [hit for page in pages for hit in page.hits] == found.results[2].hits
+    assert of_classes(galleries, bundle, Page(MAX_HITS, 9, exact=False)).results[0].hits == []
+
+
+def test_more_hits_than_the_recall_was_measured_for_are_found_exactly(
+    galleries: Galleries, bundle: Path
+) -> None:
+    for page in (Page(0, MAX_HITS + 1), Page(MAX_HITS, 1)):
+        found = of_classes(galleries, bundle, page)
+        assert found.exact
+        assert found.results[0].total == NUM
+    assert not of_classes(galleries, bundle, Page(MAX_HITS - 1, 1)).exact
+
+
+def test_a_threshold_limits_the_hits_of_an_approximate_search(
+    galleries: Galleries, bundle: Path
+) -> None:
+    all_hits = of_classes(galleries, bundle, Page(0, 100)).results[0].hits
+    found = of_classes(galleries, bundle, Page(0, 100), threshold=all_hits[41].score).results[0]
+    assert [hit.id for hit in found.hits] == [hit.id for hit in all_hits[: found.total]]
+    assert 42 <= found.total < 60
+    assert found.matches is None
+    assert {hit.match for hit in found.hits} == {True}
+
+
+def test_a_request_can_ask_for_an_exact_search(galleries: Galleries, bundle: Path) -> None:
+    expected = logits_of(bundle, clustered())
+    found = of_classes(galleries, bundle, Page(1500, 200, exact=True), threshold=-1e9)
+    assert found.exact
+    for class_id, result in enumerate(found.results):
+        assert (result.total, result.matches) == (NUM, NUM)
+        order = np.sort(expected[:, class_id])[::-1][1500:1700]
+        np.testing.assert_allclose([hit.score for hit in result.hits], order, rtol=1e-4, atol=1e-4)
+
+
+def test_changes_apply_to_approximate_searches(
+    galleries: Galleries, bundle: Path, changes: ChangeLog
+) -> None:
+    live, row = galleries["pets"], 100 * Bundle.open(bundle).rows([0]).rows[0].numpy()
+    before = of_classes(galleries, bundle, Page(0, 50)).results[0].hits
+    new = InsertedItem("new.0123456789abcdef", "a", None, row.astype("<f4").tobytes(), b"")
+
+    async def change() -> None:
+        await changes.insert_items(live.key, [new])
+        for hit in before[:20]:
+            await live.delete(hit.id)
+        await live.refresh()
+
+    asyncio.run(change())
+    found = of_classes(galleries, bundle, Page(0, 31))
+    assert not found.exact
+    ids = [hit.id for hit in found.results[0].hits]
+    assert ids == [new.id, *(hit.id for hit in before[20:])]
+
+
+def test_similar_items_use_the_index_only_if_it_is_normalized(
+    galleries: Galleries, gallery: Path
+) -> None:
+    info = read_info(gallery).index
+    assert info is not None
+    ids = [galleries["pets"].base.id_of(index) for index in range(0, NUM, 30)]
+    found = galleries.search_similar("pets", ids, None, Page(0, 100))
+    assert found.exact == (not info.is_normalized)
+    units = clustered() / np.linalg.norm(clustered(), axis=1, keepdims=True)
+    shares = []
+    for position, result in zip(range(0, NUM, 30), found.examples, strict=True):
+        cosines = units @ units[position]
+        exact = np.sort(cosines)[::-1][:100]
+        scores = [hit.score for hit in result.hits]
+        items = [hit.item for hit in result.hits]
+        np.testing.assert_allclose(scores, cosines[items], atol=1e-4)
+        shares.append(np.mean(np.array(scores) >= exact[-1] - 1e-6))
+    assert np.mean(shares) >= (0.94 if info.is_normalized else 1)
+
+
+def test_an_index_with_a_low_recall_is_used_only_on_request(
+    bundle: Path, gallery: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in gallery.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    text = json.loads((copy / "gallery.json").read_text())
+    text["index"]["recall"]["100"] = 0.9
+    (copy / "gallery.json").write_text(json.dumps(text))
+    galleries = Galleries({"pets": copy}, Bundle.open(bundle), no_changes())
+    assert of_classes(galleries, bundle, Page(0, 1)).exact
+    assert not of_classes(galleries, bundle, Page(0, 1, exact=False)).exact
+
+
+def test_data_without_clusters_gets_an_index_that_states_its_low_recall(
+    bundle: Path, tmp_path: Path
+) -> None:
+    features = np.random.default_rng(1).standard_normal((2000, DIM)).astype(np.float32)
+    info = build(bundle, tmp_path, features, index=True).index
+    assert info is not None
+    assert info.num_probes == info.num_lists // 8
+    assert info.recall[100] < 0.95
+    assert not info.is_default
+
+
+def test_only_large_galleries_are_indexed_by_default(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = clustered(200)
+    assert build(bundle, tmp_path, features).index is None
+    inode = (tmp_path / "gallery" / "gallery.json").stat().st_ino
+    monkeypatch.setattr(building, "LEAST_ITEMS", 200)
+    build(bundle, tmp_path, features)
+    assert (tmp_path / "gallery" / "gallery.json").stat().st_ino == inode
+    monkeypatch.setattr(building, "LEAST_ITEMS", 199)
+    assert build(bundle, tmp_path, features).index is not None
+    Gallery(tmp_path / "gallery", Bundle.open(bundle)).verify()
+    inode = (tmp_path / "gallery" / "gallery.json").stat().st_ino
+    build(bundle, tmp_path, features)
+    assert (tmp_path / "gallery" / "gallery.json").stat().st_ino == inode
+    info = build(bundle, tmp_path, features, index=False)
+    assert (info.index, info.format_version) == (None, 1)
+    assert not (tmp_path / "gallery" / "index.faiss").exists()
+
+
+def test_scores_that_do_not_increase_with_the_product_have_no_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = {"kind": "spherical", "aligned": False, "score": "spherical", "eps": 1.0}
+    bundle = write(tmp_path / "b", changes={"loss": loss})
+    monkeypatch.setattr(building, "LEAST_ITEMS", 0)
+    assert build(bundle, tmp_path, clustered(100)).index is None
+    with pytest.raises(ValueError, match="does not support: omit --index"):
+        build(bundle, tmp_path, clustered(100), index=True)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_an_error_names_a_damaged_index(
+    bundle: Path, gallery: Path, tmp_path: Path, size: int
+) -> None:
+    for file in gallery.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    raw = (tmp_path / "index.faiss").read_bytes()
+    (tmp_path / "index.faiss").write_bytes(raw[:size])
+    with pytest.raises(ValueError, match=r"index\.faiss has .* bytes instead of"):
+        Gallery(tmp_path, Bundle.open(bundle))
+    (tmp_path / "index.faiss").write_bytes(raw[:size] + bytes(len(raw) - size))
+    with pytest.raises(ValueError, match=r"index\.faiss (is damaged|does not)"):
+        Gallery(tmp_path, Bundle.open(bundle)).verify()
+
+
+def test_the_server_states_the_recall_and_whether_a_search_was_exact(
+    tmp_path: Path,
+) -> None:
+    bundle = write(tmp_path / "pets")
+    output = command(bundle, fill(tmp_path / "in"), "-o", tmp_path / "out", "--index")
+    assert "approximate index of 1 lists, of which a search reads 1; recall 1.000 at 10" in output
+    (ask,) = replicas(bundle, tmp_path / "out")
+    (described,) = ask("GET", "/v1/galleries").json()["galleries"]
+    recall = {"10": 1.0, "100": 1.0}
+    assert described["index"] == {"is_default": True, "num_queries": 7, "recall": recall}
+    assert not search(ask, classes=["husky"], limit=20)["exact"]
+    assert search(ask, classes=["husky"], exact=True)["exact"]
+    before = search(ask, classes=["husky"], limit=100)["results"][0]["hits"]
+    (new,) = insert(ask, image(77))
+    delete(ask, before[0]["id"])
+    found = search(ask, classes=["husky"], limit=100)
+    assert not found["exact"]
+    after = {hit["id"] for hit in found["results"][0]["hits"]}
+    assert after == {new} | {hit["id"] for hit in before[1:]}
