@@ -234,7 +234,8 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
             return version
 
     config = ServingConfig(threads=1)
-    reloader = Reloader(Interrupted(paths_of_models(path, config), config, Counts()), Counts())
+    paths, changes = paths_of_models(path, config), Board(config).galleries
+    reloader = Reloader(Interrupted(paths, config, Counts(), changes), Counts())
     publish(versions[1], path)
     (result,) = reloader.reload()
     assert (result.outcome, result.version) == ("unchanged", result.previous)
