@@ -25,6 +25,7 @@ from serving.watches.listeners import listen_to
 from serving.watches.schemas import ListenLine, WatchBody, WatchChanges, WatchInfo, WatchList
 from serving.watches.watch import (
     ListenerLimitError,
+    NoWatchesError,
     Terms,
     UnknownCursorError,
     UnknownListenerError,
@@ -314,6 +315,8 @@ def _as_api_errors() -> Iterator[None]:
         yield
     except UnknownWatchError as error:
         raise ApiError(404, "unknown_watch", str(error)) from error
+    except NoWatchesError as error:
+        raise ApiError(404, "no_watches", str(error)) from error
     except UnknownCursorError as error:
         raise ApiError(422, "invalid_parameter", str(error)) from error
     except ListenerLimitError as error:
