@@ -66,7 +66,7 @@ def serve(
     from serving.model import check_imports
     from trainer.bundle.bundle import Bundle
 
-    least, most = _replicas(replicas)
+    least, most = replica_range(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     _check_access(config, no_tokens=no_tokens)
@@ -105,7 +105,7 @@ def serve(
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
     """Raise ValueError if other machines can reach the server without a token."""
     if config.token_file is not None:
-        _check_tokens(config.token_file)  # report a bad file before Ray starts
+        check_tokens(config.token_file)  # report a bad file before Ray starts
     elif config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
@@ -113,7 +113,7 @@ def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
         )
 
 
-def _check_tokens(file: Path) -> None:
+def check_tokens(file: Path) -> None:
     try:
         Tokens(file)
     except OSError as error:
@@ -125,7 +125,7 @@ def _check_tokens(file: Path) -> None:
         raise ValueError(f"--token-file: {error}") from error
 
 
-def _replicas(text: str) -> tuple[int, int | None]:
+def replica_range(text: str) -> tuple[int, int | None]:
     """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
     if found is None or (found[2] and int(found[2]) < int(found[1])):

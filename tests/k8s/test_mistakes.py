@@ -16,7 +16,7 @@ from tests.k8s.built import built, needs_kustomize, one, schema_errors, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.schemas import SCHEMAS
 
-JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving"
+JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving/rayservice"
 REDIS, SLEEP = "gcsFaultToleranceOptions/redisAddress", "lifecycle/preStop/sleep/seconds"
 TRAINER = f"{POD}/containers/0"
 SET = "spec/replicatedJobs/0/template"
@@ -59,13 +59,37 @@ SCHEMA_MISTAKES = [
     ("overlays/trainjob", "TrainJob", "spec/trainer/numNodes", 0, "less than the minimum"),
     ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/torch/numProcPerNode", 2, "unexpected"),
     ("overlays/trainjob", "TrainingRuntime", f"{INNER}/{POD}/hostnetwork", True, "hostnetwork"),
-    ("overlays/serving", "RayService", f"{RAY}/authOptions/mode", "tokens", "not one of"),
-    ("overlays/serving", "RayService", f"{RAY}/gcsFaultTolerance", {}, "unexpected"),
-    ("overlays/serving", "RayService", f"{WORKER}/maxReplicas", "4", "'4' is not of type"),
-    ("overlays/serving", "RayService", f"{WORKER}/rayStartParams/num-cpus", 1, "1 is not of type"),
-    ("overlays/serving", "RayService", f"{HEAD}/containers/0/livenessprobe", {}, "unexpected"),
-    ("overlays/serving", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
-    ("overlays/serving", "Deployment", "spec/replicas", "1", "'1' is not of type"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{RAY}/authOptions/mode",
+        "tokens",
+        "not one of",
+    ),
+    ("overlays/serving/rayservice", "RayService", f"{RAY}/gcsFaultTolerance", {}, "unexpected"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/maxReplicas",
+        "4",
+        "'4' is not of type",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/rayStartParams/num-cpus",
+        1,
+        "1 is not of type",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{HEAD}/containers/0/livenessprobe",
+        {},
+        "unexpected",
+    ),
+    ("overlays/serving/rayservice", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
+    ("overlays/serving/rayservice", "Deployment", "spec/replicas", "1", "'1' is not of type"),
     # Found by CEL rules, after the defaults.
     ("overlays/trainjob", "TrainJob", "metadata/name", "1st", "RFC 1035"),
     ("overlays/trainjob", "TrainingRuntime", f"{POLICY}/mpi", {}, "only one of torch"),
@@ -77,8 +101,20 @@ SCHEMA_MISTAKES = [
         AFTER,
         "must not have dependsOn",
     ),
-    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 5, "minReplicas is above"),
-    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 4, "replicas is not from"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/minReplicas",
+        5,
+        "minReplicas is above",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/minReplicas",
+        4,
+        "replicas is not from",
+    ),
 ]
 RULE_MISTAKES = [
     # Privileges.
@@ -94,7 +130,13 @@ RULE_MISTAKES = [
     (JOB, "Job", f"{POD}/hostNetwork", True, "hostNetwork"),
     (JOB, "Job", f"{POD}/automountServiceAccountToken", None, "automountServiceAccountToken"),
     (JOB, "Job", f"{POD}/volumes/0", {"name": "recipe", "hostPath": {"path": "/"}}, "hostPath"),
-    ("overlays/serving", "RayService", f"{RAY}/enableInTreeAutoscaling", None, "automount"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{RAY}/enableInTreeAutoscaling",
+        None,
+        "automount",
+    ),
     ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/securityContext/privileged", True, "privil"),
     ("base/export", "Job", f"{POD}/initContainers/0/securityContext", None, "evaluate"),
     (JOB, "Job", f"{TRAINER}/securityContext/procMount", "Unmasked", "procMount Unmasked"),
@@ -129,11 +171,11 @@ RULE_MISTAKES = [
     (JOB, "Job", f"{POD}/volumes/2", None, "mounts runs"),
     ("base/shards", "Job", f"{TRAINER}/args/1", "elsewhere/glyphs", "/work/elsewhere/glyphs"),
     ("base/export", "Job", f"{TRAINER}/workingDir", None, "uses /runs/glyphs"),
-    ("overlays/serving", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
+    ("overlays/serving/rayservice", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
     (JOB, "Job", f"{TRAINER}/ports/0/name", None, "port 9400 has no name"),
     (JOB, "Job", f"{TRAINER}/ports/0/name", "rendezvous", "port name rendezvous"),
     (
-        "overlays/serving",
+        "overlays/serving/rayservice",
         "Deployment",
         f"{TRAINER}/readinessProbe/tcpSocket/port",
         "x",
@@ -218,7 +260,13 @@ RULE_MISTAKES = [
     (JOB, "Service", "spec/clusterIP", None, "headless Service"),
     (JOB, "Job", f"{POD}/subdomain", "other", "headless Service"),
     (JOB, "NetworkPolicy", "spec/podSelector/matchLabels", {"app": "x"}, "selects app=x"),
-    ("overlays/serving", "Deployment", "spec/selector/matchLabels", {"app": "x"}, "selects app=x"),
+    (
+        "overlays/serving/rayservice",
+        "Deployment",
+        "spec/selector/matchLabels",
+        {"app": "x"},
+        "selects app=x",
+    ),
     (JOB, "ConfigMap", "metadata/name", "recipes", "which does not exist"),
     (JOB, "ConfigMap", "data", {"other.yaml": ""}, "uses recipe.yaml"),
     (JOB, "Job", f"{POD}/volumes/2/persistentVolumeClaim/claimName", "rnus", "mounts claim rnus"),
@@ -260,7 +308,7 @@ def test_cel_rules_are_evaluated_after_the_defaults():
         "startupPolicyOrder InOrder and dependsOn are mutually exclusive"
     ]
     schema = SCHEMAS["RayService"]
-    service = one(built("overlays/serving"), "RayService")
+    service = one(built("overlays/serving/rayservice"), "RayService")
     group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     del group["minReplicas"]
     stored = defaulted(schema, service)["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]

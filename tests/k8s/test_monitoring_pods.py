@@ -50,7 +50,7 @@ def port_names(pod: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "folder", "num"),
-    [("kway-training", "base/training", 1), ("kway-serving", "overlays/serving", 2)],
+    [("kway-training", "base/training", 1), ("kway-serving", "overlays/serving/rayservice", 2)],
 )
 def test_pod_monitors_select_a_port_of_every_pod(name: str, folder: str, num: int) -> None:
     """This includes the workers of a Ray cluster, which serve while the head is down."""
