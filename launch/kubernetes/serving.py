@@ -8,6 +8,8 @@ what depends on the kind, the gateway, the image and the namespace.
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from launch.kubernetes.kustomize import (
     ALL_CLAIMS,
     Claims,
@@ -53,7 +55,11 @@ def render_server(
         tree: dict[str, Any] = {
             "resources": [f"k8s/overlays/serving/{server.kind}"],
             "components": _components(server, gateway),
-            "patches": [*_kind_patches(server), *_gateway_patches(server, gateway)],
+            "patches": [
+                *_removed_claim(server),
+                *_kind_patches(server),
+                *_gateway_patches(server, gateway),
+            ],
         }
         if server.token_file is not None:
             tokens = server.token_file.read_bytes()
@@ -124,6 +130,13 @@ def _removed_volumes(pod: str, server: Server) -> list[Patch]:
     ]
 
 
+def _removed_claim(server: Server) -> list[Patch]:
+    if not server.is_in_image:
+        return []
+    about = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "bundles"}}
+    return [{"patch": yaml.safe_dump({**about, "$patch": "delete"})}]
+
+
 def _components(server: Server, gateway: Gateway) -> list[str]:
     names = ["incremental-upgrade"] if server.has_incremental_upgrade else []
     if gateway.host is not None:
@@ -172,7 +185,7 @@ def _ray_operations(server: Server) -> list[Patch]:
 
 def _serve_config(server: Server) -> str:
     from serving.config import ServingConfig
-    from serving.deploy.cluster import config_file  # imports Ray
+    from serving.deploy.cluster import config_file
 
     least, most = server.replicas
     config = ServingConfig(

@@ -15,6 +15,7 @@ from launch.kubernetes.pod_rules import POD_RULES
 from tests.k8s.built import built, needs_kustomize, one, schema_errors, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.schemas import SCHEMAS
+from tests.k8s.test_render_serving import HOST, rendered
 
 JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving/rayservice"
 REDIS, SLEEP = "gcsFaultToleranceOptions/redisAddress", "lifecycle/preStop/sleep/seconds"
@@ -37,6 +38,16 @@ LOOPBACK = "http_options: {host: 127.0.0.1, port: 8000}"
 ALL_HOSTS = 'exec kway train "$@" --rdzv-conf is_host=1'
 ON_CODES = "spec/podFailurePolicy/rules/1/onExitCodes"
 WAITS = {"preStop": {"sleep": {"seconds": 170}}}
+
+DEPLOYMENT, STATEFUL, KSERVE = (
+    f"overlays/serving/{kind}" for kind in ("deployment", "statefulset", "kserve")
+)
+# Not folders of k8s/, but a rendered Deployment with a Gateway and gRPC, and a RayService.
+GATEWAY, UPGRADE = "gateway", "upgrade"
+OPTIONS = "spec/upgradeStrategy/clusterUpgradeOptions"
+KEEPS = ["bundles/glyphs", "--port", "8000", "--state", "/tmp/state"]
+SLOW = [*KEEPS, "--max-watches", "0", "--timeout", "60"]
+LISTENER = {"name": "https", "port": 443, "protocol": "HTTPS"}
 
 # Folder, kind, path, value to set (None: delete), and a part of the message.
 SCHEMA_MISTAKES = [
@@ -115,8 +126,65 @@ SCHEMA_MISTAKES = [
         4,
         "replicas is not from",
     ),
+    (
+        DEPLOYMENT,
+        "HorizontalPodAutoscaler",
+        "spec/maxReplicas",
+        None,
+        "'maxReplicas' is a required",
+    ),
+    (DEPLOYMENT, "PodDisruptionBudget", "spec/maxUnavailables", 1, "was unexpected"),
+    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplate", [], "was unexpected"),
+    (KSERVE, "ServingRuntime", "spec/protocolVersions/0", "v3", "not one of"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/livenessprobe", {}, "unexpected"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/name", "kway", "named kserve-container"),
+    (KSERVE, "InferenceService", "spec/predictor/model/storageUri", "/x", "does not match"),
+    (KSERVE, "InferenceService", "spec/predictor/minReplicas", 9, "minReplicas is above"),
+    (KSERVE, "InferenceService", "spec/predictor/securityContext/user", 1, "unexpected"),
+    (GATEWAY, "Gateway", "spec/listeners/0/tls", None, "'tls' is a required"),
+    (GATEWAY, "Gateway", "spec/listeners/1/port", 443, "port and hostname of a listener"),
+    (GATEWAY, "Gateway", "spec/listeners/1/name", "https", "names of listeners"),
+    (GATEWAY, "HTTPRoute", "spec/rules/1/timeouts/request", "45", "does not match"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/value", "v1", "must start with /"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/type", "Regex", "not one of"),
+    (GATEWAY, "HTTPRoute", "spec/hostnames/0", "kway.acme.org:443", "does not match"),
+    (GATEWAY, "GRPCRoute", "spec/rules/0/matches/0/method/service", "a/b", "does not match"),
+    (GATEWAY, "BackendTrafficPolicy", "spec/requestBuffer/limit", "32MB", "does not match"),
+    (GATEWAY, "ClientTrafficPolicy", "spec/connections", {}, "unexpected"),
+    (UPGRADE, "RayService", f"{OPTIONS}/stepSizePercent", 30, "stepSizePercent is above"),
+    (UPGRADE, "RayService", f"{OPTIONS}/intervalSeconds", 0, "less than the minimum"),
+    (UPGRADE, "RayService", OPTIONS, None, "clusterUpgradeOptions are required"),
+    (UPGRADE, "RayService", "spec/upgradeStrategy/type", "NewCluster", "and only for it"),
+    (UPGRADE, "RayService", f"{RAY}/enableInTreeAutoscaling", False, "requires enableInTree"),
 ]
 RULE_MISTAKES = [
+    # Servers.
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/lifecycle", None, "preStop sleep 0"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/{SLEEP}", 30, "preStop sleep 30"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/args", SLOW, "--timeout 60, preStop sleep 40"),
+    (DEPLOYMENT, "Deployment", f"{POD}/terminationGracePeriodSeconds", 60, "Seconds 60 must"),
+    (KSERVE, "InferenceService", "spec/predictor/terminationGracePeriodSeconds", None, "30 must"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/readinessProbe", None, "readinessProbe does not"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/startupProbe/httpGet/path", "/v1/model", "startupProbe"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/livenessProbe/httpGet/port", 80, "livenessProbe does"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/ports/0/containerPort", 80, "port serve is 80, but"),
+    (GATEWAY, "Deployment", f"{TRAINER}/ports/1", None, "port grpc is None, but --grpc-port"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/args", KEEPS, "watches are kept in /tmp/state"),
+    (STATEFUL, "StatefulSet", "spec/replicas", 2, "watches are kept in /work/state/kway"),
+    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplates", [], "mounts state, which is not"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/args", KEEPS, "watches are kept in"),
+    (DEPLOYMENT, "Deployment", "spec/replicas", 2, "which sets replicas: remove it"),
+    (DEPLOYMENT, "Deployment", "metadata/name", "kway", "Deployment/kway-serve, which does not"),
+    (DEPLOYMENT, "HorizontalPodAutoscaler", "spec/minReplicas", 9, "minReplicas is above"),
+    (DEPLOYMENT, "PodDisruptionBudget", "spec/selector/matchLabels", {"a": "b"}, "selects a=b"),
+    (KSERVE, "InferenceService", "spec/predictor/model/storageUri", "pvc://x/y", "mounts claim x"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/volumeMounts/3", None, "no memory volume at /dev/shm"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/backendRefs/0/port", 80, "HTTPRoute/kway: no Service"),
+    (GATEWAY, "GRPCRoute", "spec/rules/0/backendRefs/0/name", "kway", "GRPCRoute/kway: no Service"),
+    (GATEWAY, "HTTPRoute", "spec/parentRefs/0/sectionName", "http", "its parent"),
+    (GATEWAY, "Gateway", "spec/listeners", [LISTENER], "GRPCRoute/kway: its parent"),
+    (GATEWAY, "BackendTrafficPolicy", "spec/targetRefs/0/sectionName", "x", "its target"),
+    (GATEWAY, "ClientTrafficPolicy", "spec/targetRefs/0/name", "other", "its target"),
     # Privileges.
     (JOB, "Job", f"{TRAINER}/securityContext/privileged", True, "privileged"),
     (JOB, "Job", f"{TRAINER}/securityContext/allowPrivilegeEscalation", None, "Escalation"),
@@ -273,8 +341,14 @@ RULE_MISTAKES = [
 ]
 
 
+MADE = {
+    GATEWAY: lambda: rendered(HOST, has_grpc=True),
+    UPGRADE: lambda: rendered(kind="rayservice", has_incremental_upgrade=True),
+}
+
+
 def planted(folder: str, kind: str, path: str, value: Any) -> list[dict[str, Any]]:
-    manifests = built(folder)
+    manifests = MADE[folder]() if folder in MADE else built(folder)
     set_at(first(manifests, kind), path, value)
     return manifests
 

@@ -12,11 +12,7 @@ _OBJECTS = {"type": "array", "items": INSIDE, "minItems": 1}
 _FORMAT = closed("name version", name=TEXT, version={"type": "string", "pattern": r"^\d+(\.\d+)*$"})
 _SUPPORTED = {
     **_FORMAT,
-    "properties": {
-        **_FORMAT["properties"],
-        "autoSelect": FLAG,
-        "priority": {**COUNT, "minimum": 1},
-    },
+    "properties": {**_FORMAT["properties"], "autoSelect": FLAG},
 }
 _PROTOCOL = {"enum": ["v1", "v2", "grpc-v1", "grpc-v2"]}
 

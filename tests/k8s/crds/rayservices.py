@@ -5,9 +5,9 @@ docs.ray.io/en/master/kuberay/references/api.html and was compared with KubeRay:
 helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, raycluster_types.go from
 about the same time, and the operator's own checks in
 ray-operator/controllers/ray/utils/validation.go at 0074504f84f2. `upgradeStrategy` was compared
-with rayservice_types.go and validation.go at feeaf72facab, after KubeRay 1.7. It is deliberately stricter than
-the CRD: a cluster has workers, Redis stores the GCS with a password from a Secret, group names are
-unique, and replicas are between their bounds.
+with rayservice_types.go and validation.go at feeaf72facab, after KubeRay 1.7. It is deliberately
+stricter than the CRD: a cluster has workers, Redis stores the GCS with a password from a Secret,
+group names are unique, and replicas are between their bounds.
 """
 
 from tests.k8s.cel_rules import rules
