@@ -20,8 +20,9 @@ GPU = "nvidia.com/gpu"
 CLAIM = "persistentVolumeClaim"
 
 _WITH_TEMPLATE = ("Deployment", "DaemonSet", "ReplicaSet")
-# Where KServe mounts the model.
+# Where KServe mounts the model, and the fields of a predictor that are not fields of a pod.
 _MODELS = "/mnt/models"
+_OF_KSERVE = ("model", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
 # Suffixes of quantities such as 500m, 2 and 1.5Gi.
 _BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 _DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
@@ -185,7 +186,8 @@ def _pods_of_kserve(manifests: Sequence[Manifest], predictor: Manifest) -> Itera
     ]
     volume = {"name": "model", CLAIM: {"claimName": claim, "readOnly": True}}
     volumes = [*spec.get("volumes", ()), volume]
-    pod = {**predictor, "containers": containers, "volumes": volumes}
+    of_pod = {key: value for key, value in predictor.items() if key not in _OF_KSERVE}
+    pod = {**of_pod, "containers": containers, "volumes": volumes}
     template = {"metadata": {"labels": at(spec, "labels")}, "spec": pod}
     yield Pod(name_of(runtime), template)
 
