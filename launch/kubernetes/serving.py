@@ -62,13 +62,7 @@ def render_server(
             ],
         }
         if server.token_file is not None:
-            tokens = server.token_file.read_bytes()
-            (folder / "tokens").write_bytes(tokens)
-            # Without a hash in the name, so that new tokens do not restart the pods.
-            options = {"disableNameSuffixHash": True}
-            tree["secretGenerator"] = [
-                {"name": "kway-tokens", "files": ["tokens"], "options": options}
-            ]
+            tree["secretGenerator"] = [_secret(folder, server.token_file)]
         text = render_tree(
             folder,
             tree,
@@ -78,6 +72,17 @@ def render_server(
             claims=claims,
         )
     return checked(text, claims, f"overlay serving/{server.kind}")
+
+
+def _secret(folder: Path, token_file: Path) -> dict[str, Any]:
+    """Write the files of the Secret kway-tokens. `metrics` is the token that Prometheus sends."""
+    content = token_file.read_bytes()
+    lines = [line.strip() for line in content.splitlines()]
+    (folder / "tokens").write_bytes(content)
+    (folder / "metrics").write_bytes(next(n for n in lines if n and not n.startswith(b"#")))
+    # Without a hash in the name, so that new tokens do not restart the pods.
+    options = {"disableNameSuffixHash": True}
+    return {"name": "kway-tokens", "files": ["tokens", "metrics"], "options": options}
 
 
 def _fill_the_base(base: Path, server: Server) -> None:

@@ -228,12 +228,13 @@ def test_an_incremental_upgrade_uses_the_gateway_class():
 
 def test_a_token_file_becomes_the_secret_that_pods_mount(tmp_path):
     file = tmp_path / "x"
-    file.write_text("t" * 32)
+    file.write_text(f"# one per line\n{'t' * 32}\n{'u' * 32}\n")
     file.chmod(0o600)
     text = render_server(Server(BUNDLE, token_file=file), namespace="ml")
     secret = one(load_all(text), "Secret")
     assert secret["metadata"] == {"name": "kway-tokens", "namespace": "ml"}
     assert base64.b64decode(secret["data"]["tokens"]) == file.read_bytes()
+    assert base64.b64decode(secret["data"]["metrics"]) == b"t" * 32
 
 
 def test_claims_have_the_storage_class_or_are_omitted():
