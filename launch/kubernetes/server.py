@@ -102,7 +102,7 @@ def check_options(server: Server, gateway: Gateway) -> None:
 
 def _check_claim(bundle: Path) -> None:
     parts = PurePosixPath(bundle).parts
-    if parts[0] != _CLAIM or len(parts) < 2 or ".." in parts:
+    if parts[:1] != (_CLAIM,) or len(parts) < 2 or ".." in parts:
         raise ValueError(
             f"BUNDLE is {bundle} ({FOLDER / bundle} in the pods), but the claim {_CLAIM} is "
             f"mounted at {FOLDER / _CLAIM}: pass a relative path {_CLAIM}/NAME, or --in-image if "

@@ -296,6 +296,7 @@ def test_a_stateful_set_has_one_replica_by_default(kway_render):
         (["bundles/damaged"], "bundles/damaged"),
         (["other/glyphs"], "BUNDLE is other/glyphs (/work/other/glyphs in the pods)"),
         (["bundles"], "pass a relative path bundles/NAME"),
+        (["."], "pass a relative path bundles/NAME"),
         (["bundles/../x"], "pass a relative path bundles/NAME"),
         (["/work/bundles/x"], "pass a relative path bundles/NAME"),
         (["/x/none", "--in-image"], "/x/none"),
