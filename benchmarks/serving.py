@@ -1,6 +1,12 @@
 """Cost of serving: `python -m benchmarks.serving [SECTION ...]`."""
 
-from benchmarks import gallery_search, serving_compared, serving_requests, serving_rows
+from benchmarks import (
+    gallery_search,
+    serving_compared,
+    serving_processes,
+    serving_requests,
+    serving_rows,
+)
 from benchmarks.report import Sections, command_line, report
 
 SECTIONS: Sections = {
@@ -11,6 +17,7 @@ SECTIONS: Sections = {
     "requests": serving_requests.requests,
     "batches": serving_requests.batches,
     "peers": serving_compared.peers,
+    "processes": serving_processes.processes,
 }
 
 

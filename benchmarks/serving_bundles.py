@@ -32,6 +32,7 @@ from trainer.bundle.spec import (
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.config import BackboneConfig
+from trainer.promises import KINDS
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
 _RECALLS = (
@@ -103,7 +104,9 @@ def _thresholds(num_classes: int) -> ClassThresholds:
     positives = np.full(num_classes, 50, np.int32)
     thresholds = np.zeros((num_classes, 1), np.float32)
     reached = np.full((num_classes, 1, 2), 50, np.int32)
-    return ClassThresholds(_RECALLS, positives, thresholds, reached)
+    kinds = np.full((num_classes, 1), KINDS.index("guaranteed"), np.uint8)
+    pass_rates = np.full((num_classes, 1, 3), 0.95, np.float32)
+    return ClassThresholds(_RECALLS, positives, thresholds, reached, kinds, pass_rates)
 
 
 def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:

@@ -1,4 +1,5 @@
-"""CPU time and requests/s of `kway serve`, a plain FastAPI application and LitServe.
+"""CPU time, requests/s and latencies of `kway serve`, a plain FastAPI application, LitServe and
+BentoML.
 
 All servers use the same bundle, and each runs the model in one process with one torch thread:
 several threads would add CPU time by spinning while they wait for each other. The servers take
@@ -8,11 +9,12 @@ and HAProxy. The client runs on the same cores.
 
 import base64
 import json
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -26,7 +28,9 @@ from benchmarks.timing import Row, rate_row, ratio_row, take_turns
 
 _CLIENTS = (1, 8, 64)
 _CLASSES = 100
-_PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe"}
+_PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe", "bentoml": "BentoML"}
+_BENTOML_PYTHON = Path(__file__).parents[1] / ".venv-bentoml/bin/python"
+_PERCENTILES = (50, 99)
 
 
 @dataclass(frozen=True)
@@ -47,33 +51,46 @@ _CASES = (
 
 
 def peers() -> Iterator[Row]:
-    """Compare kway's CPU time and requests/s with those of each peer."""
+    """Compare kway's CPU time, requests/s and latencies with those of each peer."""
+    if not _BENTOML_PYTHON.exists():
+        print("BentoML is not compared. Run make bench-serving, which installs it", file=sys.stderr)
     for case in _CASES:
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
             bundle = Path(name) / "bundle"
             write_random(bundle, case.network, _CLASSES, size=case.side)
             servers = {"kway": stack.enter_context(kway(bundle, "--threads", "1"))}
             for kind in _PEERS:
-                peer = module("benchmarks.serving_peers", kind, bundle)
-                servers[kind] = stack.enter_context(peer)
-            body = _query(case.side)
-            _check_same_work(servers, body)
+                if kind != "bentoml":
+                    started = module("benchmarks.serving_peers", kind, bundle)
+                elif _BENTOML_PYTHON.exists():
+                    name = "benchmarks.serving_bentoml"
+                    started = module(name, kind, bundle, python=_BENTOML_PYTHON)
+                else:
+                    continue
+                servers[kind] = stack.enter_context(started)
+            bodies = {kind: _body(kind, case.side) for kind in servers}
+            _check_same_work(servers, bodies)
             for clients, count in zip(_CLIENTS, case.requests, strict=True):
-                yield from _compare(case, servers, _request(body), clients, count)
+                yield from _compare(case, servers, bodies, clients, count)
 
 
 def _compare(
-    case: _Case, servers: dict[str, Server], request: bytes, clients: int, count: int
+    case: _Case, servers: dict[str, Server], bodies: dict[str, bytes], clients: int, count: int
 ) -> Iterator[Row]:
     turns = {
-        name: _Turns(load(server.port, request, count, clients), server.pid)
+        name: _Turns(server, _request(bodies[name]), count, clients)
         for name, server in servers.items()
     }
     walls = take_turns(turns, title=f"{case.what}, {clients}", seconds=case.seconds)
-    for kind, peer in _PEERS.items():
-        label = f"{case.what}, {clients} clients"
-        ours, theirs = (np.array(turns[name].cpu_seconds[1:]) / count for name in ("kway", kind))
-        yield ratio_row(f"CPU time per request, kway / {peer}", label, ours, theirs)
+    for kind in list(servers)[1:]:
+        peer, label = _PEERS[kind], f"{case.what}, {clients} clients"
+        ours, theirs = turns["kway"], turns[kind]
+        yield ratio_row(
+            f"CPU time per request, kway / {peer}",
+            label,
+            np.array(ours.cpu_seconds[1:]) / count,
+            np.array(theirs.cpu_seconds[1:]) / count,
+        )
         yield rate_row(
             f"requests/s, kway / {peer}",
             label,
@@ -83,21 +100,38 @@ def _compare(
             count=count,
             unit="requests/s",
         )
+        for percent in _PERCENTILES:
+            yield ratio_row(
+                f"latency p{percent}, kway / {peer}",
+                label,
+                ours.latency(percent),
+                theirs.latency(percent),
+            )
 
 
-@dataclass
 class _Turns:
-    """A load, and the CPU seconds of the server's processes in each turn."""
+    """Sends requests to a server, and records the CPU seconds of its processes and the latencies of
+    each turn."""
 
-    load: Callable[[], None]
-    pid: int
-    cpu_seconds: list[float] = field(default_factory=list)
+    def __init__(self, server: Server, request: bytes, count: int, clients: int) -> None:
+        self._server, self._request = server, request
+        self._count, self._clients = count, clients
+        self.cpu_seconds: list[float] = []
+        self._latencies: list[list[float]] = []
 
     def __call__(self) -> None:
-        before = _cpu_seconds(self.pid)
-        self.load()
-        after = _cpu_seconds(self.pid)
+        taken: list[float] = []
+        send = load(self._server.port, self._request, self._count, self._clients, latencies=taken)
+        before = _cpu_seconds(self._server.pid)
+        send()
+        after = _cpu_seconds(self._server.pid)
         self.cpu_seconds.append(sum(after[one] - before.get(one, 0.0) for one in after))
+        self._latencies.append(taken)
+
+    def latency(self, percent: float) -> np.ndarray:
+        """Return a percentile of the latencies in seconds for each turn but the first, the
+        warm-up."""
+        return np.array([np.percentile(taken, percent) for taken in self._latencies[1:]])
 
 
 def _cpu_seconds(pid: int) -> dict[int, float]:
@@ -110,9 +144,10 @@ def _cpu_seconds(pid: int) -> dict[int, float]:
     return found
 
 
-def _query(side: int) -> bytes:
+def _body(kind: str, side: int) -> bytes:
     image = base64.b64encode(random_jpeg(side)).decode()
-    return json.dumps({"classes": [name_of(1)], "images": [image], "recall": 0.9}).encode()
+    query = {"classes": [name_of(1)], "images": [image], "recall": 0.9}
+    return json.dumps([query] if kind == "bentoml" else query).encode()
 
 
 def _request(body: bytes) -> bytes:
@@ -120,12 +155,12 @@ def _request(body: bytes) -> bytes:
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-def _check_same_work(servers: dict[str, Server], body: bytes) -> None:
+def _check_same_work(servers: dict[str, Server], bodies: dict[str, bytes]) -> None:
     """Check that all servers return the same score.
 
     Also waits for LitServe, which starts listening before its model is loaded.
     """
-    scores = [_score(server.port, body) for server in servers.values()]
+    scores = [_score(server.port, bodies[kind]) for kind, server in servers.items()]
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
 
 
@@ -137,5 +172,7 @@ def _score(port: int, body: bytes) -> float:
             break
         time.sleep(0.2)
     response.raise_for_status()
-    score: float = response.json()["results"][0]["verdicts"][0]["score"]
+    answers = response.json()
+    answer = answers[0] if isinstance(answers, list) else answers
+    score: float = answer["results"][0]["verdicts"][0]["score"]
     return score

@@ -27,7 +27,7 @@ from serving.model import Model
 from serving.schemas import Answer
 
 PATH = "/v1/query"
-_BATCH, _QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
+_BATCH, MAX_QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
 # LitServe polls its queue. Without a timeout, it uses a full core; longer timeouts delay batches.
 _BATCH_SECONDS = 0.002
 
@@ -79,7 +79,7 @@ class Batches:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(_QUEUED)
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(MAX_QUEUED)
         self._thread = ThreadPoolExecutor(1)
 
     async def answer(self, images: list[bytes], query: Query) -> Answer:

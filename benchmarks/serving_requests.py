@@ -7,6 +7,7 @@ client runs on the same cores.
 import asyncio
 import io
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -115,22 +116,31 @@ def _query(file: bytes) -> bytes:
 
 
 def load(
-    port: int, request: bytes, count: int = _REQUESTS, clients: int = _CLIENTS
+    port: int,
+    request: bytes,
+    count: int = _REQUESTS,
+    clients: int = _CLIENTS,
+    *,
+    latencies: list[float] | None = None,
 ) -> Callable[[], None]:
-    """Return a function that sends `count` requests in total.
+    """Return a function that sends `count` requests in total and appends to `latencies` how many
+    seconds each of them took.
 
     Each of the `clients` sends its requests sequentially over one connection.
     """
+    taken = [] if latencies is None else latencies
 
     async def client(times: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(times):
+            started = time.perf_counter()
             writer.write(request)
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 200 "):
                 raise RuntimeError(f"the server did not respond with status 200: {head!r}")
             length = head.lower().split(b"content-length:")[1].split(b"\r\n")[0]
             await reader.readexactly(int(length))
+            taken.append(time.perf_counter() - started)
             if b"connection: close" in head.lower():  # HAProxy is reloading
                 writer.close()
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -36,10 +36,12 @@ def kway(bundle: Path, *options: str) -> Iterator[Server]:
 
 
 @contextmanager
-def module(name: str, kind: str, bundle: Path) -> Iterator[Server]:
+def module(
+    name: str, kind: str, bundle: Path, *, python: str | Path = sys.executable
+) -> Iterator[Server]:
     """Run a benchmark module with the arguments KIND BUNDLE PORT."""
     port = free_port("127.0.0.1", 0)
-    command = [sys.executable, "-m", name, kind, str(bundle), str(port)]
+    command = [str(python), "-m", name, kind, str(bundle), str(port)]
     with _ended(subprocess.Popen(command)) as process:
         asyncio.run(_listens(port, process))
         yield Server(port, process.pid)

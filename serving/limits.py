@@ -6,12 +6,16 @@ not block other clients. `Uploads` limits the number, size and minimum rate of t
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from starlette.types import Message, Receive
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
+
+T = TypeVar("T")
 
 
 class ClientLimit:
@@ -20,7 +24,8 @@ class ClientLimit:
     def __init__(self, most: int, what: str, *, per_client: int | None = None) -> None:
         self._most, self._what = most, what
         self._per_client = most if per_client is None else per_client
-        self._in_use: Counter[str] = Counter()
+        self._in_use: dict[str, int] = {}
+        self._total = 0
 
     @contextmanager
     def slot(self, client: str = "") -> Iterator[None]:
@@ -35,24 +40,34 @@ class ClientLimit:
     def acquire(self, client: str, count: int) -> None:
         """Acquire `count` slots for `client`. If fewer are free, acquires none and raises ApiError
         429."""
-        if self._in_use.total() + count > self._most:
+        in_use = self._in_use.get(client, 0)
+        if self._total + count > self._most:
             message = (
                 f"the server has reached its limit of {self._most} {self._what}. Try again later"
             )
-        elif self._in_use[client] + count > self._per_client:
+        elif in_use + count > self._per_client:
             message = (
                 f"you have reached your limit of {self._per_client} {self._what}. Finish or close "
                 "another request first"
             )
         else:
-            self._in_use[client] += count
+            self._in_use[client] = in_use + count
+            self._total += count
             return
         code = f"too_many_{self._what}".replace(" ", "_")
         raise ApiError(429, code, message, {"Retry-After": "5"})
 
+    def check(self, client: str, count: int) -> None:
+        """Raise ApiError 429 if fewer than `count` slots are free for `client`."""
+        self.acquire(client, count)
+        self.release(client, count)
+
     def release(self, client: str, count: int) -> None:
         """Release slots acquired with `acquire`."""
-        self._in_use -= Counter({client: count})  # drops clients whose count is 0
+        self._total -= count
+        left = self._in_use.pop(client, 0) - count
+        if left:
+            self._in_use[client] = left
 
 
 class Uploads:
@@ -81,22 +96,29 @@ class Uploads:
         received, started = 0, asyncio.get_running_loop().time()
         with self._count.slot(client):
             try:
-                while (part := await self._next(body, started, received)) is not None:
+                while (
+                    part := await self._in_time(anext(body, None), started, received)
+                ) is not None:
                     self._bytes.acquire(client, len(part))
                     received += len(part)
                     yield part
             finally:
                 self._bytes.release(client, received)
 
-    async def _next(
-        self, body: AsyncIterator[bytes], started: float, received: int
-    ) -> bytes | None:
-        """Return the next part, or None at the end of the body. Raises ApiError 408 if the part
-        does not arrive in time."""
+    async def first(self, client: str, receive: Receive) -> Message:
+        """Return the first message of a request, which counts as an upload of `client` until it
+        arrives. Raises ApiError 429 and 408 like `parts`."""
+        with self._count.slot(client):
+            message = await self._in_time(receive(), asyncio.get_running_loop().time(), 0)
+            self._bytes.check(client, len(message.get("body", b"")))
+            return message
+
+    async def _in_time(self, part: Awaitable[T], started: float, received: int) -> T:
+        """Return the next part of a body. Raises ApiError 408 if it does not arrive in time."""
         seconds = self._grace_seconds + received / self._min_rate
         try:
             async with asyncio.timeout_at(started + seconds):
-                return await anext(body, None)
+                return await part
         except TimeoutError as error:
             message = (
                 f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at least "

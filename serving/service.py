@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from serving.answer import Query, answer, make_query
-from serving.api_error import ApiError
+from serving.api_error import RETRY, ApiError, too_many_requests
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.drift import DriftMonitor
@@ -28,7 +28,6 @@ from serving.schemas import Answer, ClassDrift, Classification, InputClasses, To
 from serving.top_classes import MAX_TOP, top_classes
 
 T = TypeVar("T")
-_RETRY = {"Retry-After": "1"}
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
 _HUNG_SECONDS = 120.0
 # JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
@@ -57,7 +56,7 @@ class Slots:
     def check(self) -> None:
         """Raise ApiError 429 if no slot is free."""
         if self.in_use >= self._limit:
-            raise _too_many_requests()
+            raise too_many_requests()
 
     def acquire(self) -> None:
         self.check()
@@ -183,11 +182,11 @@ class Service:
         except TimeoutError as error:
             if progress.has_slot:
                 message = f"no response within {seconds:g} s. Try again"
-                raise ApiError(503, "timeout", message, _RETRY) from error
+                raise ApiError(503, "timeout", message, RETRY) from error
             message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
-            raise _too_many_requests() from error
+            raise too_many_requests() from error
         finally:
             progress.release_slot()
 
@@ -322,9 +321,3 @@ class Service:
 def _is_mostly_base64(raw: bytes) -> bool:
     """Return whether JSON has few values and escapes."""
     return len(raw) <= _BASE64_BYTES and sum(map(raw.count, b'"\\,{[')) <= _BASE64_MARKS
-
-
-def _too_many_requests() -> ApiError:
-    return ApiError(
-        429, "too_busy", "too many requests are waiting for the model. Try again", _RETRY
-    )

@@ -20,10 +20,11 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
+from serving.deploy.ingress import serve_directly
 from serving.deploy.metrics import QueryMetrics, ReplicaMetrics, WatchMetrics, agent_pages
 from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
-from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
+from serving.deploy.private_ray import check_replicas_use_uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
 from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
@@ -48,7 +49,6 @@ class Kway:
             append_errors(Path(errors))
         if ray.util.get_node_ip_address() == "127.0.0.1":
             bind_servers_to_loopback()
-        bound_request_buffers()
         drop_trailers()
         checked = ServingConfig.model_validate(config)
         check_replicas_use_uvicorn()
@@ -77,7 +77,9 @@ class Kway:
         async def metrics() -> bytes:
             return await exposition(await asyncio.to_thread(agent_pages))
 
-        return build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
+        api = build_api(self._service, self._clients, metrics, self._watches, self._watch_counts)
+        serve_directly(api, _max_ongoing_requests(self._service.config))
+        return api
 
     # Ray calls these methods by their names in the protocol.
 

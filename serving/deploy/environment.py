@@ -13,6 +13,7 @@ import psutil
 
 from serving.config import ServingConfig
 from serving.deploy import haproxy, private_grpc
+from serving.deploy.ingress import MIDDLEWARES
 from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
 from serving.deploy.session import free_block
 from serving.http.app import ROUTERS
@@ -41,6 +42,7 @@ HTTP_ERRORS_FIFO = "http-errors"
 
 # Variables for every Ray instance that serves a bundle, including on a cluster.
 SERVING = {
+    **MIDDLEWARES,
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     # By default Ray runs its workers, including replicas and HAProxy, at nice 15.

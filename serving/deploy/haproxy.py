@@ -230,12 +230,8 @@ def _rules(settings: ProxySettings) -> list[str]:
     ]
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
+        # uvicorn converts the 503 of Ray's proxy for a WebSocket handshake to a plain-text 500.
         f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
-        # Ray rejects a WebSocket handshake like any other request: with 429 or, on a replica that
-        # is shutting down, with a status that requests a retry. uvicorn converts both to a
-        # plain-text 500. kway never sends a plain-text 500: it rejects an invalid token with JSON
-        # and an unknown path with 403, and reports all other errors after the handshake.
-        f"return {_error_response(429)} if {_IS_SOCKET} {_plain(500)}",
         *(
             f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
             f"{_plain(status)}"

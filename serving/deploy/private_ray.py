@@ -5,10 +5,9 @@ Ray 2.60 has no public option for any of these. Each function raises RuntimeErro
 Ray no longer has the name; `tests/serving/test_private_names.py` checks all of them.
 """
 
-import asyncio
 import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,26 +18,6 @@ from serving.watches.watch import WatchesDownError
 # worker also waits for the creation of a runtime environment. Ray's own constant for the name is
 # not imported, because Ray reads its environment variables on import.
 WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-_BUFFERED_MESSAGES = 4
-
-
-def bound_request_buffers() -> None:
-    """Buffer at most a few parts of a request's body between Ray and the application.
-
-    Ray reads ahead without a limit, so a stream that is sent faster than it is answered would be
-    buffered entirely in memory. Call this in a replica's constructor.
-    """
-    proxy = _required("ray.serve._private.direct_ingress_http_util", "ASGIDIReceiveProxy")
-    if not isinstance(getattr(proxy, "queue", None), property):
-        raise _changed("ASGIDIReceiveProxy.queue is not a property")
-
-    def queue(self: Any) -> asyncio.Queue:
-        if self._queue is None:
-            self._queue = asyncio.Queue(_BUFFERED_MESSAGES)
-        found: asyncio.Queue = self._queue
-        return found
-
-    proxy.queue = property(queue)
 
 
 def check_replicas_use_uvicorn() -> None:
@@ -52,6 +31,23 @@ def check_replicas_use_uvicorn() -> None:
     start = _required("ray.serve._private.http_util", "start_asgi_http_server")
     if start.__globals__.get("uvicorn") is not uvicorn or "Config" not in start.__code__.co_names:
         raise _changed("start_asgi_http_server does not create a uvicorn.Config")
+
+
+def ongoing_requests_of(server: Any) -> Callable[[int], None]:
+    """Return a function that adds to the number of a replica's requests in progress.
+
+    Ray scales by this number, and waits for it to become 0 before it stops a replica. `server` is
+    the application that Ray passes to the innermost middleware of the replica's HTTP server.
+    """
+    protocol = _required("ray.serve._private.common", "RequestProtocol").HTTP
+    metadata = _required("ray.serve._private.common", "RequestMetadata")
+    replica = getattr(getattr(server, "_app", None), "__self__", None)
+    metrics = getattr(replica, "_metrics_manager", None)
+    change = getattr(metrics, "_change_num_ongoing_requests", None)
+    if change is None:
+        raise _changed("a replica's HTTP server does not lead to its count of requests")
+    request = metadata("", "", _request_protocol=protocol, is_direct_ingress=True)
+    return functools.partial(change, request)
 
 
 @contextmanager

@@ -80,6 +80,13 @@ class StopSignal:
 class _Health:
     def __init__(self, url: str, timeouts: HealthTimeouts) -> None:
         self._url, self._timeouts = url, timeouts
+        # Creating a client takes 20 ms, because it reads the system's certificates. Each check
+        # opens a new connection, because an old one may lead to a replaced HAProxy process.
+        self._client = httpx.Client(
+            trust_env=False,
+            timeout=timeouts.response,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         self._daemons = [one for one in psutil.Process().children() if one.name() in _DAEMONS]
         self._answered = self._listened = time.monotonic()
         self._is_slow = False
@@ -88,12 +95,19 @@ class _Health:
         """Check the server once. Raises ServerLostError."""
         if any(_has_exited(daemon) for daemon in self._daemons):
             raise ServerLostError("Ray has exited, so the server has stopped. Start it again")
-        if _answers(self._url, self._timeouts.response):
+        if self._answers():
             self._answered = self._listened = time.monotonic()
             self._is_slow = False
         elif _listens(self._url, self._timeouts.response):
             self._listened = time.monotonic()
         self._check_timeouts(time.monotonic())
+
+    def _answers(self) -> bool:
+        try:
+            answer = self._client.get(f"{self._url}/health")
+        except httpx.HTTPError:
+            return False
+        return answer.status_code < 500
 
     def _check_timeouts(self, now: float) -> None:
         if now - self._listened > self._timeouts.lost:
@@ -118,14 +132,6 @@ def _has_exited(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _answers(url: str, seconds: float) -> bool:
-    try:
-        answer = httpx.get(f"{url}/health", timeout=seconds, trust_env=False)
-    except httpx.HTTPError:
-        return False
-    return answer.status_code < 500
 
 
 def _listens(url: str, seconds: float) -> bool:

@@ -7,11 +7,10 @@ token]`.
 
 from collections.abc import Collection
 
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.api_error import ApiError
-from serving.http.error_responses import error_response
+from serving.http.error_responses import reject
 from serving.tokens import ANONYMOUS, Clients, bearer_token
 
 _SUBPROTOCOL = "kway"
@@ -37,8 +36,7 @@ class Access:
             try:
                 client = self._clients.name_of(_token(scope))
             except ApiError as error:
-                response = error_response(error.status, error.code, str(error), error.headers)
-                await _reject(response, scope, receive, send)
+                await reject(error, scope, receive, send)
                 return
         scope["state"] = {**scope.get("state", {}), "client": client}
         await self._app(scope, receive, _choosing_subprotocol(scope, send))
@@ -66,13 +64,3 @@ def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return with_subprotocol
-
-
-async def _reject(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
-        "extensions", {}
-    ):
-        await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": "token missing or invalid"})
-        return
-    await response(scope, receive, send)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI
 from serving.galleries.gallery import Galleries
 from serving.http.access import Access
 from serving.http.direct_query import DirectQuery
+from serving.http.disconnects import Disconnects
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
 from serving.http.routes import (
@@ -88,6 +89,7 @@ def build_api(
     complete_document(api, open_paths=open_paths if has_tokens else None)
     api.add_middleware(DirectQuery, service=service)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
+    api.add_middleware(Disconnects)
     for group in GROUPS:
         for router in group.routers:
             api.include_router(router, tags=[group.name])

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.api_error import ApiError
-from serving.http.error_responses import client_left, error_response
+from serving.http.error_responses import client_left, response_of
 from serving.http.query_body import QueryParameters, read_query
 from serving.schemas import Answer
 from serving.service import Service
@@ -34,7 +34,7 @@ class DirectQuery:
             answer = await answer_query(request, _NO_PARAMETERS, self._service)
             response = Response(answer.model_dump_json(), media_type="application/json")
         except ApiError as error:
-            response = error_response(error.status, error.code, str(error), error.headers)
+            response = response_of(error)
         except ClientDisconnect:
             response = client_left()
         await response(scope, receive, send)

@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
 from serving.api_error import ApiError, first_of
 from serving.schemas import ErrorBody, ErrorDetail
@@ -31,6 +32,21 @@ def error_response(
     return JSONResponse(body.model_dump(), status_code=status, headers=headers)
 
 
+def response_of(error: ApiError) -> JSONResponse:
+    return error_response(error.status, error.code, str(error), error.headers)
+
+
+async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Respond to a request with `error`, or reject the handshake of a WebSocket."""
+    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
+        "extensions", {}
+    ):
+        await receive()
+        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
+        return
+    await response_of(error)(scope, receive, send)
+
+
 def client_left() -> JSONResponse:
     return error_response(
         400, "client_left", "the client disconnected before the response was sent"
@@ -39,11 +55,10 @@ def client_left() -> JSONResponse:
 
 def install_handlers(api: FastAPI) -> None:
     """Install handlers that return all errors, including the framework's, in one format."""
-    from ray.exceptions import TaskCancelledError
 
     @api.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
-        return error_response(error.status, error.code, str(error), error.headers)
+        return response_of(error)
 
     @api.exception_handler(HTTPException)
     async def no_such_route(_: Request, error: HTTPException) -> JSONResponse:
@@ -59,8 +74,6 @@ def install_handlers(api: FastAPI) -> None:
         return client_left()
 
     @api.exception_handler(Exception)
-    async def internal_error(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, TaskCancelledError):  # raised by Ray when a waiting client disconnects
-            return await client_disconnected(request, error)
+    async def internal_error(_: Request, error: Exception) -> JSONResponse:
         _log.exception("a request failed", exc_info=error)
         return error_response(500, "internal", "internal server error; see the server log")

@@ -13,9 +13,10 @@ import re
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
-from email.message import Message
+from email.message import Message as Headers
 
 from fastapi import Request
+from starlette.types import Message, Receive
 
 from serving.api_error import ApiError
 from serving.limits import Uploads
@@ -39,7 +40,7 @@ def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _charset(header: str) -> str:
-    message = Message()
+    message = Headers()
     message["content-type"] = header.replace("\r", " ").replace("\n", " ")
     charset = message.get_param("charset", "")
     return charset if isinstance(charset, str) else charset[2]
@@ -51,9 +52,39 @@ async def read_body(request: Request, limit: int, service: Service, progress: In
 
     Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
-    raw = b"".join([part async for part in bounded_parts(request, limit, service.uploads)])
+    _check_length(request, limit)
+    first = await service.uploads.first(request.state.client, request.receive)
+    raw: bytes = first.get("body", b"")
+    # Most bodies have arrived completely. The others are read in parts, which takes longer.
+    if first["type"] != "http.request" or first.get("more_body", False) or encoding_of(request):
+        whole = Request(request.scope, _after(first, request.receive))
+        raw = b"".join([part async for part in bounded_parts(whole, limit, service.uploads)])
+    elif len(raw) > limit:
+        raise _too_large(limit)
     progress.acquire_slot()
     return raw
+
+
+def _after(first: Message, receive: Receive) -> Receive:
+    """Return a function that returns `first` once, and then the results of `receive`."""
+    messages = [first]
+
+    async def received() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return received
+
+
+def _check_length(request: Request, limit: int) -> None:
+    """Raise ApiError 413 if the Content-Length exceeds `limit`."""
+    length = request.headers.get("content-length", "0")
+    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
+        raise _too_large(limit)
+
+
+def _too_large(limit: int) -> ApiError:
+    message = f"the body is larger than {limit} bytes. Split the request"
+    return ApiError(413, "body_too_large", message)
 
 
 async def bounded_parts(
@@ -65,18 +96,13 @@ async def bounded_parts(
     as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the generator if you do not
     read it to its end.
     """
-    too_large = ApiError(
-        413, "body_too_large", f"the body is larger than {limit} bytes. Split the request"
-    )
-    length = request.headers.get("content-length", "0")
-    if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
-        raise too_large
+    _check_length(request, limit)
     received = 0
     async with aclosing(uploads.parts(request.state.client, decompressed_parts(request))) as parts:
         async for part in parts:
             received += len(part)
             if received > limit:
-                raise too_large
+                raise _too_large(limit)
             yield part
 
 

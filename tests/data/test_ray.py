@@ -105,7 +105,7 @@ def test_texts_with_a_first_pass_on_ray_equal_local_texts(
     assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
 
-@pytest.mark.parametrize("victim", ["raylet", "worker"])
+@pytest.mark.parametrize("victim", [pytest.param("raylet", marks=pytest.mark.slow), "worker"])
 def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     cluster: RayCluster, tmp_path: Path, victim: str
 ) -> None:

@@ -16,7 +16,8 @@ from benchmarks.gpu.sizes import TOY, TaskSize
 from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
 from benchmarks.gpu.training import trace_steps
 from data.loading.batch import Batch
-from tests.gpu.test_training import WORLD_SIZE, free_port, one_rank, opened_world
+from serving.deploy.session import free_port
+from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world
 from tests.ranks import run_on_ranks
 from trainer.checkpoints.entries import training_entries
 from trainer.steps.deferred import DeferredNumbers, Numbers, PartLoss
@@ -229,5 +230,5 @@ def test_resnet_50_with_synchronized_batch_norm_trains_in_a_group_of_one_rank(de
 
 def test_resnet_50_with_synchronized_batch_norm_trains_on_two_devices_as_on_one(two):
     expected = resnet_losses(two)
-    for found in run_on_ranks(WORLD_SIZE, resnet_on_two_ranks, two, free_port()):
+    for found in run_on_ranks(WORLD_SIZE, resnet_on_two_ranks, two, free_port("127.0.0.1", 0)):
         assert found == pytest.approx(expected, rel=1e-2)

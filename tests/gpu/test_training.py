@@ -250,6 +250,8 @@ def test_with_every_strategy_a_task_trains_on_two_devices_as_on_one(library, two
     if find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     expected = trained(glyphs, one_process(torch.device(two)), SHARDED)
-    for answers in run_on_ranks(WORLD_SIZE, tasks_on_a_rank, two, free_port(), glyphs, library):
+    for answers in run_on_ranks(
+        WORLD_SIZE, tasks_on_a_rank, two, free_port("127.0.0.1", 0), glyphs, library
+    ):
         for answer in answers:
             check(answer, expected)

@@ -21,30 +21,50 @@ def run(code: str) -> str:
     return ran.stdout.strip()
 
 
-def test_ray_buffers_only_a_limited_part_of_a_body() -> None:
+def test_requests_that_bypass_ray_are_counted_as_ongoing_requests_of_the_replica() -> None:
     output = run("""
+import os
+from serving.deploy.ingress import MIDDLEWARES, middlewares, serve_directly
+os.environ.update(MIDDLEWARES)
 import asyncio
-from serving.deploy.private_ray import bound_request_buffers, check_replicas_use_uvicorn
-bound_request_buffers()
-check_replicas_use_uvicorn()
-from ray.serve._private.direct_ingress_http_util import ASGIDIReceiveProxy
+from ray.serve._private import constants, http_util
+from ray.serve._private.replica import Replica, ReplicaMetricsManager
 
-async def main():
-    read = 0
-    async def receive():
-        nonlocal read
-        read += 1
-        return {"type": "http.request", "body": b"x", "more_body": True}
-    proxy = ASGIDIReceiveProxy({"type": "http"}, receive, asyncio.get_running_loop())
-    task = proxy.fetch_until_disconnect_task()
-    await asyncio.sleep(0.2)
-    assert (await proxy())["body"] == b"x"
-    task.cancel()
-    print(read)
+replica = Replica.__new__(Replica)
+manager = replica._metrics_manager = ReplicaMetricsManager.__new__(ReplicaMetricsManager)
+manager._num_ongoing_requests, manager._ingress = 0, True
+manager._ingress_metrics, manager._cached_metrics_enabled = {}, True
+replica._reserved_slots = set()
+seen = []
 
-asyncio.run(main())
+async def own(scope, receive, send):
+    seen.append((scope["path"], replica.get_num_ongoing_requests()))
+
+async def rays(self, scope, receive, send):
+    seen.append((scope["path"], "ray"))
+
+async def send(message):
+    seen.append(message.get("status"))
+
+Replica._direct_ingress_asgi = rays
+options = http_util.configure_http_middlewares(http_util.HTTPOptions())
+
+def ask(path, kind="http"):
+    scope = {"type": kind, "path": path, "headers": []}
+    scope["extensions"] = {"websocket.http.response": {}}
+    asyncio.run(http_util._apply_middlewares(replica._direct_ingress_asgi, options.middlewares)(
+        scope, None, send))
+
+ask("/a")
+serve_directly(own, 1)
+ask("/a")
+ask("/-/healthz")
+serve_directly(own, 0)
+ask("/a")
+ask("/a", "websocket")
+print(*seen, replica.get_num_ongoing_requests())
 """)
-    assert int(output) <= 6
+    assert output == "('/a', 'ray') ('/a', 1) ('/-/healthz', 'ray') 429 None 429 None 0"
 
 
 def test_ray_daemons_start_in_their_own_process_groups() -> None:
@@ -142,16 +162,17 @@ asyncio.run(main())
 
 def test_the_error_for_a_changed_library_contains_its_version() -> None:
     output = run("""
-from ray.serve._private import direct_ingress_http_util, http_util
+from ray.serve._private import http_util
 from serving.deploy import private_ray
-del direct_ingress_http_util.ASGIDIReceiveProxy
 http_util.uvicorn = None
-for check in (private_ray.bound_request_buffers, private_ray.check_replicas_use_uvicorn):
+for check, *arguments in (
+    (private_ray.ongoing_requests_of, print), (private_ray.check_replicas_use_uvicorn,)
+):
     try:
-        check()
+        check(*arguments)
     except RuntimeError as error:
         print(error)
 """)
     first, second = output.splitlines()
-    assert re.match(r"Ray [\d.]+ is not supported: .*ASGIDIReceiveProxy.*Ray 2\.60", first)
+    assert re.match(r"Ray [\d.]+ is not supported: .*count of requests.*Ray 2\.60", first)
     assert "uvicorn.Config" in second

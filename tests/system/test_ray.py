@@ -118,6 +118,7 @@ def test_texts_of_different_lengths_and_unreadable_ones_give_the_same_gallery(
     assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_the_work_of_a_killed_node_is_done_again(cluster, bundle, images, gallery, tmp_path):
     cluster.resize(2)
     driver = kway_on(cluster, "index", bundle, images, "-o", tmp_path / "out", *BATCH)
@@ -223,6 +224,7 @@ def of_two_ranks(run: Path) -> dict[str, bytes]:
     return evaluations(run)
 
 
+@pytest.mark.slow
 def test_evaluation_on_a_cluster_gives_the_same_files(cluster, kway, run, of_two_ranks):
     cluster.resize(2)
     kway_on(cluster, "eval", run, "--nproc", 2).finish()

@@ -61,7 +61,11 @@ def recipe_for(shards: Path, run: Path, steps: int, **changes: Any) -> Recipe:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}]
+    "changes",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"head__weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}},
+    ],
 )
 def test_a_run_resumed_after_several_appends_is_bit_identical(
     changes: dict[str, Any], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CANDIDATES = 200
+# The number of names whose lookups are cached.
+_MAX_FOUND = 4096
 # Bytes of names searched at a time.
 _CHUNK = 1 << 22
 # difflib takes quadratic time, and a longer string is unlikely to be a misspelled class name.
@@ -51,6 +53,7 @@ class ClassNames:
     def __init__(self, names: Sequence[str], index: NameIndex | None = None) -> None:
         self.names = names
         self._index = index if index is not None else index_names(names)
+        self._found: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self.names)
@@ -95,6 +98,14 @@ class ClassNames:
 
     def find(self, name: str) -> int | None:
         """Return the ID of the class with exactly this name, or None if there is none."""
+        found = self._found.get(name)
+        if found is None and (found := self._search_hash(name)) is not None:
+            if len(self._found) >= _MAX_FOUND:
+                self._found.clear()
+            self._found[name] = found
+        return found
+
+    def _search_hash(self, name: str) -> int | None:
         wanted = np.int64(_hash(name))  # an int would make searchsorted copy the array
         position = int(np.searchsorted(self._index.hashes, wanted))
         while position < len(self) and self._index.hashes[position] == wanted:

@@ -5,8 +5,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from http.client import HTTPConnection, HTTPResponse
+from contextlib import ExitStack
 
 import httpx
 import psutil
@@ -30,12 +29,6 @@ from tests.serving.watching import (
 
 __all__ = ["images"]  # a fixture
 HEADER_TIMEOUT_SECONDS = 7.0
-HANDSHAKE = {
-    "Connection": "Upgrade",
-    "Upgrade": "websocket",
-    "Sec-WebSocket-Version": "13",
-    "Sec-WebSocket-Key": "a2F5IG9mIDE2IGxldHRlcg==",
-}
 
 
 @pytest.fixture
@@ -151,54 +144,6 @@ async def connect_with_retries(url: str) -> AsyncConnection:
 
 def is_busy(status: int, headers: Mapping[str, str]) -> bool:
     return (status, headers.get("retry-after")) == (429, "1")
-
-
-def test_a_busy_replica_rejects_a_websocket_handshake_with_429(
-    server: Server, client: httpx.Client
-) -> None:
-    path = f"/v1/watches/{create_watch(client)['id']}/live"
-    address = server.url.removeprefix("http://")
-
-    def is_rejected() -> bool:
-        with ExitStack() as opened:
-            connections = [
-                opened.enter_context(closing(HTTPConnection(address))) for _ in range(40)
-            ]
-            # Make HAProxy open connections to the replicas first, so it can reuse them.
-            for response in request_at_once(server, connections, "/v1/classes", {}):
-                response.read()
-            responses = request_at_once(server, connections, path, HANDSHAKE)
-            rejected = [response for response in responses if response.status != 101]
-            for response in rejected:
-                assert is_busy(response.status, response.headers)
-                assert json.loads(response.read())["error"]["code"] == "too_busy"
-            return bool(rejected)
-
-    eventually(is_rejected)
-
-
-def request_at_once(
-    server: Server, connections: list[HTTPConnection], path: str, headers: dict[str, str]
-) -> list[HTTPResponse]:
-    """Send one request over each connection so that all of them reach the replicas at once. The
-    replicas reject those beyond `max_requests`.
-    """
-    with suspended(processes(server, "ServeReplica")):
-        for connection in connections:
-            connection.request("GET", path, headers=headers)
-        time.sleep(0.4)  # until the requests have arrived
-    return [connection.getresponse() for connection in connections]
-
-
-@contextmanager
-def suspended(processes: list[psutil.Process]) -> Iterator[None]:
-    for one in processes:
-        one.suspend()
-    try:
-        yield
-    finally:
-        for one in processes:
-            one.resume()
 
 
 def test_a_loopback_server_without_tokens_rejects_other_host_names(server: Server) -> None:

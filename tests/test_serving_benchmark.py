@@ -1,0 +1,27 @@
+"""The bundles of the serving benchmarks can be served."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.serving_bundles import stretch, write_random
+from benchmarks.serving_requests import TRIVIAL, random_jpeg
+from serving.answer import answer, make_query
+from serving.model import Model
+
+
+@pytest.mark.parametrize("num_classes", [100, 2000])
+def test_a_random_bundle_answers_queries(num_classes: int, tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    write_random(bundle, TRIVIAL, 100, size=8)
+    last = num_classes - 1
+    if num_classes > 100:
+        stretch(bundle, num_classes, np.array([1, last]))
+    model = Model.open(bundle)
+    model.self_check()
+    features = model.features([model.prepare(random_jpeg(8))])
+    query = make_query(model.bundle, [1, last], recall=0.9)
+    (found,) = answer(model.bundle, features, query).results
+    assert [verdict.class_id for verdict in found.verdicts] == [1, last]
+    assert all(np.isfinite(verdict.score) for verdict in found.verdicts)
