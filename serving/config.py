@@ -207,7 +207,12 @@ class ServingConfig(BaseModel):
         description="folder for logs of the numbers of each query, without its inputs "
         "(default: queries are not logged)",
     )
-    max_watches: int = Field(100_000, gt=0, description="maximum total number of watches")
+    max_watches: Annotated[int, Option()] = Field(
+        100_000,
+        ge=0,
+        description="maximum total number of watches; 0 disables watches, for example "
+        "because several servers share an address",
+    )
     max_watches_per_client: int = Field(
         100, gt=0, description="maximum number of watches per client"
     )

@@ -69,7 +69,7 @@ def serve(
     from serving.models.published import paths_of_models
     from trainer.bundle.bundle import Bundle
 
-    least, most = _replicas(replicas)
+    least, most = replica_range(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     _check_access(config, no_tokens=no_tokens)
@@ -127,7 +127,7 @@ def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
     files = {"--token-file": config.token_file, "--admin-token-file": config.admin_token_file}
     for option, file in files.items():
         if file is not None:
-            _check_tokens(option, file)  # report a bad file before Ray starts
+            check_tokens(file, option)  # report a bad file before Ray starts
     if config.token_file is None and config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
@@ -135,7 +135,7 @@ def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
         )
 
 
-def _check_tokens(option: str, file: Path) -> None:
+def check_tokens(file: Path, option: str = "--token-file") -> None:
     try:
         Tokens(file)
     except OSError as error:
@@ -147,7 +147,7 @@ def _check_tokens(option: str, file: Path) -> None:
         raise ValueError(f"{option}: {error}") from error
 
 
-def _replicas(text: str) -> tuple[int, int | None]:
+def replica_range(text: str) -> tuple[int, int | None]:
     """Parse `2` -> (2, None), `1:4` -> (1, 4)."""
     found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", text)
     if found is None or (found[2] and int(found[2]) < int(found[1])):

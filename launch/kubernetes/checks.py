@@ -7,9 +7,10 @@ from launch.kubernetes.objects import Manifest, jobs, pods
 from launch.kubernetes.pod_rules import POD_RULES
 from launch.kubernetes.ray_rules import RAY_RULES
 from launch.kubernetes.reference_rules import REFERENCE_RULES
+from launch.kubernetes.server_rules import SERVER_RULES
 
 # Rules that check all manifests together.
-RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES)
+RULES = (*REFERENCE_RULES, *GROUP_RULES, *RAY_RULES, *SERVER_RULES)
 
 
 def problems(manifests: Sequence[Manifest]) -> list[str]:

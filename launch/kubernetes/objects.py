@@ -19,7 +19,10 @@ Manifest = Mapping[str, Any]
 GPU = "nvidia.com/gpu"
 CLAIM = "persistentVolumeClaim"
 
-_WITH_TEMPLATE = ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet")
+_WITH_TEMPLATE = ("Deployment", "DaemonSet", "ReplicaSet")
+# Where KServe mounts the model, and the fields of a predictor that are not fields of a pod.
+_MODELS = "/mnt/models"
+_OF_KSERVE = ("model", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget")
 # Suffixes of quantities such as 500m, 2 and 1.5Gi.
 _BINARY = {suffix + "i": Decimal(1024) ** power for power, suffix in enumerate("KMGTPE", 1)}
 _DECIMAL = {suffix: Decimal(1000) ** power for power, suffix in enumerate("kMGTPE", 1)}
@@ -148,11 +151,45 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
         kind, spec, where = manifest.get("kind"), at(manifest, "spec"), name_of(manifest)
         if kind == "Pod":
             found.append(Pod(where, manifest))
+        elif kind == "StatefulSet":
+            found.append(Pod(where, _with_claims(spec)))
         elif kind in _WITH_TEMPLATE:
             found.append(Pod(where, at(spec, "template")))
+        elif kind == "InferenceService":
+            found += _pods_of_kserve(manifests, at(spec, "predictor"))
         elif kind == "RayService":
             found += pods_of_ray(where, at(spec, "rayClusterConfig"))
     return found
+
+
+def _with_claims(stateful_set: Manifest) -> Manifest:
+    """Return the pod template with the volumes that Kubernetes creates for each pod."""
+    template = at(stateful_set, "template")
+    claims = stateful_set.get("volumeClaimTemplates", ())
+    own: list[Manifest] = [
+        {"name": at(claim, "metadata").get("name"), "ownClaim": {}} for claim in claims
+    ]
+    spec = at(template, "spec")
+    return {**template, "spec": {**spec, "volumes": [*spec.get("volumes", ()), *own]}}
+
+
+def _pods_of_kserve(manifests: Sequence[Manifest], predictor: Manifest) -> Iterator[Pod]:
+    """Yield the pod that KServe makes of a ServingRuntime and the predictor of a service."""
+    model = at(predictor, "model")
+    runtime = by_name(manifests, "ServingRuntime").get(str(model.get("runtime")), {})
+    spec = at(runtime, "spec")
+    claim = str(model.get("storageUri", "")).removeprefix("pvc://").partition("/")[0]
+    mount = {"name": "model", "mountPath": _MODELS, "readOnly": True}
+    containers = [
+        {**each, "volumeMounts": [*each.get("volumeMounts", ()), mount]}
+        for each in spec.get("containers", ())
+    ]
+    volume = {"name": "model", CLAIM: {"claimName": claim, "readOnly": True}}
+    volumes = [*spec.get("volumes", ()), volume]
+    of_pod = {key: value for key, value in predictor.items() if key not in _OF_KSERVE}
+    pod = {**of_pod, "containers": containers, "volumes": volumes}
+    template = {"metadata": {"labels": at(spec, "labels")}, "spec": pod}
+    yield Pod(name_of(runtime), template)
 
 
 def pods_of_ray(where: str, cluster: Manifest) -> Iterator[Pod]:
@@ -190,6 +227,11 @@ def option(line: Sequence[str], name: str) -> str | None:
 def trains(container: Manifest) -> bool:
     """Return whether the container runs `kway train`."""
     return "kway train" in " ".join(words(container))
+
+
+def serves(container: Manifest) -> bool:
+    """Return whether the container runs `kway serve`."""
+    return words(container)[:2] == ["kway", "serve"]
 
 
 def is_below(path: str, folders: Iterable[str]) -> bool:

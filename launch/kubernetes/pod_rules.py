@@ -16,6 +16,7 @@ from launch.kubernetes.objects import (
     is_below,
     option,
     quantity,
+    serves,
     trains,
     words,
     writable_mounts,
@@ -24,7 +25,7 @@ from launch.kubernetes.objects import (
 # Absolute paths in a shell script.
 _PATH = re.compile(r"(?<![\w./:-])/[\w.-]+(?:/[\w.-]+)*")
 # Paths that exist in every image.
-_ALWAYS_PRESENT = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
+ALWAYS_PRESENT = ("/bin", "/dev/null", "/proc", "/sys", "/usr")
 _PORT_NAME_LENGTH = 15
 # Sysctls that the pod security standard `restricted` allows.
 _SYSCTLS = {
@@ -143,7 +144,7 @@ def paths_are_mounted(pod: Pod) -> Iterator[str]:
                     f"container {container.get('name')} mounts {mount.get('name')}, which is not a "
                     "volume of the pod: add the volume"
                 )
-        folders = [*_ALWAYS_PRESENT, *(mount.get("mountPath", "") for mount in mounts)]
+        folders = [*ALWAYS_PRESENT, *(mount.get("mountPath", "") for mount in mounts)]
         for path in _paths(container):
             if not is_below(path, folders):
                 yield (
@@ -185,7 +186,7 @@ def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
     The default of 64 MiB is too small for loaders, NCCL and Ray.
     """
     for container in pod.containers:
-        if not (trains(container) or pod.is_of_ray):
+        if not (trains(container) or serves(container) or pod.is_of_ray):
             continue
         memory = [
             name for name, v in pod.volumes.items() if at(v, "emptyDir").get("medium") == "Memory"

@@ -17,6 +17,7 @@ from launch.kubernetes.objects import (
     of_kind,
     pods_of_ray,
 )
+from launch.kubernetes.pod_rules import ALWAYS_PRESENT
 
 _GRACE_SECONDS = 30
 _FILES = ("bundle", "token_file")
@@ -63,7 +64,7 @@ def files_are_in_every_pod(manifests: Sequence[Manifest]) -> Iterator[str]:
             mounts = [m for each in pod.containers for m in each.get("volumeMounts", ())]
             folders = [mount.get("mountPath", "") for mount in mounts]
             for path in paths:
-                if not is_below(path, folders):
+                if not is_below(path, (*ALWAYS_PRESENT, *folders)):
                     yield f"{pod.where}: serveConfigV2 uses {path}, but no volume is mounted there"
 
 

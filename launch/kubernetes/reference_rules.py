@@ -28,7 +28,7 @@ from launch.kubernetes.objects import (
 
 
 def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that Services, policies and Deployments select pods that declare the ports they use."""
+    """Check that Services, policies and controllers select pods that declare the ports they use."""
     all_pods = pods(manifests)
     for manifest in manifests:
         spec = at(manifest, "spec")
@@ -38,7 +38,9 @@ def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
                 yield from _selects(manifest, at(spec, "selector"), ports, all_pods)
             case "NetworkPolicy":
                 yield from _policy(manifest, spec, all_pods)
-            case "Deployment":
+            case "PodDisruptionBudget":
+                yield from _selects(manifest, at(spec, "selector", "matchLabels"), [], all_pods)
+            case "Deployment" | "StatefulSet":
                 wanted = at(spec, "selector", "matchLabels")
                 own = [Pod(name_of(manifest), at(spec, "template"))]
                 yield from _selects(manifest, wanted, [], own)

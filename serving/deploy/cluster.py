@@ -1,18 +1,21 @@
 """Deployment on a Ray cluster: a Serve config file and the function that it names.
 
 `serve deploy`, `serve run` and KubeRay's RayService accept the file. kway must be installed on all
-nodes, and the bundle's folder must exist at the same path on each.
+nodes, and the bundle's folder must exist at the same path on each. Importing this module does not
+import Ray.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
-from ray.serve import Application
 
 from serving.config import ServingConfig
-from serving.deploy.deployment import application, grpc_options
 from serving.deploy.environment import SERVING, grpc_limits
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 # Not arguments of the application: the file sets them in http_options and grpc_options, and watches
 # are in Ray's key-value store.
@@ -30,12 +33,14 @@ class ClusterArguments(BaseModel):
     config: ServingConfig = ServingConfig()
 
 
-def build(arguments: ClusterArguments) -> Application:
+def build(arguments: ClusterArguments) -> "Application":
     """Build the application; Serve calls this with the file's `args`.
 
     The grace period exceeds the request timeout, so a replica that is scaled down or replaced can
     finish its remaining requests.
     """
+    from serving.deploy.deployment import application
+
     grace_seconds = arguments.config.request_timeout_seconds + _SPARE_SECONDS
     return application(arguments.bundle, arguments.config, errors=None, grace_seconds=grace_seconds)
 
@@ -51,7 +56,7 @@ def config_file(bundle: str, config: ServingConfig) -> str:
         "proxy_location": "EveryNode",
         # Requests have their own timeouts; streams have no timeout.
         "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
-        **({} if config.grpc_port is None else {"grpc_options": grpc_options(config.grpc_port)}),
+        **({} if config.grpc_port is None else {"grpc_options": _grpc_options(config.grpc_port)}),
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},
         "applications": [
             {
@@ -64,6 +69,12 @@ def config_file(bundle: str, config: ServingConfig) -> str:
     }
     variables = SERVING if config.grpc_port is None else SERVING | grpc_limits(config)
     return _heading(variables) + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _grpc_options(port: int) -> dict[str, Any]:
+    from serving.deploy.deployment import grpc_options
+
+    return grpc_options(port)
 
 
 def _heading(environment: Mapping[str, str]) -> str:

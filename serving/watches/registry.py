@@ -8,7 +8,14 @@ from itertools import takewhile
 
 from serving.config import ServingConfig
 from serving.watches.storage import Storage
-from serving.watches.watch import Changes, Terms, UnknownWatchError, Watch, WatchLimitError
+from serving.watches.watch import (
+    Changes,
+    NoWatchesError,
+    Terms,
+    UnknownWatchError,
+    Watch,
+    WatchLimitError,
+)
 
 # A replica that has missed more removals than this receives the complete list.
 _REMEMBERED_REMOVALS = 1000
@@ -50,7 +57,8 @@ class Registry:
         return watch_id in self._watches
 
     def create(self, client: str, terms: Terms) -> Watch:
-        """Create a watch. Raises WatchLimitError if there are too many watches."""
+        """Create a watch. Raises WatchLimitError if there are too many watches, and NoWatchesError
+        if the configuration disables them."""
         self._check_limits(client)
         now = self._clock()
         # Dump only the fields of Terms, so that `terms` cannot set the other fields of Watch.
@@ -123,6 +131,10 @@ class Registry:
         return Changes(self.epoch, self.version, now, is_complete, tuple(watches), tuple(removed))
 
     def _check_limits(self, client: str) -> None:
+        if not self.config.max_watches:
+            raise NoWatchesError(
+                "this server does not keep watches (--max-watches 0). Use a server that does"
+            )
         limit = self.config.max_watches_per_client
         if len(self._by_client.get(client, ())) >= limit:
             raise WatchLimitError(

@@ -112,6 +112,10 @@ class WatchLimitError(WatchError):
     """There are too many watches."""
 
 
+class NoWatchesError(WatchError):
+    """The server does not keep watches."""
+
+
 class ListenerLimitError(WatchError):
     """There are too many listeners."""
 
@@ -124,7 +128,7 @@ class Watches(Protocol):
     """Stores the watches of all replicas. Every method may raise WatchesDownError."""
 
     async def create(self, client: str, terms: Terms) -> Watch:
-        """Create a watch. Raises WatchLimitError."""
+        """Create a watch. Raises WatchLimitError or NoWatchesError."""
         ...
 
     async def owned(self, client: str) -> list[Watch]:

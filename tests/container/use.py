@@ -121,7 +121,7 @@ kway query http://127.0.0.1:8000 --token-file /run/secrets/tokens \
 
 def _ray_head(image: Image, work: Path, root: Path) -> None:
     """Start the head of the RayService with KubeRay's command and test its startup probe."""
-    manifest = root / "k8s/overlays/serving/rayservice.yaml"
+    manifest = root / "k8s/overlays/serving/rayservice/rayservice.yaml"
     spec = of_manifest(image, manifest, "ray-head", work, {})
     start = "ulimit -n 65536; ray start --head --block --dashboard-host=0.0.0.0 --num-cpus=0 \
 --dashboard-agent-listen-port=52365 --metrics-export-port=8080"

@@ -13,8 +13,8 @@ from jsonschema.exceptions import best_match
 from kubernetes_validate.utils import all_versions, major_minor, schema_contents
 from referencing import Registry, Resource
 
+from launch.kubernetes.kustomize import FOLDER, build, kustomize_command
 from launch.kubernetes.objects import load_all
-from launch.kubernetes.render import FOLDER, build, kustomize_command
 from tests.k8s.cel_rules import broken_rules, defaulted
 from tests.k8s.schemas import SCHEMAS
 
@@ -43,6 +43,14 @@ MODELS = {
     "TrainJob": models.TrainerV1alpha1TrainJob,
     "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
 }
+# Fields of KServe's predictor that are fields of a pod.
+_OF_PODS = (
+    "automountServiceAccountToken",
+    "enableServiceLinks",
+    "securityContext",
+    "terminationGracePeriodSeconds",
+    "topologySpreadConstraints",
+)
 
 
 @cache
@@ -143,11 +151,23 @@ def _inside(manifest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for replicated in job_set.get("replicatedJobs", ()):
         job = replicated["template"]["spec"]
         yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job}
+    if manifest["kind"] == "ServingRuntime":
+        pod = {"containers": spec["containers"], "volumes": spec["volumes"]}
+        yield _pod_template(pod)
+    if manifest["kind"] == "InferenceService":
+        predictor = spec["predictor"]
+        shared = {key: predictor[key] for key in predictor if key in _OF_PODS}
+        yield _pod_template({**shared, "containers": [{"name": "inside"}]})
     if manifest["kind"] == "RayService":
         cluster = spec["rayClusterConfig"]
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-            pod = group["template"]
-            yield {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": pod}
+            yield _pod_template(**group["template"])
+
+
+def _pod_template(spec: dict[str, Any], **more: Any) -> dict[str, Any]:
+    template = {"spec": spec, **more}
+    metadata = {"name": "inside"}
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": template}
 
 
 def set_at(tree: Any, path: str, value: Any) -> None:

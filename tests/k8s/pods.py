@@ -34,6 +34,7 @@ _FIELDS = {
     "securityContext",
     "subdomain",
     "terminationGracePeriodSeconds",
+    "topologySpreadConstraints",
     "volumes",
     "automountServiceAccountToken",
 }

@@ -1,7 +1,7 @@
 """Schemas of custom resources: their fields, defaults, and rules in CEL.
 
-Fields, types and required fields come from published models, except for RayService
-(crds/rayservices.py):
+Fields, types and required fields come from published models, except for RayService, KServe and the
+Gateway API, whose schemas in crds/ are written by hand:
 
 - JobSet, TrainJob, TrainingRuntime: from the models of the installed kubeflow-trainer-api
   (Apache-2.0), for its versions of Kubeflow Trainer and JobSet.
@@ -21,6 +21,8 @@ import kubeflow_trainer_api.models as models
 import yaml
 
 from tests.k8s.cel_rules import Schema, rules
+from tests.k8s.crds.gateways import GATEWAYS
+from tests.k8s.crds.kserve import KSERVE
 from tests.k8s.crds.of_models import spec_of
 from tests.k8s.crds.parts import COUNT, NAME, SERVICE_NAME, TEXT, resource
 from tests.k8s.crds.rayservices import RAY_SERVICE
@@ -196,6 +198,8 @@ SCHEMAS = {
         limited(spec_of(models.TrainerV1alpha1TrainingRuntime), _TRAINING_RUNTIME),
     ),
     "RayService": RAY_SERVICE,
+    **GATEWAYS,
+    **KSERVE,
     "PodMonitor": _prometheus("PodMonitor", limited(_file("podmonitors"), _POD_MONITOR)),
     "PrometheusRule": _prometheus(
         "PrometheusRule", limited(_file("prometheusrules"), _PROMETHEUS_RULE)

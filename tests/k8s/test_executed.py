@@ -148,7 +148,7 @@ def test_the_serving_overlay_serves_the_bundle(exported, tmp_path):
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{secrets.token_hex(32)}\n")
     tokens_secret = {"kind": "Secret", "metadata": {"name": "kway-tokens"}}
-    manifests = built("overlays/serving")
+    manifests = built("overlays/serving/rayservice")
     manifests.append(tokens_secret | {"stringData": {"tokens": tokens.read_text()}})
     with cluster(exported.folder, manifests, addresses=2) as made:
         service = ray_service.start(made, one(manifests, "RayService"))

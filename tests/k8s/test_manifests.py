@@ -6,15 +6,16 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 from typer.main import get_command
 
 from launch.kubernetes import problems
+from launch.kubernetes.kustomize import FOLDER, build
 from launch.kubernetes.objects import environment, jobs, option, pods, quantity, words
-from launch.kubernetes.render import FOLDER, build
+from launch.kubernetes.server import Kind
 from launch.main import app
 from launch.ranks.placement import Placement
 from serving.deploy.environment import SERVING
@@ -29,8 +30,10 @@ ELSEWHERE = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
 
 
 def test_all_bases_and_overlays_exist():
-    assert {f"overlays/{name}" for name in (*TRAINING, "serving")} < set(FOLDERS)
-    assert {f"base/{name}" for name in ("claims", "training", "shards", "export")} < set(FOLDERS)
+    serving = (f"serving/{kind}" for kind in get_args(Kind))
+    assert {f"overlays/{name}" for name in (*TRAINING, *serving)} < set(FOLDERS)
+    bases = ("claims", "training", "shards", "export", "serving")
+    assert {f"base/{name}" for name in bases} < set(FOLDERS)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -137,7 +140,7 @@ def test_shards_training_and_export_use_the_same_folders(folder):
 
 def served() -> str:
     """Return the folder from which the service loads the bundle."""
-    service = one(built("overlays/serving"), "RayService")
+    service = one(built("overlays/serving/rayservice"), "RayService")
     (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
     return str(application["args"]["bundle"])
 
@@ -161,7 +164,7 @@ def test_the_service_config_is_the_output_of_kway_serve():
     printed = subprocess.run(
         [sys.executable, "-c", _PRINT], capture_output=True, text=True, cwd=ROOT, check=True
     )
-    service = one(built("overlays/serving"), "RayService")["spec"]
+    service = one(built("overlays/serving/rayservice"), "RayService")["spec"]
     assert service["serveConfigV2"] == printed.stdout
     config = yaml.safe_load(printed.stdout)["applications"][0]["args"]["config"]
     (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
@@ -170,7 +173,9 @@ def test_the_service_config_is_the_output_of_kway_serve():
 
 
 def test_ray_pods_set_the_serving_environment():
-    ray = [p for p in pods(built("overlays/serving")) if p.where.startswith("RayService")]
+    ray = [
+        p for p in pods(built("overlays/serving/rayservice")) if p.where.startswith("RayService")
+    ]
     assert len(ray) == 2
     for pod in ray:
         (container,) = pod.containers
@@ -178,12 +183,12 @@ def test_ray_pods_set_the_serving_environment():
 
 
 def test_the_manifests_use_the_tested_ray_version():
-    cluster = one(built("overlays/serving"), "RayService")["spec"]["rayClusterConfig"]
+    cluster = one(built("overlays/serving/rayservice"), "RayService")["spec"]["rayClusterConfig"]
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().split()
 
 
 def test_only_the_api_and_metrics_are_open_to_all():
-    policies = [m for m in built("overlays/serving") if m["kind"] == "NetworkPolicy"]
+    policies = [m for m in built("overlays/serving/rayservice") if m["kind"] == "NetworkPolicy"]
     open_ports = [
         port["port"]
         for policy in policies
@@ -196,7 +201,9 @@ def test_only_the_api_and_metrics_are_open_to_all():
 
 def test_the_operator_is_admitted_however_it_was_installed():
     """The Helm chart and the kustomize files of KubeRay use different pod labels."""
-    (policy,) = [m for m in built("overlays/serving") if m["metadata"]["name"] == "serving"]
+    (policy,) = [
+        m for m in built("overlays/serving/rayservice") if m["metadata"]["name"] == "serving"
+    ]
     dashboard = {"port": "dashboard"}
     (rule,) = [r for r in policy["spec"]["ingress"] if dashboard in r.get("ports", ())]
     names = [p["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for p in rule["from"]]
@@ -220,7 +227,8 @@ def test_the_small_overlays_fit_one_machine():
         for made in (built(f"overlays/cpu-smoke/{folder}".rstrip("/")) for folder in folders)
     ]
     for specs in claims:
-        assert {name: specs[name] for name in claims[0]} == claims[0]
+        assert specs.items() <= claims[0].items()
+        assert "bundles" in specs
     assert all(spec["accessModes"] == ["ReadWriteOnce"] for spec in claims[0].values())
     for pod in pods(built("overlays/cpu-smoke/serving")):
         assert all(quantity(c["resources"]["limits"]["cpu"]) <= 1 for c in pod.containers)

@@ -15,8 +15,9 @@ from launch.kubernetes.pod_rules import POD_RULES
 from tests.k8s.built import built, needs_kustomize, one, schema_errors, set_at
 from tests.k8s.cel_rules import defaulted
 from tests.k8s.schemas import SCHEMAS
+from tests.k8s.test_render_serving import HOST, rendered
 
-JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving"
+JOB, POD, SERVING = "overlays/job", "spec/template/spec", "overlays/serving/rayservice"
 REDIS, SLEEP = "gcsFaultToleranceOptions/redisAddress", "lifecycle/preStop/sleep/seconds"
 TRAINER = f"{POD}/containers/0"
 SET = "spec/replicatedJobs/0/template"
@@ -37,6 +38,16 @@ LOOPBACK = "http_options: {host: 127.0.0.1, port: 8000}"
 ALL_HOSTS = 'exec kway train "$@" --rdzv-conf is_host=1'
 ON_CODES = "spec/podFailurePolicy/rules/1/onExitCodes"
 WAITS = {"preStop": {"sleep": {"seconds": 170}}}
+
+DEPLOYMENT, STATEFUL, KSERVE = (
+    f"overlays/serving/{kind}" for kind in ("deployment", "statefulset", "kserve")
+)
+# Not folders of k8s/, but a rendered Deployment with a Gateway and gRPC, and a RayService.
+GATEWAY, UPGRADE = "gateway", "upgrade"
+OPTIONS = "spec/upgradeStrategy/clusterUpgradeOptions"
+KEEPS = ["bundles/glyphs", "--port", "8000", "--state", "/tmp/state"]
+SLOW = [*KEEPS, "--max-watches", "0", "--timeout", "60"]
+LISTENER = {"name": "https", "port": 443, "protocol": "HTTPS"}
 
 # Folder, kind, path, value to set (None: delete), and a part of the message.
 SCHEMA_MISTAKES = [
@@ -59,13 +70,37 @@ SCHEMA_MISTAKES = [
     ("overlays/trainjob", "TrainJob", "spec/trainer/numNodes", 0, "less than the minimum"),
     ("overlays/trainjob", "TrainingRuntime", "spec/mlPolicy/torch/numProcPerNode", 2, "unexpected"),
     ("overlays/trainjob", "TrainingRuntime", f"{INNER}/{POD}/hostnetwork", True, "hostnetwork"),
-    ("overlays/serving", "RayService", f"{RAY}/authOptions/mode", "tokens", "not one of"),
-    ("overlays/serving", "RayService", f"{RAY}/gcsFaultTolerance", {}, "unexpected"),
-    ("overlays/serving", "RayService", f"{WORKER}/maxReplicas", "4", "'4' is not of type"),
-    ("overlays/serving", "RayService", f"{WORKER}/rayStartParams/num-cpus", 1, "1 is not of type"),
-    ("overlays/serving", "RayService", f"{HEAD}/containers/0/livenessprobe", {}, "unexpected"),
-    ("overlays/serving", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
-    ("overlays/serving", "Deployment", "spec/replicas", "1", "'1' is not of type"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{RAY}/authOptions/mode",
+        "tokens",
+        "not one of",
+    ),
+    ("overlays/serving/rayservice", "RayService", f"{RAY}/gcsFaultTolerance", {}, "unexpected"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/maxReplicas",
+        "4",
+        "'4' is not of type",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/rayStartParams/num-cpus",
+        1,
+        "1 is not of type",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{HEAD}/containers/0/livenessprobe",
+        {},
+        "unexpected",
+    ),
+    ("overlays/serving/rayservice", "RayService", "spec/serveConfigV2", {}, "{} is not of type"),
+    ("overlays/serving/rayservice", "Deployment", "spec/replicas", "1", "'1' is not of type"),
     # Found by CEL rules, after the defaults.
     ("overlays/trainjob", "TrainJob", "metadata/name", "1st", "RFC 1035"),
     ("overlays/trainjob", "TrainingRuntime", f"{POLICY}/mpi", {}, "only one of torch"),
@@ -77,10 +112,79 @@ SCHEMA_MISTAKES = [
         AFTER,
         "must not have dependsOn",
     ),
-    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 5, "minReplicas is above"),
-    ("overlays/serving", "RayService", f"{WORKER}/minReplicas", 4, "replicas is not from"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/minReplicas",
+        5,
+        "minReplicas is above",
+    ),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{WORKER}/minReplicas",
+        4,
+        "replicas is not from",
+    ),
+    (
+        DEPLOYMENT,
+        "HorizontalPodAutoscaler",
+        "spec/maxReplicas",
+        None,
+        "'maxReplicas' is a required",
+    ),
+    (DEPLOYMENT, "PodDisruptionBudget", "spec/maxUnavailables", 1, "was unexpected"),
+    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplate", [], "was unexpected"),
+    (KSERVE, "ServingRuntime", "spec/protocolVersions/0", "v3", "not one of"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/livenessprobe", {}, "unexpected"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/name", "kway", "named kserve-container"),
+    (KSERVE, "InferenceService", "spec/predictor/model/storageUri", "/x", "does not match"),
+    (KSERVE, "InferenceService", "spec/predictor/minReplicas", 9, "minReplicas is above"),
+    (KSERVE, "InferenceService", "spec/predictor/securityContext/user", 1, "unexpected"),
+    (GATEWAY, "Gateway", "spec/listeners/0/tls", None, "'tls' is a required"),
+    (GATEWAY, "Gateway", "spec/listeners/1/port", 443, "port and hostname of a listener"),
+    (GATEWAY, "Gateway", "spec/listeners/1/name", "https", "names of listeners"),
+    (GATEWAY, "HTTPRoute", "spec/rules/1/timeouts/request", "45", "does not match"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/value", "v1", "must start with /"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/type", "Regex", "not one of"),
+    (GATEWAY, "HTTPRoute", "spec/hostnames/0", "kway.acme.org:443", "does not match"),
+    (GATEWAY, "GRPCRoute", "spec/rules/0/matches/0/method/service", "a/b", "does not match"),
+    (GATEWAY, "BackendTrafficPolicy", "spec/requestBuffer/limit", "32MB", "does not match"),
+    (GATEWAY, "ClientTrafficPolicy", "spec/connections", {}, "unexpected"),
+    (UPGRADE, "RayService", f"{OPTIONS}/stepSizePercent", 30, "stepSizePercent is above"),
+    (UPGRADE, "RayService", f"{OPTIONS}/intervalSeconds", 0, "less than the minimum"),
+    (UPGRADE, "RayService", OPTIONS, None, "clusterUpgradeOptions are required"),
+    (UPGRADE, "RayService", "spec/upgradeStrategy/type", "NewCluster", "and only for it"),
+    (UPGRADE, "RayService", f"{RAY}/enableInTreeAutoscaling", False, "requires enableInTree"),
 ]
 RULE_MISTAKES = [
+    # Servers.
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/lifecycle", None, "preStop sleep 0"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/{SLEEP}", 30, "preStop sleep 30"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/args", SLOW, "--timeout 60, preStop sleep 40"),
+    (DEPLOYMENT, "Deployment", f"{POD}/terminationGracePeriodSeconds", 60, "Seconds 60 must"),
+    (KSERVE, "InferenceService", "spec/predictor/terminationGracePeriodSeconds", None, "30 must"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/readinessProbe", None, "readinessProbe does not"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/startupProbe/httpGet/path", "/v1/model", "startupProbe"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/livenessProbe/httpGet/port", 80, "livenessProbe does"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/ports/0/containerPort", 80, "port serve is 80, but"),
+    (GATEWAY, "Deployment", f"{TRAINER}/ports/1", None, "port grpc is None, but --grpc-port"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/args", KEEPS, "watches are kept in /tmp/state"),
+    (STATEFUL, "StatefulSet", "spec/replicas", 2, "watches are kept in /work/state/kway"),
+    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplates", [], "mounts state, which is not"),
+    (KSERVE, "ServingRuntime", "spec/containers/0/args", KEEPS, "watches are kept in"),
+    (DEPLOYMENT, "Deployment", "spec/replicas", 2, "which sets replicas: remove it"),
+    (DEPLOYMENT, "Deployment", "metadata/name", "kway", "Deployment/kway-serve, which does not"),
+    (DEPLOYMENT, "HorizontalPodAutoscaler", "spec/minReplicas", 9, "minReplicas is above"),
+    (DEPLOYMENT, "PodDisruptionBudget", "spec/selector/matchLabels", {"a": "b"}, "selects a=b"),
+    (KSERVE, "InferenceService", "spec/predictor/model/storageUri", "pvc://x/y", "mounts claim x"),
+    (DEPLOYMENT, "Deployment", f"{TRAINER}/volumeMounts/3", None, "no memory volume at /dev/shm"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/backendRefs/0/port", 80, "HTTPRoute/kway: no Service"),
+    (GATEWAY, "GRPCRoute", "spec/rules/0/backendRefs/0/name", "kway", "GRPCRoute/kway: no Service"),
+    (GATEWAY, "HTTPRoute", "spec/parentRefs/0/sectionName", "http", "its parent"),
+    (GATEWAY, "Gateway", "spec/listeners", [LISTENER], "GRPCRoute/kway: its parent"),
+    (GATEWAY, "BackendTrafficPolicy", "spec/targetRefs/0/sectionName", "x", "its target"),
+    (GATEWAY, "ClientTrafficPolicy", "spec/targetRefs/0/name", "other", "its target"),
     # Privileges.
     (JOB, "Job", f"{TRAINER}/securityContext/privileged", True, "privileged"),
     (JOB, "Job", f"{TRAINER}/securityContext/allowPrivilegeEscalation", None, "Escalation"),
@@ -94,7 +198,13 @@ RULE_MISTAKES = [
     (JOB, "Job", f"{POD}/hostNetwork", True, "hostNetwork"),
     (JOB, "Job", f"{POD}/automountServiceAccountToken", None, "automountServiceAccountToken"),
     (JOB, "Job", f"{POD}/volumes/0", {"name": "recipe", "hostPath": {"path": "/"}}, "hostPath"),
-    ("overlays/serving", "RayService", f"{RAY}/enableInTreeAutoscaling", None, "automount"),
+    (
+        "overlays/serving/rayservice",
+        "RayService",
+        f"{RAY}/enableInTreeAutoscaling",
+        None,
+        "automount",
+    ),
     ("overlays/jobset", "JobSet", f"{SET}/{TRAINER}/securityContext/privileged", True, "privil"),
     ("base/export", "Job", f"{POD}/initContainers/0/securityContext", None, "evaluate"),
     (JOB, "Job", f"{TRAINER}/securityContext/procMount", "Unmasked", "procMount Unmasked"),
@@ -129,11 +239,11 @@ RULE_MISTAKES = [
     (JOB, "Job", f"{POD}/volumes/2", None, "mounts runs"),
     ("base/shards", "Job", f"{TRAINER}/args/1", "elsewhere/glyphs", "/work/elsewhere/glyphs"),
     ("base/export", "Job", f"{TRAINER}/workingDir", None, "uses /runs/glyphs"),
-    ("overlays/serving", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
+    ("overlays/serving/rayservice", "Deployment", f"{TRAINER}/volumeMounts/0", None, "uses /data"),
     (JOB, "Job", f"{TRAINER}/ports/0/name", None, "port 9400 has no name"),
     (JOB, "Job", f"{TRAINER}/ports/0/name", "rendezvous", "port name rendezvous"),
     (
-        "overlays/serving",
+        "overlays/serving/rayservice",
         "Deployment",
         f"{TRAINER}/readinessProbe/tcpSocket/port",
         "x",
@@ -218,15 +328,27 @@ RULE_MISTAKES = [
     (JOB, "Service", "spec/clusterIP", None, "headless Service"),
     (JOB, "Job", f"{POD}/subdomain", "other", "headless Service"),
     (JOB, "NetworkPolicy", "spec/podSelector/matchLabels", {"app": "x"}, "selects app=x"),
-    ("overlays/serving", "Deployment", "spec/selector/matchLabels", {"app": "x"}, "selects app=x"),
+    (
+        "overlays/serving/rayservice",
+        "Deployment",
+        "spec/selector/matchLabels",
+        {"app": "x"},
+        "selects app=x",
+    ),
     (JOB, "ConfigMap", "metadata/name", "recipes", "which does not exist"),
     (JOB, "ConfigMap", "data", {"other.yaml": ""}, "uses recipe.yaml"),
     (JOB, "Job", f"{POD}/volumes/2/persistentVolumeClaim/claimName", "rnus", "mounts claim rnus"),
 ]
 
 
+MADE = {
+    GATEWAY: lambda: rendered(HOST, has_grpc=True),
+    UPGRADE: lambda: rendered(kind="rayservice", has_incremental_upgrade=True),
+}
+
+
 def planted(folder: str, kind: str, path: str, value: Any) -> list[dict[str, Any]]:
-    manifests = built(folder)
+    manifests = MADE[folder]() if folder in MADE else built(folder)
     set_at(first(manifests, kind), path, value)
     return manifests
 
@@ -260,7 +382,7 @@ def test_cel_rules_are_evaluated_after_the_defaults():
         "startupPolicyOrder InOrder and dependsOn are mutually exclusive"
     ]
     schema = SCHEMAS["RayService"]
-    service = one(built("overlays/serving"), "RayService")
+    service = one(built("overlays/serving/rayservice"), "RayService")
     group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
     del group["minReplicas"]
     stored = defaulted(schema, service)["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]

@@ -40,7 +40,8 @@ def monitor(name: str) -> dict[str, Any]:
 
 def is_selected(pod: dict[str, Any], selector: dict[str, Any]) -> bool:
     labels = pod["metadata"].get("labels", {})
-    return selector["matchLabels"].items() <= labels.items()
+    absent = {each["key"] for each in selector.get("matchExpressions", ())}
+    return selector["matchLabels"].items() <= labels.items() and not absent & labels.keys()
 
 
 def port_names(pod: dict[str, Any]) -> set[str]:
@@ -50,7 +51,13 @@ def port_names(pod: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("name", "folder", "num"),
-    [("kway-training", "base/training", 1), ("kway-serving", "overlays/serving", 2)],
+    [
+        ("kway-training", "base/training", 1),
+        ("kway-serving", "overlays/serving/rayservice", 2),
+        ("kway-servers", "overlays/serving/rayservice", 0),
+        ("kway-servers", "overlays/serving/deployment", 1),
+        ("kway-servers", "overlays/serving/statefulset", 1),
+    ],
 )
 def test_pod_monitors_select_a_port_of_every_pod(name: str, folder: str, num: int) -> None:
     """This includes the workers of a Ray cluster, which serve while the head is down."""

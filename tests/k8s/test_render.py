@@ -10,8 +10,9 @@ import pytest
 
 from launch.kubernetes import problems
 from launch.kubernetes.agreement import on_devices
+from launch.kubernetes.kustomize import FOLDER, Claims
 from launch.kubernetes.objects import jobs, load, load_all, option, words
-from launch.kubernetes.render import FOLDER, Claims, Size, overlays, render
+from launch.kubernetes.render import Size, overlays, render
 from tests.k8s.built import ROOT, needs_kustomize, one, schema_errors
 from trainer.recipe import build_recipe, load_recipe
 

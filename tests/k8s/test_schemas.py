@@ -70,7 +70,7 @@ def changed(folder: str, kind: str, path: str, value: Any) -> dict[str, Any]:
             "spec/mlPolicy/torch/envInjection",
             {"targets": TARGETS},
         ),
-        ("overlays/serving", "RayService", f"{HEAD}/restartPolicy", "Never"),
+        ("overlays/serving/rayservice", "RayService", f"{HEAD}/restartPolicy", "Never"),
     ],
 )
 def test_published_fields_that_we_do_not_use_are_accepted(folder, kind, path, value):
@@ -97,14 +97,32 @@ def test_published_fields_that_we_do_not_use_are_accepted(folder, kind, path, va
             "not one of",
         ),
         # KubeRay rejects these, but the API server would accept them.
-        ("overlays/serving", "RayService", "metadata/name", "1st", "RFC 1035"),
-        ("overlays/serving", "RayService", "metadata/name", "k" * 48, "longer than 47"),
-        ("overlays/serving", "RayService", f"{RAY}/rayVersion", "2.51.1", "2.52 or later"),
-        ("overlays/serving", "RayService", f"{RAY}/rayVersion", None, "2.52 or later"),
-        ("overlays/serving", "RayService", f"{HEAD}/restartPolicy", "Always", "must be Never"),
-        ("overlays/serving", "RayService", f"{WORKER}/restartPolicy", "OnFailure", "must be Never"),
+        ("overlays/serving/rayservice", "RayService", "metadata/name", "1st", "RFC 1035"),
+        ("overlays/serving/rayservice", "RayService", "metadata/name", "k" * 48, "longer than 47"),
         (
-            "overlays/serving",
+            "overlays/serving/rayservice",
+            "RayService",
+            f"{RAY}/rayVersion",
+            "2.51.1",
+            "2.52 or later",
+        ),
+        ("overlays/serving/rayservice", "RayService", f"{RAY}/rayVersion", None, "2.52 or later"),
+        (
+            "overlays/serving/rayservice",
+            "RayService",
+            f"{HEAD}/restartPolicy",
+            "Always",
+            "must be Never",
+        ),
+        (
+            "overlays/serving/rayservice",
+            "RayService",
+            f"{WORKER}/restartPolicy",
+            "OnFailure",
+            "must be Never",
+        ),
+        (
+            "overlays/serving/rayservice",
             "RayService",
             f"{HEAD}/containers/0/env",
             [{"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"}],

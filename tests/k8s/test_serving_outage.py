@@ -29,7 +29,7 @@ def service(tmp_path: Path) -> Iterator[RayService]:
     """A head and a worker that serve a small bundle."""
     write(tmp_path / "claims/bundles/glyphs")
     secret = {"kind": "Secret", "metadata": {"name": "kway-tokens"}}
-    manifests = built("overlays/serving")
+    manifests = built("overlays/serving/rayservice")
     manifests.append(secret | {"stringData": {"tokens": f"{secrets.token_hex(32)}\n"}})
     with cluster(tmp_path, manifests, addresses=2) as made:
         found = ray_service.start(made, one(manifests, "RayService"))

@@ -27,6 +27,7 @@ from serving.watches.watch import (
     Changes,
     HitBatch,
     ListenerLimitError,
+    NoWatchesError,
     Terms,
     UnknownCursorError,
     UnknownListenerError,
@@ -76,6 +77,13 @@ def test_renewals_do_not_accumulate_and_the_last_one_determines_when_a_watch_exp
     clock.now += 12
     assert registry.sweep() == [made[2].id]
     assert registry.owned("a") == registry.sweep() == []
+
+
+def test_a_registry_with_a_limit_of_0_keeps_no_watches() -> None:
+    registry = Registry(ServingConfig(max_watches=0), clock=Clock(), storage=MemoryStorage())
+    with pytest.raises(NoWatchesError, match="--max-watches 0"):
+        registry.create("a", terms())
+    assert registry.owned("a") == []
 
 
 def test_the_changes_since_a_version_contain_new_and_removed_watches() -> None:

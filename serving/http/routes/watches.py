@@ -41,6 +41,7 @@ from serving.watches.schemas import (
 )
 from serving.watches.watch import (
     ListenerLimitError,
+    NoWatchesError,
     Terms,
     UnknownCursorError,
     UnknownListenerError,
@@ -357,6 +358,8 @@ def _as_api_errors() -> Iterator[None]:
         yield
     except UnknownWatchError as error:
         raise ApiError(404, "unknown_watch", str(error)) from error
+    except NoWatchesError as error:
+        raise ApiError(404, "no_watches", str(error)) from error
     except UnknownCursorError as error:
         raise ApiError(422, "invalid_parameter", str(error)) from error
     except ListenerLimitError as error:

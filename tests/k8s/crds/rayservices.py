@@ -4,9 +4,10 @@ It contains only the fields that we use, in our own words. It is based on
 docs.ray.io/en/master/kuberay/references/api.html and was compared with KubeRay:
 helm-chart/kuberay-operator/crds/ray.io_rayservices.yaml at 02a80a6f2abf, raycluster_types.go from
 about the same time, and the operator's own checks in
-ray-operator/controllers/ray/utils/validation.go at 0074504f84f2. It is deliberately stricter than
-the CRD: a cluster has workers, Redis stores the GCS with a password from a Secret, group names are
-unique, and replicas are between their bounds.
+ray-operator/controllers/ray/utils/validation.go at 0074504f84f2. `upgradeStrategy` was compared
+with rayservice_types.go and validation.go at feeaf72facab, after KubeRay 1.7. It is deliberately
+stricter than the CRD: a cluster has workers, Redis stores the GCS with a password from a Secret,
+group names are unique, and replicas are between their bounds.
 """
 
 from tests.k8s.cel_rules import rules
@@ -102,11 +103,52 @@ _RAY_CLUSTER = {
     **_OPERATOR_RULES,
 }
 
-_SPEC = closed(
-    "serveConfigV2 rayClusterConfig",
-    serveConfigV2={"type": "string"},
-    rayClusterConfig=_RAY_CLUSTER,
-)
+_PERCENT = {"type": "integer", "minimum": 0, "maximum": 100}
+_INCREMENTAL = "NewClusterWithIncrementalUpgrade"
+_UPGRADE = {
+    **closed(
+        "type",
+        type={"enum": ["None", "NewCluster", _INCREMENTAL]},
+        clusterUpgradeOptions={
+            **closed(
+                "gatewayClassName stepSizePercent intervalSeconds",
+                gatewayClassName=NAME,
+                maxSurgePercent={**_PERCENT, "default": 100},
+                stepSizePercent=_PERCENT,
+                intervalSeconds={"type": "integer", "minimum": 1},
+            ),
+            **rules(
+                (
+                    "self.stepSizePercent <= self.maxSurgePercent",
+                    "stepSizePercent is above maxSurgePercent",
+                )
+            ),
+        },
+    ),
+    **rules(
+        (
+            f"(self.type == '{_INCREMENTAL}') == has(self.clusterUpgradeOptions)",
+            f"clusterUpgradeOptions are required for {_INCREMENTAL}, and only for it",
+        )
+    ),
+}
+
+_SPEC = {
+    **closed(
+        "serveConfigV2 rayClusterConfig",
+        serveConfigV2={"type": "string"},
+        rayClusterConfig=_RAY_CLUSTER,
+        upgradeStrategy=_UPGRADE,
+    ),
+    **rules(
+        (
+            f"!has(self.upgradeStrategy) || self.upgradeStrategy.type != '{_INCREMENTAL}' || "
+            "(has(self.rayClusterConfig.enableInTreeAutoscaling) && "
+            "self.rayClusterConfig.enableInTreeAutoscaling)",
+            f"{_INCREMENTAL} requires enableInTreeAutoscaling",
+        )
+    ),
+}
 
 RAY_SERVICE = resource(
     "ray.io/v1",
