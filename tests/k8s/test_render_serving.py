@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import re
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +18,7 @@ from launch.kubernetes.server import ONLY_IN_THE_CLUSTER, Gateway, Kind, Server,
 from launch.kubernetes.serving import render_server
 from serving.config import ServingConfig
 from serving.http.app import ROUTERS
-from serving.http.routing import paths_of
+from serving.http.routing import of_every_model, paths_of
 from tests.k8s.built import ROOT, built, needs_kustomize, one, schema_errors
 from tests.k8s.test_manifests import parameters
 from tests.tiny_bundle import write
@@ -177,18 +178,20 @@ def test_exactly_the_paths_of_streams_have_no_timeout_at_the_gateway():
     """Paths below /v1/watches and /v1/feeds that are not streams have the server's timeout only."""
     streams, requests = one(rendered(HOST), "HTTPRoute")["spec"]["rules"]
     assert (streams["name"], streams["timeouts"]) == ("streams", {"request": "0s"})
-    for path in paths_of(ROUTERS, lambda route: True):
+    every = of_every_model(paths_of(ROUTERS, lambda route: True))
+    streaming = of_every_model(paths_of(ROUTERS, lambda route: route.streams))
+    for path in every:
         is_matched = any(matches(path, each["path"]) for each in streams["matches"])
-        assert is_matched == (
-            path in paths_of(ROUTERS, lambda route: route.streams)
-            or path.startswith(("/v1/watches", "/v1/feeds"))
-        ), path
+        is_below = re.match(r"/v1/(models/[^/]+/)?(watches|feeds)(/|$)", path) is not None
+        assert is_matched == (path in streaming or is_below), path
     seconds = float(requests["timeouts"]["request"].removesuffix("s"))
     assert seconds > ServingConfig().request_timeout_seconds + 10
 
 
 def matches(path: str, rule: dict[str, str]) -> bool:
     value = rule["value"]
+    if rule["type"] == "RegularExpression":
+        return re.fullmatch(value, path) is not None
     if rule["type"] == "Exact":
         return path == value
     return path == value or path.startswith(f"{value}/")

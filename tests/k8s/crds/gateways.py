@@ -67,7 +67,7 @@ _BACKENDS = _many(closed("name port", name=NAME, port=_PORT), 16)
 _PATH = {
     **closed(
         "type value",
-        type={"enum": ["Exact", "PathPrefix"]},
+        type={"enum": ["Exact", "PathPrefix", "RegularExpression"]},
         value={"type": "string", "maxLength": 1024},
     ),
     **rules(
