@@ -53,8 +53,8 @@ def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) ->
             )
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError) as error:
         raise ValueError(
-            f"onnxruntime cannot convert this backbone to int8 ({one_line(error)}): use --precision "
-            "bf16"
+            f"onnxruntime cannot convert this backbone to int8 ({one_line(error)}): use "
+            "--precision bf16"
         ) from error
 
 
