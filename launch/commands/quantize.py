@@ -58,11 +58,11 @@ def quantize(
 
     options = CalibrationOptions(
         split=split,
+        recalls=tuple(sorted(set(recall))) if recall else CalibrationOptions.recalls,
         confidence=confidence,
         batch=batch,
         workers=workers,
         allow_imports=allow_import or (),
-        **({"recalls": tuple(sorted(set(recall)))} if recall else {}),
     )
     source = shards if "://" in shards else Path(shards)
     with explain_write_errors(out, "--out"):

@@ -31,7 +31,7 @@ def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) ->
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Samples(CalibrationDataReader):  # type: ignore[misc]
+    class Samples(CalibrationDataReader):
         def __init__(self) -> None:
             self._remaining = iter(inputs)
 
