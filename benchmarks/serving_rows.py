@@ -15,9 +15,12 @@ from safetensors.torch import load_file
 from benchmarks.serving_bundles import RESNET_50, name_of, stretch, write_random
 from benchmarks.timing import CONSOLE, Row, rate_row, take_turns
 from serving.answer import answer, make_query
-from serving.model import Engine, Model
+from serving.model import Engine, Model, open_reader
+from trainer.backbone.precision import LowPrecision
+from trainer.backbone.quantization import write_int8
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import WEIGHTS
+from trainer.bundle.spec import ONNX, WEIGHTS
+from trainer.bundle.writing import rewrite_bundle
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Many short turns, so that other load on the machine affects all contenders equally.
@@ -80,8 +83,13 @@ def whole_query() -> Iterator[Row]:
         classifier.bias.copy_(rows[:, -1])
         image = _image()
         engines: tuple[Engine, ...] = ("torch", "onnxruntime")
-        for engine in engines:
-            model = Model(Bundle.open(path), engine=engine)
+        models: dict[str, Model] = {
+            engine: Model(Bundle.open(path), engine=engine) for engine in engines
+        }
+        precisions: tuple[LowPrecision, ...] = ("bf16", "int8")
+        for precision in precisions:
+            models[precision] = _in_precision(path, precision)
+        for engine, model in models.items():
             found = take_turns(
                 {
                     "one": _query(model, image),
@@ -99,6 +107,26 @@ def whole_query() -> Iterator[Row]:
                 count=60,
                 unit="queries per minute",
             )
+
+
+def _in_precision(path: Path, precision: LowPrecision) -> Model:
+    """Return the model of a random bundle in another precision, with the same thresholds."""
+    out, onnx = path.with_name(precision), None
+    with Bundle.open(path) as bundle:
+        if precision == "int8":
+            reader = open_reader(bundle)
+            onnx = path.with_name("int8.onnx")
+            write_int8(path / ONNX, [reader.collate([reader.prepare(_image())])], onnx)
+        assert bundle.thresholds is not None
+        rewrite_bundle(
+            path,
+            out,
+            thresholds=bundle.thresholds,
+            model_card="# random\n",
+            precision=precision,
+            onnx=onnx,
+        )
+    return Model.open(out)
 
 
 def start() -> Iterator[Row]:

@@ -25,6 +25,7 @@ from launch.commands import (
     k8s,
     losses,
     plan,
+    quantize,
     query,
     report,
     serve,
@@ -52,6 +53,7 @@ app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("import")(import_model.import_model)
 app.command("calibrate")(calibrate.calibrate)
+app.command("quantize")(quantize.quantize)
 app.command("index")(index.index)
 app.command("serve")(serve.command)
 app.command("query")(query.query)

@@ -30,10 +30,11 @@ _EXAMPLE_TEXT = "Is this a text? "
 
 
 class Model:
-    """An opened bundle with its backbone, in float32, on the CPU or a GPU.
+    """An opened bundle with its backbone, in the precision of the bundle, on the CPU or a GPU.
 
     `engine` is the library that computes features. The default is onnxruntime if the device is the
-    CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch.
+    CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch. A
+    bundle in bf16 requires torch, and one in int8 requires onnxruntime.
     """
 
     def __init__(
@@ -66,6 +67,14 @@ class Model:
         self, allow_imports: Collection[str]
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         bundle, device = self.bundle, self.device
+        if bundle.spec.precision != "float32":
+            if self.engine != best_engine(bundle, device):
+                raise ValueError(
+                    f"engine {self.engine} does not support precision {bundle.spec.precision}: use "
+                    f"engine {best_engine(bundle, device)}"
+                )
+            example = self._reader.collate(self._reader.examples())
+            return bundle.load_as_calibrated(example, device=device, allow_imports=allow_imports)
         if self.engine == "onnxruntime":
             if device != "cpu" or not bundle.has_onnx:
                 raise ValueError(
@@ -136,7 +145,9 @@ class Model:
 
 
 def best_engine(bundle: Bundle, device: Device) -> Engine:
-    """Return the fastest available engine."""
+    """Return the fastest available engine, or the only one for the precision of the bundle."""
+    if bundle.spec.precision == "int8":
+        return "onnxruntime"
     if device != "cpu" or not bundle.has_onnx:
         return "torch"
     if not onnx_is_installed():

@@ -7,14 +7,14 @@ classes.safetensors         the search index of the class names
 thresholds.safetensors      thresholds and positives of each class, if the model was evaluated
 encoder/config.json         the encoder's transformers configuration; not for imported backbones
 backbone.safetensors        the weights of the backbone
-backbone.onnx               the backbone for onnxruntime, if requested at export
+backbone.onnx               the backbone for onnxruntime, if requested at export or in int8
 class_weights.safetensors   float32 [classes, dim (+ 1: the bias)], read one class at a time
 tokenizer/                  files for AutoTokenizer, if the model reads texts
 MODEL_CARD.md
 """
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +25,10 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
+from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
+from trainer.backbone.precision import Precision, check_processor
 from trainer.bundle.class_list import ClassList
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
@@ -189,6 +191,40 @@ class Bundle:
         """Load the backbone with onnxruntime, which must be installed (`onnx_is_installed`)."""
         assert self.has_onnx, "the bundle does not contain an ONNX backbone"
         return OnnxBackbone(self.path / ONNX, threads=threads)
+
+    def load_as_calibrated(
+        self,
+        example: dict[str, Tensor],
+        *,
+        device: str,
+        allow_imports: Collection[str] = (),
+        precision: Precision | None = None,
+        onnx: Path | None = None,
+    ) -> Callable[[dict[str, Tensor]], Tensor]:
+        """Load the backbone in the bundle's precision, in which its thresholds were set, or in
+        another `precision`. int8 then requires the int8 backbone `onnx`.
+
+        `example` are inputs that the backbone can process. Raises ValueError if the precision is
+        not float32 and the device, the processor or the installed packages do not support it.
+        """
+        precision = precision or self.spec.precision
+        if precision == "float32":
+            return self.load_backbone(allow_imports=allow_imports).to(device)
+        if device != "cpu":
+            raise ValueError(
+                f"{self.path} runs in {precision}, only on CPUs: use device cpu or the bundle in "
+                "float32"
+            )
+        check_processor(precision)
+        if precision == "int8":
+            if not onnx_is_installed():
+                raise ValueError(
+                    f"{self.path} runs in int8, which requires onnxruntime: install kway[onnx]"
+                )
+            return OnnxBackbone(onnx or self.path / ONNX, threads=torch.get_num_threads())
+        backbone = self.load_backbone(allow_imports=allow_imports)
+        fold_batch_norms(backbone, example)
+        return backbone.to(torch.bfloat16)
 
     def check_imports(self, allow_imports: Collection[str]) -> None:
         """Raise ValueError if `load_backbone` needs an import that is not in `allow_imports`."""

@@ -5,7 +5,7 @@ from disk. Memory therefore holds the features and the scores of one block.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
+from data.loading.batch import Batch
 from data.loading.loader import EvalLoader
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from heads.losses import score
+from trainer.backbone.precision import Precision
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import with_thresholds
 from trainer.bundle.spec import CARD, TOKENIZER
@@ -82,11 +84,12 @@ def calibrate(
     """
     with Bundle.open(path) as bundle:
         manifest = Manifest.load(shards)
-        _check_inputs(bundle, manifest, shards)
+        check_inputs(bundle, manifest, shards)
         with open_split(shards, options.split, manifest=manifest) as split:
-            ids = _class_ids(bundle, manifest, split, options.class_map)
-            features, labels = _features(bundle, shards, split, options, progress)
-        found = _calibration(bundle, features, torch.from_numpy(ids)[labels], options)
+            ids = class_ids_of(bundle, manifest, split, options.class_map)
+            batches = open_batches(bundle, shards, split, options)
+            features, labels = compute_features(bundle, batches, options, progress)
+        found = calibration_of(bundle, features, torch.from_numpy(ids)[labels], options)
         card = with_thresholds(
             (path / CARD).read_text(encoding="utf-8"),
             found.thresholds,
@@ -98,7 +101,8 @@ def calibrate(
     return found
 
 
-def _check_inputs(bundle: Bundle, manifest: Manifest, shards: Path | str) -> None:
+def check_inputs(bundle: Bundle, manifest: Manifest, shards: Path | str) -> None:
+    """Raise ValueError if the shards contain other inputs than the model reads."""
     stored = "texts" if manifest.modality == "text" else "images"
     if stored != bundle.spec.reads:
         raise ValueError(
@@ -107,7 +111,7 @@ def _check_inputs(bundle: Bundle, manifest: Manifest, shards: Path | str) -> Non
         )
 
 
-def _class_ids(
+def class_ids_of(
     bundle: Bundle, manifest: Manifest, split: Split, class_map: Path | None
 ) -> NDArray[np.int64]:
     """Return the bundle's ID of each class of the shards, or -1 for a class without samples that
@@ -150,15 +154,10 @@ def _class_map(file: Path) -> dict[str, str]:
     return found
 
 
-@torch.inference_mode()
-def _features(
-    bundle: Bundle,
-    shards: Path | str,
-    split: Split,
-    options: CalibrationOptions,
-    progress: Callable[[int], None],
-) -> tuple[Tensor, Tensor]:
-    """Return the features [N, dim] and the labels [N] of a split."""
+def open_batches(
+    bundle: Bundle, shards: Path | str, split: Split, options: CalibrationOptions
+) -> EvalLoader:
+    """Return the batches of a split, as inputs of the bundle's backbone."""
     spec = bundle.spec
     text = None
     if spec.text is not None:
@@ -172,10 +171,31 @@ def _features(
         workers=options.workers,
         **image,
     )
-    device = torch.device(options.device)
-    backbone = bundle.load_backbone(allow_imports=options.allow_imports).to(device)
-    features, labels = [], []
-    for batch in EvalLoader(split, data, batch=options.batch, device=device):
+    return EvalLoader(split, data, batch=options.batch, device=torch.device(options.device))
+
+
+@torch.inference_mode()
+def compute_features(
+    bundle: Bundle,
+    batches: Iterable[Batch],
+    options: CalibrationOptions,
+    progress: Callable[[int], None],
+    *,
+    precision: Precision | None = None,
+    onnx: Path | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the features [N, dim] and the labels [N] of batches, in the bundle's precision or in
+    another one (see `Bundle.load_as_calibrated`).
+    """
+    backbone, features, labels = None, [], []
+    for batch in batches:
+        backbone = backbone or bundle.load_as_calibrated(
+            batch.inputs,
+            device=options.device,
+            allow_imports=options.allow_imports,
+            precision=precision,
+            onnx=onnx,
+        )
         features.append(backbone(batch.inputs).float().cpu())
         labels.append(batch.labels.cpu())
         progress(len(batch.labels))
@@ -184,13 +204,14 @@ def _features(
     return torch.cat(features), torch.cat(labels)
 
 
-def _calibration(
+def calibration_of(
     bundle: Bundle, features: Tensor, labels: Tensor, options: CalibrationOptions
 ) -> Calibration:
+    """Return the thresholds for features [N, dim] and labels [N], which are IDs of the bundle."""
     spec = bundle.spec
     own, best = (torch.full((len(labels),), -torch.inf) for _ in range(2))
     predicted = torch.zeros_like(labels)
-    for ids, scores, logits in _scores(bundle, features):
+    for ids, scores, logits in scores_of_blocks(bundle, features):
         mine = (labels >= ids.start) & (labels < ids.stop)
         own[mine] = scores[mine, labels[mine] - ids.start]
         highest, at = logits.max(1)
@@ -207,7 +228,7 @@ def _calibration(
     cutoffs = torch.from_numpy(promises.thresholds)
     reached = [
         count_reached(scores, labels, torch.arange(ids.start, ids.stop), cutoffs[list(ids)])
-        for ids, scores, _ in _scores(bundle, features)
+        for ids, scores, _ in scores_of_blocks(bundle, features)
     ]
     return Calibration(
         ClassThresholds.of_promises(promises, torch.cat(reached).numpy(), len(labels)),
@@ -217,7 +238,7 @@ def _calibration(
     )
 
 
-def _scores(bundle: Bundle, features: Tensor) -> Iterator[tuple[range, Tensor, Tensor]]:
+def scores_of_blocks(bundle: Bundle, features: Tensor) -> Iterator[tuple[range, Tensor, Tensor]]:
     """Yield the IDs, the scores [N, C] and the logits [N, C] of blocks of classes."""
     loss = bundle.spec.loss
     at_once = max(1, _BLOCK_BYTES // (4 * len(features)))

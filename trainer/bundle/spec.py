@@ -23,6 +23,7 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import ScoreKind
+from trainer.backbone.precision import Precision
 from trainer.config import Pooling
 
 Reads = Literal["images", "texts"]
@@ -131,6 +132,9 @@ class BundleSpec(Spec):
     """The specification without the checksums. A model reads either images or texts."""
 
     pooling: Pooling = "auto"
+    precision: Precision = Field(
+        "float32", description="precision in which the backbone runs and the thresholds were set"
+    )
     backbone: BackboneSpec | None = Field(
         None, description="imported backbone; other backbones are described in encoder/config.json"
     )
@@ -199,8 +203,9 @@ class BundleManifest(Spec):
     def _complete(self) -> "BundleManifest":
         of_texts = () if self.model.text is None else _OF_TEXTS
         of_recalls = (THRESHOLDS,) if self.model.recalls else ()
+        of_int8 = (ONNX,) if self.model.precision == "int8" else ()
         of_encoder = (_ENCODER_CONFIG,) if self.model.backbone is None else ()
-        needed = (*_REQUIRED, *of_encoder, *of_texts, *of_recalls)
+        needed = (*_REQUIRED, *of_encoder, *of_int8, *of_texts, *of_recalls)
         missing = [name for name in needed if name not in self.files]
         if missing:
             raise ValueError(f"files has no entry for {missing[0]}")

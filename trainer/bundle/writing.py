@@ -13,6 +13,7 @@ from torch import Tensor
 from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
+from trainer.backbone.precision import Precision
 from trainer.bundle.class_list import write_classes
 from trainer.bundle.row_file import write_rows
 from trainer.bundle.spec import (
@@ -105,20 +106,35 @@ def backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
     return BackboneSpec(kind=config.kind, options=options, source=source_version(config.kind))
 
 
-def rewrite_bundle(path: Path, out: Path, *, thresholds: ClassThresholds, model_card: str) -> None:
+def rewrite_bundle(
+    path: Path,
+    out: Path,
+    *,
+    thresholds: ClassThresholds,
+    model_card: str,
+    precision: Precision | None = None,
+    onnx: Path | None = None,
+) -> None:
     """Write the bundle `path` with other thresholds and another model card to `out`, atomically.
 
-    Unchanged files are hard links if `out` is on the same file system. `out` replaces an existing
-    bundle.
+    With a `precision`, the backbone of `out` runs in it, and `out` contains the ONNX backbone
+    `onnx` instead of that of `path`. Unchanged files are hard links if `out` is on the same file
+    system. `out` replaces an existing bundle.
     """
     manifest = read_manifest(path)
-    model = manifest.model.model_copy(update={"recalls": tuple(thresholds.recalls)})
+    changes: dict[str, Any] = {"recalls": tuple(thresholds.recalls)}
     kept = manifest.files.keys() - {CARD, THRESHOLDS}
+    if precision is not None:
+        changes["precision"] = precision
+        kept -= {ONNX}
+    model = manifest.model.model_copy(update=changes)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
     try:
         thresholds.write(temporary, model.num_classes)
         (temporary / CARD).write_text(model_card, encoding="utf-8")
+        if onnx is not None:
+            shutil.copyfile(onnx, temporary / ONNX)
         files = {name: manifest.files[name] for name in kept} | _describe_files(temporary)
         for name in kept:
             _link(path / name, temporary / name)
@@ -158,6 +174,8 @@ def _json_of(manifest: BundleManifest) -> str:
     """
     model = manifest.model
     unused: dict[str, Any] = {} if model.backbone is not None else {"backbone": True}
+    if model.precision == "float32":
+        unused["precision"] = True
     if model.image is not None:
         added = {"interpolation", "keep_aspect", "crop_offset"}
         unused["image"] = added - model.image.model_dump(exclude_defaults=True).keys()

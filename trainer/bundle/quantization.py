@@ -1,0 +1,163 @@
+"""Writes a bundle whose backbone runs in bf16 or int8 on CPUs (`kway quantize`).
+
+The thresholds are computed again from the scores in the new precision, and the model card compares
+these scores with those in float32.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data.loading.batch import Batch
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from trainer.backbone.onnx_backbone import write_onnx
+from trainer.backbone.precision import LowPrecision, check_processor
+from trainer.backbone.quantization import write_int8
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.calibration import (
+    Calibration,
+    CalibrationOptions,
+    calibration_of,
+    check_inputs,
+    class_ids_of,
+    compute_features,
+    open_batches,
+    scores_of_blocks,
+)
+from trainer.bundle.model_card import with_thresholds
+from trainer.bundle.spec import CARD, ONNX
+from trainer.bundle.writing import rewrite_bundle
+
+_HEADING = "## Precision"
+_NEXT = "## Use"
+# Samples that set the ranges of int8 activations, spread over the split.
+_NUM_RANGE_SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The calibration in the new precision, the top-1 accuracy in float32, the fraction of the
+    samples with the same top-1 class, and the largest difference of a score.
+    """
+
+    calibration: Calibration
+    float32_accuracy: float
+    agreement: float
+    largest_difference: float
+
+
+def quantize(
+    path: Path,
+    shards: Path | str,
+    out: Path,
+    precision: LowPrecision,
+    options: CalibrationOptions,
+    *,
+    progress: Callable[[int], None] = lambda samples: None,
+) -> Quantization:
+    """Write the bundle `path` in `precision` to `out`, with thresholds from labeled `shards`.
+
+    Raises ValueError if `path` is not in float32, if the processor does not support the precision,
+    and for the errors of `calibrate` and `write_int8`.
+    """
+    check_processor(precision)
+    with Bundle.open(path) as bundle, tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        if bundle.spec.precision != "float32":
+            raise ValueError(f"{path} is in {bundle.spec.precision}: pass the bundle in float32")
+        manifest = Manifest.load(shards)
+        check_inputs(bundle, manifest, shards)
+        onnx = Path(folder) / "int8.onnx" if precision == "int8" else None
+        with open_split(shards, options.split, manifest=manifest) as split:
+            ids = torch.from_numpy(class_ids_of(bundle, manifest, split, options.class_map))
+            samples: list[dict[str, Tensor]] = []
+            batches = open_batches(bundle, shards, split, options)
+            kept = _keep(batches, max(1, len(split) // _NUM_RANGE_SAMPLES), samples)
+            before, _ = compute_features(bundle, kept, options, progress)
+            if onnx is not None:
+                write_int8(_float32_onnx(bundle, Path(folder), options), samples, onnx)
+            batches = open_batches(bundle, shards, split, options)
+            after, labels = compute_features(
+                bundle, batches, options, progress, precision=precision, onnx=onnx
+            )
+        found = _compare(bundle, before, after, ids[labels], options)
+        card = with_thresholds(
+            _with_precision((path / CARD).read_text(encoding="utf-8"), precision, found),
+            found.calibration.thresholds,
+            source=f"split `{options.split}` of {manifest.source}",
+            num_samples=found.calibration.num_samples,
+            accuracy=found.calibration.accuracy,
+        )
+        rewrite_bundle(
+            path,
+            out,
+            thresholds=found.calibration.thresholds,
+            model_card=card,
+            precision=precision,
+            onnx=onnx,
+        )
+    return found
+
+
+def _keep(
+    batches: Iterable[Batch], every: int, samples: list[dict[str, Tensor]]
+) -> Iterator[Batch]:
+    """Yield the batches, and add every `every`-th sample to `samples`, as a batch of one."""
+    seen = 0
+    for batch in batches:
+        for row in range(-seen % every, len(batch.labels), every):
+            samples.append(
+                {name: part[row : row + 1].clone() for name, part in batch.inputs.items()}
+            )
+        seen += len(batch.labels)
+        yield batch
+
+
+def _float32_onnx(bundle: Bundle, folder: Path, options: CalibrationOptions) -> Path:
+    if bundle.has_onnx:
+        return bundle.path / ONNX
+    backbone = bundle.load_backbone(allow_imports=options.allow_imports)
+    write_onnx(backbone, bundle.spec.image, folder / ONNX)
+    return folder / ONNX
+
+
+def _compare(
+    bundle: Bundle, before: Tensor, after: Tensor, labels: Tensor, options: CalibrationOptions
+) -> Quantization:
+    best = torch.full((2, len(labels)), -torch.inf)
+    predicted = torch.zeros(2, len(labels), dtype=torch.int64)
+    difference = 0.0
+    both = zip(scores_of_blocks(bundle, before), scores_of_blocks(bundle, after), strict=True)
+    for (ids, old_scores, old_logits), (_, scores, logits) in both:
+        difference = max(difference, float((scores - old_scores).abs().max()))
+        highest, at = torch.stack([old_logits, logits]).max(2)
+        better = highest > best
+        best[better], predicted[better] = highest[better], at[better] + ids.start
+    return Quantization(
+        calibration_of(bundle, after, labels, options),
+        float((predicted[0] == labels).float().mean()),
+        float((predicted[0] == predicted[1]).float().mean()),
+        difference,
+    )
+
+
+def _with_precision(card: str, precision: str, found: Quantization) -> str:
+    """Return a model card with a section about the precision before `## Use`."""
+    section = f"""{_HEADING}
+
+The backbone runs in {precision} on CPUs, and the thresholds belong to its scores. Compared with
+float32 on {found.calibration.num_samples} samples:
+
+| measure | value |
+|---|---|
+| top-1 accuracy, {precision} | {found.calibration.accuracy:.4f} |
+| top-1 accuracy, float32 | {found.float32_accuracy:.4f} |
+| samples with the same top-1 class | {found.agreement:.4f} |
+| largest difference of a score | {found.largest_difference:.4g} |
+"""
+    before, heading, after = card.partition(f"{_NEXT}\n")
+    return f"{before.rstrip()}\n\n{section}\n{heading}{after}".rstrip() + "\n"
