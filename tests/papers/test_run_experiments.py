@@ -204,7 +204,7 @@ def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal
     _until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def _until(condition: Callable[[], bool], seconds: float = 30) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
