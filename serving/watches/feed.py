@@ -151,6 +151,7 @@ class Feed:
         self._failed: set[str | int] = set()
         # An entry is removed when its version is freed.
         self._planned: WeakKeyDictionary[Service, _Planned] = WeakKeyDictionary()
+        self._planning = asyncio.Lock()
 
     async def run(self, frames: AsyncIterator[Frame], *, latest: bool) -> None:
         """Process the frames, then write the counts. If `latest`, skip frames when newer ones are
@@ -181,10 +182,11 @@ class Feed:
 
     async def _current_plan(self, service: Service) -> MatchPlan | None:
         """Return the plan for the current watches, or None if no watch selects this feed."""
-        found = self._planned.get(service)
-        if found is None or found.version != self._feeds.live.version:
-            found = self._planned[service] = await self._feeds.planned(service, self._name)
-        return found.plan
+        async with self._planning:  # frames that wait for a plan keep their order
+            found = self._planned.get(service)
+            if found is None or found.version != self._feeds.live.version:
+                found = self._planned[service] = await self._feeds.planned(service, self._name)
+            return found.plan
 
     async def _hits(
         self, frame: Frame, content: bytes | str, service: Service, plan: MatchPlan

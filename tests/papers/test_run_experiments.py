@@ -4,6 +4,8 @@ import json
 import os
 import runpy
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +21,7 @@ from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.page import page_text
 from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
-from tests.papers.sleeper import sleep_in_runner
-from tests.ranks import forked
+from tests.system.processes import ROOT, environment
 
 
 def measured(settings: Mapping[str, float], folders: Folders) -> dict[str, float]:
@@ -189,17 +190,16 @@ def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
-    started = forked(sleep_in_runner, tmp_path)
-    started.start()
-    assert started.pid is not None
+    code = "import sys; from pathlib import Path; from tests.papers.sleeper import sleep_in_runner"
+    command = [sys.executable, "-c", f"{code}; sleep_in_runner(Path(sys.argv[1]))", str(tmp_path)]
+    started = subprocess.Popen(command, cwd=ROOT, env=environment())
     try:
         _until((tmp_path / "worker").is_file)
         os.kill(started.pid, number)
-        started.join(20)
-        assert started.exitcode not in (0, None)
+        assert started.wait(20) != 0
     finally:
         started.kill()
-        started.join()
+        started.wait()
     worker = int((tmp_path / "worker").read_text())
     _until(lambda: not Path(f"/proc/{worker}").exists())
 
