@@ -175,8 +175,8 @@ def application(
 
 
 def _max_ongoing_requests(config: ServingConfig) -> int:
-    """Return Ray's limit on concurrent requests. It exceeds the sum of kway's own limits, so kway
-    is the first to reject a request and all errors have the same format.
+    """Return the limit of Ray and of `Ingress` on concurrent requests. It exceeds the sum of kway's
+    own limits, so kway is the first to reject a request and all errors have the same format.
 
     Clients decide how long feeds, listeners and uploads last. The limits on these are included
     here, because other requests could otherwise queue behind them indefinitely. Streams count

@@ -18,9 +18,7 @@ from serving.deploy.metrics_page import EXACT_SECONDS
 from serving.models.models import ReplicaState
 from serving.statistics import SERIES, ModelStatistics
 
-# Ray declares `tag_keys` as a tuple of one string, but it accepts any number.
-_REPORT_SECONDS, _STATISTICS_SECONDS = 5.0, 1.0
-_SUM_SECONDS = 0.3
+_REPORT_SECONDS, _STATISTICS_SECONDS, _SUM_SECONDS = 5.0, 1.0, 0.3
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
 
@@ -73,6 +71,8 @@ class QueryMetrics:
         self._sums.clear()
 
 
+# Below, type checks are ignored where there are several `tag_keys`: Ray declares them as a tuple of
+# one string, but it accepts any number.
 class ReloadMetrics:
     """Counter of the published versions that a replica has loaded or rejected."""
 

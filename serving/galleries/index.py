@@ -25,7 +25,7 @@ from serving.galleries.format import (
 )
 from trainer.bundle.bundle import Bundle
 
-# Larger galleries are indexed unless `kway index` is told otherwise.
+# `kway index` indexes larger galleries by default.
 LEAST_ITEMS = 200_000
 # A search through the index returns at most this many hits: its recall is unknown beyond them.
 MAX_HITS = TARGET_DEPTH

@@ -1,7 +1,7 @@
 """A served gallery: the items of its files and the changes since it was built.
 
-Inserted items are searched exactly, beside the index. If the gallery is built again and then
-contains an item of the same name, that item replaces the inserted one.
+Inserted items are not in the index: each search compares all of them. If the gallery is built again
+and then contains an item of the same name, that item replaces the inserted one.
 """
 
 import asyncio

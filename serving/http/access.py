@@ -32,13 +32,15 @@ class Access:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        client = self._clients.without_token(addresses := self._addresses(scope))
-        if scope["path"] not in self._open_paths:
-            try:
+        addresses = self._addresses(scope)
+        try:
+            if scope["path"] in self._open_paths:
+                client = self._clients.without_token(addresses)
+            else:
                 client = self._clients.client_of(_token(scope), addresses)
-            except ApiError as error:
-                await reject(error, scope, receive, send)
-                return
+        except ApiError as error:
+            await reject(error, scope, receive, send)
+            return
         scope["state"] = {
             **scope.get("state", {}),
             "client": client.name,

@@ -1,5 +1,5 @@
-"""Cancels requests whose clients have disconnected, so that the model does not compute answers that
-nobody reads."""
+"""Cancels requests whose clients have disconnected, so that the model does not compute their
+answers."""
 
 import asyncio
 

@@ -27,6 +27,7 @@ from serving.watches.watch import Watches
 T = TypeVar("T")
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 Route = APIRoute | APIWebSocketRoute
+MODEL_PATHS = "/v1/models/{model}"
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,6 @@ def of_every_model(paths: Iterable[str]) -> tuple[str, ...]:
         for path in paths
         for each in ((path, MODEL_PATHS + path[3:]) if path.startswith("/v1/") else (path,))
     )
-
-
-MODEL_PATHS = "/v1/models/{model}"
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,10 @@ from serving.config import ServingConfig
 from serving.galleries.format import GALLERY
 from trainer.bundle.spec import SPEC
 
+_MOST_KILLED = 3
+# Changes whenever another bundle or gallery is published.
+Fingerprint = tuple[tuple[str, int, int], ...]
+
 
 def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
     """Return the paths of the bundles by the names of the models, the default model first. Raises
@@ -28,11 +32,6 @@ def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
             "the default model. Use another name"
         )
     return {name: bundle, **config.models}
-
-
-_MOST_KILLED = 3
-# Changes whenever another bundle or gallery is published.
-Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
