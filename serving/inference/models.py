@@ -24,8 +24,8 @@ class InferenceModels:
 
     def named(self, name: str, version: str = "") -> InferenceModel:
         """Return a model. Raises ApiError 404 if it does not exist or if a version is requested."""
-        served = self._models[name] if name in self._models else self._models.default
-        found = InferenceModel(served.current.service)
+        known = name if name in self._models else self._models.default.name
+        found = InferenceModel(self._models[known].current.service)
         found.check(name, version)
         return found
 
