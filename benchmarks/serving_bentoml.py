@@ -15,7 +15,15 @@ import torch
 from bentoml.exceptions import InvalidArgument
 from fastapi import HTTPException
 
-from benchmarks.serving_peers import MAX_QUEUED, QueryBody, images_of, prepared, query_of
+from benchmarks.serving_peers import (
+    BATCH,
+    MAX_QUEUED,
+    PATH,
+    QueryBody,
+    images_of,
+    prepared,
+    query_of,
+)
 from serving.answer import answer
 from serving.model import Model
 from serving.schemas import Answer
@@ -31,7 +39,7 @@ class Images:
         torch.set_num_threads(1)
         self._model = Model.open(Path(os.environ[_BUNDLE]))
 
-    @bentoml.api(route="/v1/query", batchable=True, max_batch_size=32)
+    @bentoml.api(route=PATH, batchable=True, max_batch_size=BATCH)
     def query(self, queries: list[QueryBody], /) -> list[Answer]:
         try:
             inputs = [prepared(self._model, images_of(one))[0] for one in queries]

@@ -27,7 +27,7 @@ from serving.model import Model
 from serving.schemas import Answer
 
 PATH = "/v1/query"
-_BATCH, MAX_QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
+BATCH, MAX_QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
 # LitServe polls its queue. Without a timeout, it uses a full core; longer timeouts delay batches.
 _BATCH_SECONDS = 0.002
 
@@ -99,7 +99,7 @@ class Batches:
         loop = asyncio.get_running_loop()
         while True:
             batch = [await self._queue.get()]
-            while len(batch) < _BATCH and not self._queue.empty():
+            while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             found = await loop.run_in_executor(self._thread, self._answers, batch)
             for one, answered in zip(batch, found, strict=True):
@@ -155,7 +155,7 @@ class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
     """The LitServe API; a request has one image."""
 
     def __init__(self, bundle: Path) -> None:
-        super().__init__(max_batch_size=_BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)
+        super().__init__(max_batch_size=BATCH, batch_timeout=BATCH_SECONDS, api_path=PATH)
         self._bundle = bundle
 
     def setup(self, device: str) -> None:

@@ -19,7 +19,7 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from serving.api_error import ApiError
+from serving.api_error import RETRY, ApiError
 
 MIN_CHARS, _MAX_CHARS = 24, 512
 _MAX_FILE_BYTES = 2**20
@@ -171,7 +171,7 @@ class Clients:
         except (OSError, ValueError) as error:
             self._report(str(error))
             message = "the server cannot read its token file; see the server log. Try again later"
-            raise ApiError(503, "no_tokens", message, {"Retry-After": "1"}) from error
+            raise ApiError(503, "no_tokens", message, RETRY) from error
         self._reported = None
         if client is not None:
             return client

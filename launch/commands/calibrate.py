@@ -1,37 +1,48 @@
 """`kway calibrate`: adds thresholds to a bundle from labeled shards."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from data.messages import pluralize, printable
+from data.remote.config import folder_or_url
 from launch.commands.export import print_kinds
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 
+# Options that `kway quantize` shares.
+LabeledShards = Annotated[
+    str, typer.Argument(metavar="SHARDS", help="folder or URL of labeled shards")
+]
+SplitName = Annotated[str, typer.Option(help="split of the shards")]
+Recalls = Annotated[
+    list[float] | None,
+    typer.Option(
+        metavar="FLOAT",
+        help="recall for which to compute thresholds (above 0, at most 1); can be repeated; "
+        "default: 0.9 and 0.99",
+    ),
+]
+Confidence = Annotated[
+    float,
+    typer.Option(
+        metavar="FLOAT",
+        help="confidence of the guarantees and intervals of the thresholds (above 0, below 1)",
+    ),
+]
+BatchSize = Annotated[int, typer.Option(min=1, help="number of samples per forward pass")]
+LoaderProcesses = Annotated[int, typer.Option(min=0, help="number of loader processes")]
+
 
 def calibrate(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder")],
-    shards: Annotated[
-        str, typer.Argument(metavar="SHARDS", help="folder or URL of labeled shards")
-    ],
-    split: Annotated[str, typer.Option(help="split of the shards")] = "test",
-    recall: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="FLOAT",
-            help="recall for which to compute thresholds (above 0, at most 1); can be repeated; "
-            "default: 0.9 and 0.99",
-        ),
-    ] = None,
-    confidence: Annotated[
-        float,
-        typer.Option(
-            metavar="FLOAT",
-            help="confidence of the guarantees and intervals of the thresholds (above 0, below 1)",
-        ),
-    ] = 0.9,
+    shards: LabeledShards,
+    split: SplitName = "test",
+    recall: Recalls = None,
+    confidence: Confidence = 0.9,
     class_map: Annotated[
         Path | None,
         typer.Option(
@@ -44,8 +55,8 @@ def calibrate(
         Path | None,
         typer.Option("--out", "-o", help="folder of the new bundle; default: replace BUNDLE"),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="number of samples per forward pass")] = 64,
-    workers: Annotated[int, typer.Option(min=0, help="number of loader processes")] = 0,
+    batch: BatchSize = 64,
+    workers: LoaderProcesses = 0,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="device of the backbone")] = "cpu",
     allow_import: AllowImport = None,
 ) -> None:
@@ -53,18 +64,11 @@ def calibrate(
 
     Classes are matched by name. The class weights do not change.
     """
-    for value in recall or ():
-        if not 0 < value <= 1:
-            raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
-    if not 0 < confidence < 1:
-        raise ValueError(f"--confidence {confidence:g}: pass a number above 0 and below 1")
+    check_promises(recall, confidence)
     if out is not None and out.exists() and out.resolve() != bundle.resolve():
         raise ValueError(f"{out} already exists: remove it, or choose another folder with --out")
     if class_map is not None and not class_map.is_file():
         raise FileNotFoundError(f"--class-map {class_map} is not a file: pass a JSON file")
-    from rich.console import Console
-    from rich.progress import Progress
-
     from trainer.bundle.calibration import CalibrationOptions
     from trainer.bundle.calibration import calibrate as calibrate_bundle
 
@@ -79,22 +83,32 @@ def calibrate(
         **({"recalls": tuple(sorted(set(recall)))} if recall else {}),
     )
     target = out or bundle
-    console = Console(stderr=True)
-    with (
-        Progress(console=console, disable=not console.is_interactive, transient=True) as bar,
-        explain_write_errors(target, "--out"),
-    ):
-        task = bar.add_task("computing features", total=None)
-        found = calibrate_bundle(
-            bundle,
-            shards if "://" in shards else Path(shards),
-            target,
-            options,
-            progress=lambda samples: bar.advance(task, samples),
-        )
+    with features_progress() as progress, explain_write_errors(target, "--out"):
+        found = calibrate_bundle(bundle, folder_or_url(shards), target, options, progress=progress)
     print(
         f"{pluralize(found.num_samples, 'sample')} of {found.num_classes:,} classes, "
         f"top-1 accuracy {found.accuracy:.2%}"
     )
     print_kinds(found.thresholds)
     print(printable(f"{target} has thresholds: kway serve {target}"))
+
+
+def check_promises(recall: list[float] | None, confidence: float) -> None:
+    """Raise ValueError if a recall or the confidence is out of range."""
+    for value in recall or ():
+        if not 0 < value <= 1:
+            raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
+    if not 0 < confidence < 1:
+        raise ValueError(f"--confidence {confidence:g}: pass a number above 0 and below 1")
+
+
+@contextmanager
+def features_progress() -> Iterator[Callable[[int], None]]:
+    """Show a progress bar, and yield a function that adds a number of samples to it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_interactive, transient=True) as bar:
+        task = bar.add_task("computing features", total=None)
+        yield lambda samples: bar.advance(task, samples)

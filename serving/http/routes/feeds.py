@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from starlette.requests import ClientDisconnect
 
-from serving.api_error import ApiError, validated
+from serving.api_error import ApiError, validated, watches_down
 from serving.http.input_lines import FrameIn, frame_of_bytes, frame_of_json, max_json_bytes
 from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.routing import Resources, ResourcesDep, facts, per_application
@@ -116,7 +116,7 @@ async def position(
     try:
         frame = await resources.watches.position(request.state.client, feed)
     except WatchesDownError as error:
-        raise _watches_down(error) from error
+        raise watches_down(error) from error
     return FeedPosition(feed=feed, frame=frame)
 
 
@@ -206,8 +206,4 @@ async def _followed(feeds: Feeds, limit: ClientLimit, client: str) -> AsyncItera
             async with feeds.live.followed():
                 yield
         except WatchesDownError as error:
-            raise _watches_down(error) from error
-
-
-def _watches_down(error: WatchesDownError) -> ApiError:
-    return ApiError(503, "watches_down", str(error), {"Retry-After": "1"})
+            raise watches_down(error) from error

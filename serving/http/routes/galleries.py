@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
-from serving.api_error import ApiError, validated
+from serving.api_error import ApiError, validated, watches_down
 from serving.galleries.changes import (
     GalleryFullError,
     NameInUseError,
@@ -188,4 +188,4 @@ def as_api_errors() -> Iterator[None]:
     except GalleryFullError as error:
         raise ApiError(409, "gallery_full", str(error)) from error
     except WatchesDownError as error:
-        raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error
+        raise watches_down(error) from error

@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 
 from serving.answer import Query as ClassQuery
 from serving.answer import threshold_of
-from serving.api_error import ApiError, validated
+from serving.api_error import RETRY, ApiError, validated, watches_down
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import NdjsonSchema, error_responses, request_body
 from serving.http.query_body import check_class_count
@@ -368,6 +368,6 @@ def _as_api_errors() -> Iterator[None]:
         raise ApiError(429, "too_many_watches", str(error), {"Retry-After": "10"}) from error
     except UnknownListenerError as error:
         message = f"{error}. Reconnect the listener"
-        raise ApiError(503, "listener_lost", message, {"Retry-After": "1"}) from error
+        raise ApiError(503, "listener_lost", message, RETRY) from error
     except WatchesDownError as error:
-        raise ApiError(503, "watches_down", str(error), {"Retry-After": "1"}) from error
+        raise watches_down(error) from error
