@@ -155,7 +155,7 @@ class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
     """The LitServe API; a request has one image."""
 
     def __init__(self, bundle: Path) -> None:
-        super().__init__(max_batch_size=BATCH, batch_timeout=BATCH_SECONDS, api_path=PATH)
+        super().__init__(max_batch_size=BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)
         self._bundle = bundle
 
     def setup(self, device: str) -> None:

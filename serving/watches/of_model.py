@@ -62,4 +62,6 @@ class ModelWatches:
         return bool(client) and self._prefix == (f"{prefix}/" if prefix else "")
 
     def _own(self, watch: Watch) -> Watch:
+        if not self._prefix:
+            return watch
         return watch.model_copy(update={"client": watch.client.removeprefix(self._prefix)})
