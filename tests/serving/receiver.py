@@ -89,7 +89,7 @@ def receiving() -> Iterator[Receiver]:
     server = Server(("127.0.0.1", 0), Handler)
     receiver.host = f"127.0.0.1:{server.server_port}"
     receiver.url = f"http://{receiver.host}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield receiver

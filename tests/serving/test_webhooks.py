@@ -30,23 +30,27 @@ from tests.serving.watching import (
 __all__ = ["alice", "images"]  # fixtures
 
 
+@pytest.fixture(autouse=True)
+def repeats_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed requests are repeated quickly, and no request times out on a busy machine."""
+    monkeypatch.setattr(webhook_request, "_SECONDS", 100)
+    monkeypatch.setattr(webhooks, "_MIN_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(webhooks, "_MAX_RETRY_SECONDS", 0.1)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of this test only: an earlier test may have left requests in progress."""
+    with receiving() as opened:
+        yield opened
+    assert opened.problems == []
+
+
 @pytest.fixture(scope="module")
 def listener() -> Iterator[Receiver]:
     with receiving() as opened:
         yield opened
-
-
-@pytest.fixture
-def receiver(listener: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    """The receiver without earlier messages. Failed requests are repeated quickly, and no request
-    times out on a busy machine."""
-    monkeypatch.setattr(webhook_request, "_SECONDS", 100)
-    monkeypatch.setattr(webhooks, "_MIN_RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(webhooks, "_MAX_RETRY_SECONDS", 0.1)
-    fresh = Receiver(listener.url, listener.host)
-    listener.__dict__.update(fresh.__dict__)
-    yield listener
-    assert listener.problems == []
+    assert opened.problems == []
 
 
 @pytest.fixture(scope="module")
@@ -466,20 +470,23 @@ def test_a_message_that_was_repeated_after_a_restart_has_the_same_hit_ids(
 
 
 def test_the_api_shows_the_delivery_but_never_the_secret(
-    kway: Kway, alice: httpx.Client, images: list[bytes], receiver: Receiver
+    kway: Kway, alice: httpx.Client, images: list[bytes], listener: Receiver
 ) -> None:
-    made = create_watch(alice, webhook={"url": f"{receiver.url}/", "secret": SECRET})
-    assert (made["webhook"]["url"], made["webhook"]["is_signed"]) == (f"{receiver.url}/", True)
+    made = create_watch(alice, webhook={"url": f"{listener.url}/", "secret": SECRET})
+    assert (made["webhook"]["url"], made["webhook"]["is_signed"]) == (
+        f"{listener.url}/",
+        True,
+    )
     send_frames(alice, frames(images[:2], id="a"))
-    eventually(lambda: len(receiver.accepted()) == 2)
+    eventually(lambda: len(listener.accepted()) == 2)
     path = f"/v1/watches/{made['id']}"
     eventually(lambda: alice.get(path).json()["webhook"]["cursor"] == 2)
     with alice.stream("GET", f"{path}/hits", params={"after": 0}) as response:
         lines = response.iter_lines()
         assert json.loads(next(lines))["listening"] == made["id"]
-        assert [json.loads(next(lines)) for _ in range(2)] == receiver.accepted()
+        assert [json.loads(next(lines)) for _ in range(2)] == listener.accepted()
     texts = [alice.get(url).text for url in (path, "/v1/watches", "/openapi.json")]
-    changed = alice.patch(path, json={"webhook": {"url": f"{receiver.url}/other"}})
+    changed = alice.patch(path, json={"webhook": {"url": f"{listener.url}/other"}})
     assert changed.json()["webhook"]["is_signed"] is False
     assert changed.json()["webhook"]["cursor"] == 2
     texts += [changed.text, alice.patch(path, json={"label": "x"}).text]
@@ -487,11 +494,11 @@ def test_the_api_shows_the_delivery_but_never_the_secret(
     removed = alice.patch(path, json={"webhook": None})
     assert removed.json()["webhook"] is None
     assert not any(SECRET[10:30] in text for text in texts)
-    assert all(one.is_signed for one in receiver.messages)
+    assert all(one.is_signed for one in listener.messages)
 
 
 def test_the_api_rejects_other_hosts_and_invalid_webhooks(
-    kway: Kway, alice: httpx.Client, receiver: Receiver
+    kway: Kway, alice: httpx.Client, listener: Receiver
 ) -> None:
     body = {"classes": ["husky"], "threshold": 0, "ttl_seconds": 60}
 
@@ -502,7 +509,13 @@ def test_the_api_rejects_other_hosts_and_invalid_webhooks(
 
     for url in ("https://hooks.example.com/", "http://127.0.0.1/", "http://localhost:9/"):
         assert rejected({"url": url, "secret": SECRET}) == (422, "webhook_not_allowed")
-    for invalid in ({"url": receiver.url, "secret": SECRET[6:]}, {"secret": SECRET}, SECRET, 1, []):
+    for invalid in (
+        {"url": listener.url, "secret": SECRET[6:]},
+        {"secret": SECRET},
+        SECRET,
+        1,
+        [],
+    ):
         assert rejected(invalid) == (422, "invalid_watch")
     path = f"/v1/watches/{create_watch(alice)['id']}"
     response = alice.patch(path, json={"webhook": {"url": "https://hooks.example.com/"}})
