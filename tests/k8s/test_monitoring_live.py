@@ -152,7 +152,7 @@ def watched(
     rules.write_text(yaml.safe_dump({"groups": each_second}))
     frame = images[0].read_bytes()
     with ExitStack() as opened:
-        options = ["--token-file", credentials, "--replicas", 1]
+        options = ["--token-file", credentials, "--replicas", 1, "--state", folder / "state"]
         server = start(bundle, folder / "stderr", *options)
         opened.callback(end, server)
         headers = {"Authorization": f"Bearer {TOKEN}"}
