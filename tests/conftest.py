@@ -24,7 +24,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # parallel, the OpenMP threads of a process then wait for each other in busy loops.
 os.environ["OMP_NUM_THREADS"] = "1"
 # The test modules import half a million objects. Collections during these imports would take a
-# quarter of their time. `_frozen_objects` enables the collector again.
+# fifth of their time. `_frozen_objects` enables the collector again.
 gc.disable()
 # Without a GPU, Triton's interpreter runs the kernels. Triton reads this when `heads` is imported.
 if not Path("/proc/driver/nvidia").exists():

@@ -7,7 +7,7 @@ Otherwise, each rank would spend seconds on these imports.
 import gc
 import os
 
-gc.disable()  # collections would take a quarter of the time of the imports
+gc.disable()  # collections would take a fifth of the time of the imports
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ from data.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # called before slow imports, during which the launcher may be killed
-    gc.disable()  # collections would take a quarter of the time of the imports
+    gc.disable()  # collections would take a fifth of the time of the imports
 
 import argparse
 from collections.abc import Callable
