@@ -10,6 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The trainer, torchrun and torch itself otherwise use all cores in each process. While tests run in
 # parallel, the OpenMP threads of a process then wait for each other in busy loops.
 os.environ["OMP_NUM_THREADS"] = "1"
+# The test modules import half a million objects. Collections during these imports would take a
+# fifth of their time. `_frozen_objects` enables the collector again.
+gc.disable()
 # Without a GPU, Triton's interpreter runs the kernels. Triton reads this when `heads` is imported.
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -82,8 +86,21 @@ def _frozen_objects() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(gc, "freeze", lambda: None)
         patches.setattr(gc, "unfreeze", lambda: None)
+        gc.enable()
         yield
     gc.unfreeze()  # nanobind reports objects that are not collected at exit
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _characters_drawn_once() -> Iterator[None]:
+    """Draw the characters of `Glyphs` once per process, because that takes three seconds."""
+    from data.sources import glyphs
+
+    draw = glyphs._draw_characters
+    drawn = cache(lambda: draw(glyphs.face_characters()))
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(glyphs, "_draw_characters", lambda _faces: drawn())
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

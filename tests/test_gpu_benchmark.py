@@ -35,11 +35,19 @@ def result(folder: Path, name: str) -> dict[str, Any]:
     return record["result"]
 
 
+def test_a_slice_has_a_result_and_a_page_of_results_is_written(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path), "--toy", "--slice", "serving-100"]) == 0
+    assert result(tmp_path, "serving-100")
+    assert (tmp_path / "gpu.md").exists()
+
+
+@pytest.mark.slow
 def test_every_slice_has_a_result(results: Path) -> None:
     for each in slices_of(TOY):
         assert result(results, each.name)
 
 
+@pytest.mark.slow
 def test_losses_collectives_and_checkpoints_are_correct(results: Path) -> None:
     losses = result(results, "losses")
     assert losses["num_cases"] == 5 * 6 * 2 * 3  # precisions, logit maps, losses, class weights
@@ -47,6 +55,7 @@ def test_losses_collectives_and_checkpoints_are_correct(results: Path) -> None:
         assert result(results, name)["wrong"] == []
 
 
+@pytest.mark.slow
 def test_deferred_steps_under_ddp_and_fsdp_do_not_synchronize(results: Path) -> None:
     cases = result(results, "synchronizations")["cases"]
     assert {(case["strategy"], case["loss"]) for case in cases} == {
@@ -64,6 +73,7 @@ def test_a_synchronous_step_synchronizes_at_the_gradient_norm() -> None:
     assert any("trainer/task.py" in site and "clip_gradients" in site for site in sites), sites
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["images", "texts"])
 def test_steps_are_compared_with_a_bare_loop(name: str, results: Path) -> None:
     step = result(results, name)
@@ -73,6 +83,7 @@ def test_steps_are_compared_with_a_bare_loop(name: str, results: Path) -> None:
     assert step["mfu"] is step["idle_share"] is None  # known only on a GPU
 
 
+@pytest.mark.slow
 def test_all_heads_compute_the_same_loss_and_gradients(results: Path) -> None:
     for classes in TOY.head_classes:
         found = result(results, f"head-{classes}-{TOY.head_rows[0]}")["contenders"]
@@ -83,6 +94,7 @@ def test_all_heads_compute_the_same_loss_and_gradients(results: Path) -> None:
                 assert max(each["errors"].values()) < 0.01, name
 
 
+@pytest.mark.slow
 def test_a_complete_slice_runs_again_only_if_its_key_changes(results: Path, capfd) -> None:
     path = results / "serving-100.json"
     record = json.loads(path.read_bytes())
@@ -142,6 +154,7 @@ def test_a_slice_that_hangs_is_stopped_and_one_that_is_too_long_does_not_start(t
     assert "no time for long, last" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_page_of_results_shows_failures_and_all_measurements(results: Path, tmp_path) -> None:
     for path in results.glob("*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -8,6 +8,8 @@ from trainer.process.shadowed import check_packages
 if __name__ == "__main__":
     check_packages("data", "heads")
 
+import gc
+
 from data.processes import die_with_parent
 from trainer.process.standard_output import hide_native_warnings, tolerate_closed_output
 
@@ -16,6 +18,8 @@ if __name__ == "__main__":
     # they run.
     die_with_parent()
     hide_native_warnings()
+    # The imports create half a million objects. Collections would take a fifth of their time.
+    gc.disable()
 
 import argparse
 import os
@@ -43,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         # immediately.
         from trainer.train import train
 
+        gc.enable()
         with open_world(
             recipe.train.device,
             class_group=recipe.train.class_group,

@@ -70,7 +70,7 @@ def test_any_number_of_ray_workers_writes_the_same_bytes(
     options = {"drop_duplicates": True, "ignored": source.skipped()}
     local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)
     assert (local.duplicates, local.num_skipped, local.num_repaired) == (12, 6, 1)
-    for number in (1, 2, 3):
+    for number in (1, 3):  # the next test uses two
         cluster.resize(number)
         out = tmp_path / str(number)
         assert on_ray(cluster, tmp_path, source, out, **options).finish() == ""
@@ -110,10 +110,10 @@ def test_texts_with_a_first_pass_on_ray_equal_local_texts(
 def test_shards_of_a_killed_raylet_or_worker_are_written_again(
     cluster: RayCluster, tmp_path: Path, victim: str
 ) -> None:
-    cluster.resize(3)
+    cluster.resize(2)
     source, out = SlowNumbers(150), tmp_path / "out"
     driver = on_ray(cluster, tmp_path, source, out)
-    wait_until(lambda: any(out.glob("train-*.index.safetensors")) and len(cluster.workers()) == 3)
+    wait_until(lambda: any(out.glob("train-*.index.safetensors")) and len(cluster.workers()) == 2)
     if victim == "raylet":
         cluster.kill_raylet()
     else:

@@ -36,7 +36,9 @@ def url(bundle: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[Client]:
+def client(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    # By default, the client waits for 5 s while the only stream slot is in use.
+    monkeypatch.setattr("serving.client.messages._LONGEST_WAIT_SECONDS", 0.2)
     with Client(url, retry_seconds=20) as client:
         yield client
 
@@ -197,7 +199,6 @@ def test_closing_the_generator_frees_the_stream_and_its_thread(client: Client) -
         answers = client.stream(["husky"], inputs)
         next(answers)
         answers.close()
-        time.sleep(0.2)  # otherwise the next stream is rejected first and waits for 5 s
         assert len(read(client.stream(["husky"], TEXTS))[0]) == 5
     released.set()
     until = time.monotonic() + 20

@@ -18,7 +18,7 @@ from data.retry import TRANSIENT_ERRNOS
 from tests.data.file_server import serving
 from tests.faults.sitecustomize import error
 from tests.shards import glyph_recipe
-from tests.system.processes import ROOT, kway, write_recipe
+from tests.system.processes import ROOT, write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
 
@@ -175,18 +175,13 @@ def test_an_invalid_recipe_exits_with_2(train, capfd):
     assert "none" in last_line(capfd)
 
 
-def test_an_input_error_on_all_ranks_is_printed_once_and_not_retried(endless, tmp_path):
-    finished = kway(
-        "train",
-        endless,
-        f"run={tmp_path / 'run'}",
-        "head.num_classes=7",
-        "--nproc",
-        "2",
-        "--max-restarts",
-        "3",
-    )
-    assert finished.returncode == 2, finished.stderr
-    assert finished.stderr.count("head.num_classes is 7, but the shards have 13 classes") == 1
-    assert "Traceback" not in finished.stderr
-    assert "restart" not in finished.stderr
+def test_an_input_error_on_all_ranks_is_printed_once_and_not_retried(
+    kway, endless, tmp_path, capfd
+):
+    run = f"run={tmp_path / 'run'}"
+    options = ["--nproc", 2, "--max-restarts", 3]
+    assert kway("train", endless, run, "head.num_classes=7", *options) == 2
+    error = capfd.readouterr().err
+    assert error.count("head.num_classes is 7, but the shards have 13 classes") == 1
+    assert "Traceback" not in error
+    assert "restart" not in error

@@ -95,14 +95,13 @@ def gallery(kway: Callable[..., int], bundle: Path, images: Path, tmp_path: Path
     return tmp_path / "gallery"
 
 
+@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 def test_a_gallery_is_identical_for_any_number_of_workers(
-    cluster, bundle, images, gallery, tmp_path
+    workers, cluster, bundle, images, gallery, tmp_path
 ):
-    for workers in (1, 3):  # the other tests use two
-        cluster.resize(workers)
-        out = tmp_path / f"{workers}"
-        kway_on(cluster, "index", bundle, images, "-o", out, *BATCH).finish()
-        assert contents(out) == contents(gallery)
+    cluster.resize(workers)
+    kway_on(cluster, "index", bundle, images, "-o", tmp_path / "out", *BATCH).finish()
+    assert contents(tmp_path / "out") == contents(gallery)
 
 
 @pytest.mark.slow

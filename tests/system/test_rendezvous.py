@@ -131,10 +131,11 @@ def test_torchrun_ranks_hide_native_warnings_before_they_import_torch():
     assert run([sys.executable, "-c", _UP_TO_TORCH]).returncode == 0
 
 
-def test_an_error_on_rank_0_alone_prints_one_line_without_stack_frames_of_other_ranks(recipe):
+def test_an_error_on_rank_0_alone_prints_one_line_without_stack_frames_of_other_ranks(
+    kway, recipe, capfd
+):
     with unresponsive_port() as port:
-        command = [*KWAY, "train", str(recipe), f"telemetry.port={port}", "--nproc", "2"]
-        finished = run(command)
-    assert finished.returncode == 2
-    assert finished.stderr.startswith(f"error: rank 0: telemetry.port {port}")
-    assert finished.stderr.count("\n") == 1, finished.stderr
+        assert kway("train", recipe, f"telemetry.port={port}", "--nproc", 2) == 2
+    error = capfd.readouterr().err
+    assert error.startswith(f"error: rank 0: telemetry.port {port}")
+    assert error.count("\n") == 1, error

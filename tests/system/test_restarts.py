@@ -4,6 +4,9 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
+
+import pytest
 
 from tests.shards import glyph_recipe
 from tests.system.processes import ROOT, write_recipe
@@ -12,13 +15,9 @@ from tests.system.runs import launched, losses
 TAR = "train-000000.tar"
 
 
-def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_once(
-    glyphs, tmp_path, monkeypatch
-):
-    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
-    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
-    recipe = write_recipe(
+@pytest.fixture
+def recipe(glyphs: Path, tmp_path: Path) -> Path:
+    return write_recipe(
         tmp_path,
         glyph_recipe(
             glyphs,
@@ -29,14 +28,34 @@ def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_onc
             data__workers=1,
         ),
     )
-    with launched(recipe, tmp_path / "run", "--max-restarts", "3") as training:
-        training.wait_for_step(4)
-        os.kill(training.ranks[0], signal.SIGKILL)
-        assert training.end() == 0, training.output
-    output = training.output
+
+
+def test_ranks_restart_after_a_kill_and_log_every_step_once(recipe, tmp_path):
+    output = output_of_a_run_with_a_kill(recipe, tmp_path / "run")
+    assert "rank 0 was killed by SIGKILL (out of memory?); restart 1 of 3" in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_once(
+    recipe, tmp_path, monkeypatch
+):
+    fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
+    monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
+    output = output_of_a_run_with_a_kill(recipe, tmp_path / "run")
     assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in output
     assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", output)
     assert "restart 1 of 3" in output
     assert "rank 0 was killed by SIGKILL (out of memory?); restart 2 of 3" in output
     assert "Traceback" not in output
-    assert sorted(losses(tmp_path / "run")) == list(range(1, 31))
+
+
+def output_of_a_run_with_a_kill(recipe: Path, run: Path) -> str:
+    """Train, kill rank 0 after step 4 and check that the run finishes and logs every step once."""
+    with launched(recipe, run, "--max-restarts", "3") as training:
+        training.wait_for_step(4)
+        os.kill(training.ranks[0], signal.SIGKILL)
+        assert training.end() == 0, training.output
+    assert sorted(losses(run)) == list(range(1, 31))
+    return training.output

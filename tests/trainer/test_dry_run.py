@@ -2,15 +2,20 @@
 
 import shutil
 import socket
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
+from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe, text_recipe
 from tests.system.processes import write_recipe
 from trainer.__main__ import main
 from trainer.checkpoints import committed_folders
+from trainer.recipe import load_recipe
 from trainer.run.folder import RunFolder
+from trainer.train import train
 
 
 def files(folder: Path) -> dict[Path, tuple[int, bytes] | None]:
@@ -31,16 +36,37 @@ def dry_run(recipe: Path, *overrides: str) -> int:
     return code
 
 
-def test_two_ranks_print_one_line_and_leave_no_files(kway, glyphs, tmp_path, capfd):
+def output_of_a_dry_run(recipe: Path) -> str:
+    with redirect_stdout(StringIO()) as output, redirect_stderr(output):
+        train(load_recipe(recipe), rank_world(), dry_run=True)
+    return output.getvalue()
+
+
+def check_output(shown: str, run: Path) -> None:
+    assert shown.startswith(f"dry run passed: {run}: 269 samples, 13 classes; ")
+    assert shown.endswith("; 2 x cpu ddp; 4 steps of 12\n")
+    assert shown.count("\n") == 1
+
+
+def test_two_ranks_print_one_line_and_leave_no_files(glyphs, tmp_path):
+    run = tmp_path / "runs" / "a"
+    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, run))
+    before = files(tmp_path)
+    shown, of_rank_1 = run_on_ranks(2, output_of_a_dry_run, recipe)
+    check_output(shown, run)
+    assert of_rank_1 == ""
+    assert files(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_launcher_print_one_line_and_leave_no_files(kway, glyphs, tmp_path, capfd):
     run = tmp_path / "runs" / "a"
     recipe = write_recipe(tmp_path, glyph_recipe(glyphs, run))
     before = files(tmp_path)
     assert kway("train", recipe, "--nproc", 2, "--dry-run") == 0
     shown, errors = capfd.readouterr()
     assert errors == ""
-    assert shown.startswith(f"dry run passed: {run}: 269 samples, 13 classes; ")
-    assert shown.endswith("; 2 x cpu ddp; 4 steps of 12\n")
-    assert shown.count("\n") == 1
+    check_output(shown, run)
     assert files(tmp_path) == before
 
 
