@@ -114,11 +114,11 @@ def serve(
 def _open_gallery(folder: Path, bundles: "Sequence[Bundle]") -> "Gallery":
     """Open a gallery with the first bundle that has its backbone. Raises ValueError if there is
     none."""
-    from serving.galleries.format import features_identity, read_info
+    from serving.galleries.format import has_features_of, read_info
     from serving.galleries.gallery import Gallery
 
-    backbone = read_info(folder).backbone
-    matching = [one for one in bundles if features_identity(one) == backbone]
+    info = read_info(folder)
+    matching = [one for one in bundles if has_features_of(one, info)]
     return Gallery(folder, (matching or bundles)[0])
 
 

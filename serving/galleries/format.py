@@ -147,9 +147,14 @@ def features_identity(bundle: Bundle) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
+def has_features_of(bundle: Bundle, info: GalleryInfo) -> bool:
+    """Return whether the gallery's features were computed by `bundle`'s backbone."""
+    return (info.backbone, info.dim) == (features_identity(bundle), bundle.spec.dim)
+
+
 def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
-    if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
+    if not has_features_of(bundle, info):
         raise ValueError(
             f"{path} was created with a different backbone or preprocessing than {bundle.path}: "
             f"create a new gallery with kway index {bundle.path} {info.source} -o …"
