@@ -67,6 +67,7 @@ def serve(
     from serving.deploy.stop_signal import StopSignal
     from serving.model import check_imports
     from serving.models.published import paths_of_models
+    from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
 
     least, most = replica_range(replicas)
@@ -79,6 +80,7 @@ def serve(
             for path in paths_of_models(bundle, config).values()
         ]
         for one in bundles:
+            check_device(one.spec.precision, config.device, on_this_machine=not print_config)
             check_imports(one, config.device, config.allow_imports)
             one.verify(class_weights=verify)
         for folder in config.galleries.values():
