@@ -53,8 +53,9 @@ def with_opencv(data: bytes) -> np.ndarray:
     return _cropped(cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB))
 
 
-def compiled_crop_and_skip(folder: Path) -> Sampled | None:
-    """Compile `crop_and_skip.c` in `folder` and return a function that decodes only the crop.
+def compiled_crop_and_skip(folder: Path) -> tuple[Sampled, Sampled] | None:
+    """Compile `crop_and_skip.c` in `folder` and return two functions that decode only the crop:
+    with libjpeg-turbo's fastest settings, and with its default settings, which are more accurate.
 
     Returns None if there is no C compiler, or if libjpeg-turbo's development files are missing.
     """
@@ -65,17 +66,18 @@ def compiled_crop_and_skip(folder: Path) -> Sampled | None:
     command = [compiler, "-O3", "-shared", "-fPIC", "-o", library, source, "-ljpeg"]
     if subprocess.run(command, stderr=subprocess.DEVNULL).returncode:
         return None
-    return partial(_with_crop_and_skip, ctypes.CDLL(str(library)))
+    decoder = ctypes.CDLL(str(library))
+    return partial(_with_crop_and_skip, decoder, 1), partial(_with_crop_and_skip, decoder, 0)
 
 
-def _with_crop_and_skip(library: ctypes.CDLL, data: bytes) -> np.ndarray:
+def _with_crop_and_skip(library: ctypes.CDLL, fast: int, data: bytes) -> np.ndarray:
     size = ctypes.c_ulong(len(data))
     sides = ctypes.c_int(), ctypes.c_int()
     assert library.image_size(data, size, *map(ctypes.byref, sides)) == 0
     box = _box(sides[0].value, sides[1].value)
     rows = np.empty((box[2], box[3] + _BLOCK, 3), np.uint8)
     pointer, stride = ctypes.c_void_p(rows.ctypes.data), ctypes.c_long(rows.strides[0])
-    column = library.decode_box(data, size, *box, 1, pointer, stride)
+    column = library.decode_box(data, size, *box, fast, pointer, stride)
     assert column >= 0
     return _finished(rows[:, column : column + box[3]])
 

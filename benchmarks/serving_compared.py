@@ -32,6 +32,14 @@ _PEERS = {"fastapi": "FastAPI + uvicorn", "litserve": "LitServe", "bentoml": "Be
 _BENTOML_PYTHON = Path(__file__).parents[1] / ".venv-bentoml/bin/python"
 _PERCENTILES = (50, 99)
 
+_FIVE_MB = {
+    "model_type": "resnet",
+    "embedding_size": 32,
+    "hidden_sizes": [32, 64, 128, 256],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
+
 
 @dataclass(frozen=True)
 class _Case:
@@ -46,6 +54,7 @@ class _Case:
 
 _CASES = (
     _Case("negligible model", TRIVIAL, 8, (300, 600, 1280), 40),
+    _Case("5 MB ResNet", _FIVE_MB, 64, (100, 200, 512), 60),
     _Case("ResNet-18", SMALL, SMALL_SIDE, (8, 32, 64), 90),
 )
 

@@ -29,8 +29,8 @@ class ClientLimit:
     ) -> None:
         self._most, self._what, self._retry_seconds = most, what, retry_seconds
         self._per_client = most if per_client is None else per_client
-        self._in_use: dict[str, int] = {}
-        self._total = 0
+        self._of_clients: dict[str, int] = {}
+        self.in_use = 0
 
     @contextmanager
     def slot(self, client: str = "") -> Iterator[None]:
@@ -45,19 +45,19 @@ class ClientLimit:
     def acquire(self, client: str, count: int) -> None:
         """Acquire `count` slots for `client`. If fewer are free, acquires none and raises ApiError
         429."""
-        in_use = self._in_use.get(client, 0)
-        if self._total + count > self._most:
+        of_client = self._of_clients.get(client, 0)
+        if self.in_use + count > self._most:
             message = (
                 f"the server has reached its limit of {self._most} {self._what}. Try again later"
             )
-        elif in_use + count > self._per_client:
+        elif of_client + count > self._per_client:
             message = (
                 f"you have reached your limit of {self._per_client} {self._what}. Finish or close "
                 "another request first"
             )
         else:
-            self._in_use[client] = in_use + count
-            self._total += count
+            self._of_clients[client] = of_client + count
+            self.in_use += count
             return
         code = f"too_many_{self._what}".replace(" ", "_")
         raise ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
@@ -69,10 +69,10 @@ class ClientLimit:
 
     def release(self, client: str, count: int) -> None:
         """Release slots acquired with `acquire`."""
-        self._total -= count
-        left = self._in_use.pop(client, 0) - count
+        self.in_use -= count
+        left = self._of_clients.pop(client, 0) - count
         if left:
-            self._in_use[client] = left
+            self._of_clients[client] = left
 
 
 class Uploads:

@@ -55,8 +55,13 @@ class Slots:
     client."""
 
     def __init__(self, limit: int, *, per_client: int) -> None:
-        self._limit, self.in_use = limit, 0
-        self._per_client = ClientLimit(limit, "requests", per_client=per_client, retry_seconds=1)
+        self._limit = limit
+        self._taken = ClientLimit(limit, "requests", per_client=per_client, retry_seconds=1)
+
+    @property
+    def in_use(self) -> int:
+        """The number of requests that have a slot."""
+        return self._taken.in_use
 
     def check(self, client: str) -> None:
         """Raise ApiError 429 if no slot is free."""
@@ -64,14 +69,12 @@ class Slots:
         self.release(client)
 
     def acquire(self, client: str) -> None:
-        if self.in_use >= self._limit:
+        if self._taken.in_use >= self._limit:
             raise too_many_requests()
-        self._per_client.acquire(client, 1)
-        self.in_use += 1
+        self._taken.acquire(client, 1)
 
     def release(self, client: str) -> None:
-        self._per_client.release(client, 1)
-        self.in_use -= 1
+        self._taken.release(client, 1)
 
 
 class InProgress:

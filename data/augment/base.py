@@ -95,11 +95,19 @@ def random_box(
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):
-        pixels = height * width * rng.uniform(*area)
-        shape = math.exp(rng.uniform(low, high))
-        box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
-        if 0 < box_height <= height and 0 < box_width <= width:
-            top = int(rng.integers(height - box_height + 1))
-            left = int(rng.integers(width - box_width + 1))
-            return top, left, box_height, box_width
+        sides = box_sides(height, width, rng.uniform(*area), rng.uniform(low, high))
+        if sides is not None:
+            top = int(rng.integers(height - sides[0] + 1))
+            left = int(rng.integers(width - sides[1] + 1))
+            return top, left, *sides
     return None
+
+
+def box_sides(height: int, width: int, area: float, log_ratio: float) -> tuple[int, int] | None:
+    """Return the height and width of a box with this fraction of the area of height x width and
+    this logarithm of width / height, or None if it does not fit.
+    """
+    pixels, shape = height * width * area, math.exp(log_ratio)
+    box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+    fits = 0 < box_height <= height and 0 < box_width <= width
+    return (box_height, box_width) if fits else None

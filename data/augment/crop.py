@@ -8,6 +8,7 @@ from data.augment.base import Box, Fill, random_box
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
 from data.images.decode import center_crop, checked_jpeg_header, decode
+from data.images.headers import JpegHeader
 from data.images.jpeg_crop import decode_crop
 
 
@@ -60,7 +61,7 @@ class Crop(FrozenConfig):
         if header is None or not header.upright:
             return self.cropped(decode(data, config.channels), config, fill, rng)
         box = self.box(header.height, header.width, rng)
-        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
+        return decoded_box(data, header, box, config)
 
     def cropped(
         self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator
@@ -86,6 +87,13 @@ class Crop(FrozenConfig):
         box_height = max(1, min(height, round(width / ratio)))
         box_width = max(1, min(width, round(height * ratio)))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def decoded_box(data: bytes, header: JpegHeader, box: Box, config: ImageConfig) -> np.ndarray:
+    """Return a box of an upright JPEG, resized to uint8 [size, size, C]. Raises ValueError if the
+    image is damaged.
+    """
+    return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:

@@ -68,3 +68,11 @@ def as_integers(words: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
     products = np.stack([words & _LOW, words >> _HALF]) * np.uint64(end)
     valid = ((products & _LOW) >= np.uint64(end)).all(axis=0)
     return (products >> _HALF).astype(np.int64), np.asarray(valid)
+
+
+def as_integer(half: int, end: int) -> int | None:
+    """Return the number that `Generator.integers(end)` makes of half a word, or None if it may draw
+    again or, for 1, draws nothing. 0 < end < 2^32.
+    """
+    product = half * end
+    return product >> 32 if end > 1 and product & 0xFFFFFFFF >= end else None

@@ -95,11 +95,11 @@ class TrainingImages:
         return self.augment.changes
 
     @cached_property
-    def only_shifts_and_flips(self) -> bool:
-        """Whether `pad` and `flip` are the only augmentations, as is usual for small images."""
+    def only_flips(self) -> bool:
+        """Whether `flip` is the only augmentation after the crop or shift."""
         inactive = self.augment.flip, Grayscale(0), Erase(0)
         others = [change for change in self._changes if change not in inactive]
-        return self.augment.crop_area is None and not others and not self.augment.custom
+        return not others and not self.augment.custom
 
     def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""

@@ -1,11 +1,15 @@
 """Converts the files of a batch to training samples, with random numbers keyed by sample."""
 
+import math
+
+import cv2
 import numpy as np
 
-from data.augment.base import SAMPLES, SampleGenerator
-from data.augment.philox import as_doubles, as_integers, first_words
+from data.augment.base import SAMPLES, Box, SampleGenerator, box_sides
+from data.augment.crop import decoded_box
+from data.augment.philox import as_doubles, as_integer, as_integers, first_words
 from data.augment.training import TrainingImages
-from data.images.decode import center_crop, decode
+from data.images.decode import center_crop, channels_first, checked_jpeg_header, decode
 
 # Computing the random numbers of fewer samples together takes longer than drawing them one by one.
 _MIN_TOGETHER = 50
@@ -44,7 +48,7 @@ class TrainingBatch:
 
 
 class _ShiftedBatch(TrainingBatch):
-    """Like `TrainingBatch`, for `TrainingImages.only_shifts_and_flips`, with the same results.
+    """Like `TrainingBatch`, for shifted images that are only flipped, with the same results.
 
     For small images, drawing the random numbers one by one takes a sixth of the time of decoding,
     so they are computed together.
@@ -85,6 +89,59 @@ class _ShiftedBatch(TrainingBatch):
         return self._planes[self._flipped[row]][:, top : top + size, left : left + size]
 
 
+class _CroppedBatch(TrainingBatch):
+    """Like `TrainingBatch`, for random crops that are only flipped, with the same results.
+
+    The four numbers of most samples are computed together, which takes a third of the time. The
+    generator draws those of the others, such as a sample whose first box does not fit.
+    """
+
+    def __init__(
+        self,
+        images: TrainingImages,
+        generator: SampleGenerator,
+        seed: int,
+        epochs: np.ndarray,
+        indices: np.ndarray,
+    ) -> None:
+        super().__init__(images, generator, seed, epochs, indices)
+        words = first_words((seed, SAMPLES), epochs, indices)
+        assert images.augment.crop_area is not None
+        low, high = images.augment.crop_area
+        self._areas = (low + (high - low) * as_doubles(words[0])).tolist()
+        low, high = map(math.log, images.augment.crop_ratio)
+        self._log_ratios = (low + (high - low) * as_doubles(words[1])).tolist()
+        self._starts = words[2].tolist()
+        self._flipped = (as_doubles(words[3]) < images.augment.flip.root).tolist()
+        self._has_box = False
+
+    def decode(self, row: int, data: bytes) -> np.ndarray:
+        header = checked_jpeg_header(data)
+        if header is not None and header.upright:
+            box = self.first_box(row, header.height, header.width)
+            if box is not None:
+                self._has_box = True
+                return decoded_box(data, header, box, self._images.config)
+        self._has_box = False
+        return super().decode(row, data)
+
+    def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
+        if not self._has_box:
+            return super().augment(row, decoded)
+        drawn = decoded[:, :, 0] if decoded.shape[2] == 1 else decoded
+        return channels_first(cv2.flip(drawn, 1) if self._flipped[row] else drawn)
+
+    def first_box(self, row: int, height: int, width: int) -> Box | None:
+        """Return the box of `random_box` if its numbers are the first ones of the sample."""
+        sides = box_sides(height, width, self._areas[row], self._log_ratios[row])
+        if sides is None:
+            return None
+        ends = height - sides[0] + 1, width - sides[1] + 1
+        word = self._starts[row]
+        top, left = as_integer(word & 0xFFFFFFFF, ends[0]), as_integer(word >> 32, ends[1])
+        return None if top is None or left is None else (top, left, *sides)
+
+
 def shifts_and_flips(
     generator: SampleGenerator, seed: int, epochs: np.ndarray, indices: np.ndarray, pad: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -112,6 +169,7 @@ def training_batch(
 
     generator: reused for all batches. Only one batch at a time may use it.
     """
-    together = images.only_shifts_and_flips and len(indices) >= _MIN_TOGETHER
-    kind = _ShiftedBatch if together else TrainingBatch
+    kind = TrainingBatch
+    if images.only_flips and len(indices) >= _MIN_TOGETHER:
+        kind = _ShiftedBatch if images.augment.crop_area is None else _CroppedBatch
     return kind(images, generator, seed, epochs, indices)

@@ -6,33 +6,37 @@ the metrics is `serving/deploy/metrics_page.py`, which does not import Ray.
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import accumulate
 from threading import Thread
 
 import ray
-from ray.serve.metrics import Counter, Gauge, Histogram
+from prometheus_client.utils import floatToGoString
+from ray.serve.metrics import Counter, Gauge
 
 from serving.deploy.error_reports import HttpError
-from serving.deploy.metrics_page import EXACT_SECONDS
+from serving.deploy.metrics_page import BUCKETS, QUERY_SECONDS
 from serving.models.models import ReplicaState
 from serving.statistics import SERIES, ModelStatistics
 
 _REPORT_SECONDS, _STATISTICS_SECONDS, _SUM_SECONDS = 5.0, 1.0, 0.3
-_SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
 
 
 class QueryMetrics:
     """Counters of one replica. Create an instance inside the replica and use it from its event
     loop.
 
-    Each call of Ray's counters takes as long as parsing a request, so the counts of a short period
-    are added together. The histogram has no such option.
+    Each call of Ray's metrics takes as long as parsing a request, so the counts of a short period
+    are added together. Ray's histograms have no such option, and Ray only estimates their sums.
+    `serving/deploy/metrics_page.py` joins the counters of the histogram.
     """
 
     def __init__(self) -> None:
         self._outcomes: dict[str, int] = defaultdict(int)
-        self._sums: dict[Counter, float] = defaultdict(float)
+        self._num_inputs, self._sum_seconds = 0, 0.0
+        self._in_buckets = [0] * len(BUCKETS)
         self._is_scheduled = False
         self._requests = Counter(
             "kway_query_requests_total",
@@ -40,35 +44,39 @@ class QueryMetrics:
             tag_keys=("outcome",),
         )
         self._inputs = Counter("kway_query_inputs_total", description="Number of inputs answered.")
-        self._seconds = Histogram(
-            "kway_query_seconds",
-            description="Time in seconds from the headers of a request to its response; "
-            "includes rejected requests but not streams.",
-            boundaries=_SECONDS_BUCKETS,
-        )
-        self._exact_seconds = Counter(EXACT_SECONDS, description="Sum of kway_query_seconds.")
+        self._bucket = Counter(f"{QUERY_SECONDS}_bucket", tag_keys=("le",))
+        self._count = Counter(f"{QUERY_SECONDS}_count")
+        self._sum = Counter(f"{QUERY_SECONDS}_sum")
 
     def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
         """Count one finished request. If `seconds` is None, the request is excluded from the
         histogram."""
         self._outcomes[outcome] += 1
-        self._sums[self._inputs] += inputs
+        self._num_inputs += inputs
         if seconds is not None:
-            self._seconds.observe(seconds)
-            self._sums[self._exact_seconds] += seconds
+            self._in_buckets[bisect_left(BUCKETS, seconds)] += 1
+            self._sum_seconds += seconds
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_later(_SUM_SECONDS, self._record_sums)
+            asyncio.get_running_loop().call_later(_SUM_SECONDS, self._record)
 
-    def _record_sums(self) -> None:
+    def _record(self) -> None:
         self._is_scheduled = False
         for outcome, count in self._outcomes.items():
             self._requests.inc(count, tags={"outcome": outcome})
-        for counter, total in self._sums.items():
-            if total:  # Ray rejects 0
-                counter.inc(total)
+        _add(self._inputs, self._num_inputs)
+        for end, count in zip(BUCKETS, accumulate(self._in_buckets), strict=True):
+            _add(self._bucket, count, le=floatToGoString(end))
+        _add(self._count, sum(self._in_buckets))
+        _add(self._sum, self._sum_seconds)
         self._outcomes.clear()
-        self._sums.clear()
+        self._num_inputs, self._sum_seconds = 0, 0.0
+        self._in_buckets = [0] * len(BUCKETS)
+
+
+def _add(counter: Counter, value: float, **tags: str) -> None:
+    if value:  # Ray rejects 0
+        counter.inc(value, tags=tags)
 
 
 # Below, type checks are ignored where there are several `tag_keys`: Ray declares them as a tuple of

@@ -6,13 +6,20 @@ replicas. The series of a lost replica keep their last values until Ray's agent 
 its replacement already has its own series.
 """
 
-from collections.abc import Iterable
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import httpx
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
 
-EXACT_SECONDS = "kway_query_exact_seconds"
+# A histogram. Replicas count its buckets, its sum and the number of requests in counters.
+QUERY_SECONDS = "kway_query_seconds"
+# The upper ends of the buckets.
+BUCKETS = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30), math.inf)
+_PARTS = "bucket", "count", "sum"
 _PREFIX = "ray_"
 # Ray's label name -> kway's.
 _EXPORTED_LABELS = {
@@ -64,19 +71,35 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Render `families` as Prometheus text, with the exact sum of the request times instead of
-    Ray's estimate.
-
-    Ray estimates the sum of a histogram from the midpoints of its buckets. A separate counter
-    contains the exact sum.
-    """
-    exact = families.pop(EXACT_SECONDS, None)
-    histogram = families.get("kway_query_seconds")
-    if histogram is not None:
-        histogram.samples = [s for s in histogram.samples if not s.name.endswith("_sum")]
-        for sample in exact.samples if exact is not None else ():
-            histogram.add_sample("kway_query_seconds_sum", sample.labels, sample.value)
+    """Render `families` as Prometheus text, with the histogram of the request times in place of its
+    counters."""
+    parts = {end: families.pop(f"{QUERY_SECONDS}_{end}", None) for end in _PARTS}
+    histogram = Metric(
+        QUERY_SECONDS,
+        "Time in seconds from the headers of a request to its response; includes rejected requests "
+        "but not streams.",
+        "histogram",
+    )
+    for end, family in parts.items():
+        found = [] if family is None else [(one.labels, one.value) for one in family.samples]
+        for labels, value in _all_buckets(found) if end == "bucket" else found:
+            histogram.add_sample(f"{QUERY_SECONDS}_{end}", labels, value)
+    if histogram.samples:
+        families = {**families, QUERY_SECONDS: histogram}
     return b"".join(generate_latest(_One(families[name])) for name in sorted(families))
+
+
+def _all_buckets(
+    found: Iterable[tuple[dict[str, str], float]],
+) -> Iterator[tuple[dict[str, str], float]]:
+    """Add the empty buckets, which have not been counted."""
+    of_replicas: dict[frozenset[tuple[str, str]], dict[str, float]] = defaultdict(dict)
+    for labels, value in found:
+        others = frozenset((name, one) for name, one in labels.items() if name != "le")
+        of_replicas[others][labels["le"]] = value
+    for others, counts in of_replicas.items():
+        for end in map(floatToGoString, BUCKETS):
+            yield {**dict(others), "le": end}, counts.get(end, 0)
 
 
 class _One:

@@ -6,15 +6,15 @@ import pytest
 
 from data.augment.base import SAMPLES, SampleGenerator
 from data.augment.philox import as_doubles, as_integers, first_words
-from data.augment.training import AugmentConfig, TrainingImages, for_training
+from data.augment.training import AugmentConfig, TrainingImages
 from data.augment.training_batch import shifts_and_flips, training_batch
 from data.images.config import ImageConfig
-from data.images.decode import contiguous, decode
+from data.images.decode import contiguous
 
 
-def png(height: int, width: int, channels: int) -> bytes:
+def image_file(height: int, width: int, channels: int, kind: str = ".png") -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (height, width, channels), dtype=np.uint8)
-    return cv2.imencode(".png", noise)[1].tobytes()
+    return cv2.imencode(kind, noise)[1].tobytes()
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**64 - 1])
@@ -48,6 +48,8 @@ def test_words_become_the_same_numbers_as_in_a_generator() -> None:
         (64, {"crop_area": None, "pad": 2, "flip": 1}),
         (32, {"crop_area": None, "pad": 4, "erase": 0.5}),
         (32, {}),
+        (64, {"crop_area": (0.9, 1.0), "flip": 0.3}),
+        (32, {"erase": 0.5}),
     ],
 )
 def test_a_batch_has_the_pixels_of_its_samples(size: int, settings: dict, channels: int) -> None:
@@ -56,15 +58,27 @@ def test_a_batch_has_the_pixels_of_its_samples(size: int, settings: dict, channe
     augment = AugmentConfig.model_validate(settings)
     epochs, indices = np.arange(100) // 30, np.arange(100)
     batch = training_batch(TrainingImages(image, augment), SampleGenerator(), 5, epochs, indices)
-    files = [png(size, size, channels), png(size + 9, size, channels)]
-    generator = SampleGenerator()
+    files = [image_file(size, size, channels), image_file(size + 9, size, channels, ".jpg")]
+    generator, one_by_one = SampleGenerator(), TrainingImages(image, augment)
     for row in range(100):
         data = files[row % 2]
         batch.decode(row, files[0])  # the first attempt, if a sample is replaced
         found = batch.augment(row, batch.decode(row, data))
         rng = generator.at(5, int(epochs[row]), row)
-        expected = for_training(decode(data, channels), image, augment, rng)
-        assert np.array_equal(contiguous(found), expected)
+        expected = one_by_one.augmented(one_by_one.decoded(data, rng), rng)
+        assert np.array_equal(contiguous(found), contiguous(expected))
+
+
+def test_the_first_boxes_of_a_batch_are_those_of_its_generators() -> None:
+    image, augment = ImageConfig(size=32), AugmentConfig(crop_area=(0.1, 0.6))
+    zeros, indices, generator = np.zeros(400, np.int64), np.arange(400), SampleGenerator()
+    batch = training_batch(TrainingImages(image, augment), generator, 3, zeros, indices)
+    # With these sides, some boxes do not fit, and some are as high as the image.
+    boxes = [batch.first_box(row, 20, 60) for row in range(400)]
+    assert 50 < boxes.count(None) < 350
+    for row, box in enumerate(boxes):
+        rng = generator.at(3, 0, row)
+        assert box in (None, augment.box(20, 60, rng))
 
 
 def test_numbers_that_a_generator_draws_again_are_drawn_again() -> None:

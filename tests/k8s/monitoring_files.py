@@ -91,7 +91,6 @@ def metric_names() -> frozenset[str]:
 
 
 _SERVING_NAMES = """
-from ray.serve.metrics import Histogram
 from ray.util.metrics import Metric
 from serving.deploy import metrics
 from serving.deploy.watch_actor import WebhookMetrics
@@ -99,9 +98,7 @@ replica = metrics.ReplicaMetrics(lambda: None)
 counters = metrics.QueryMetrics(), metrics.ReloadMetrics(), metrics.WatchMetrics()
 for group in (*counters, replica, metrics.HttpErrorMetrics(), WebhookMetrics()):
     for metric in filter(lambda each: isinstance(each, Metric), vars(group).values()):
-        ends = "_bucket", "_sum", "_count"
-        for end in ends if isinstance(metric, Histogram) else ("",):
-            print(metric.info["name"] + end)
+        print(metric.info["name"])
 """
 
 

@@ -77,13 +77,11 @@ def test_every_exported_metric_has_a_panel(name: str) -> None:
         for metric in metric_names()
         if metric.startswith("kway_train_") == of_training and not metric.endswith("_created")
     }
-    # Only alerts use the current phase, and panels show steps and samples as rates. Prometheus
-    # stores kway_query_exact_seconds as kway_query_seconds_sum.
+    # Only alerts use the current phase, and panels show steps and samples as rates.
     not_shown = {
         "kway_train_phase",
         "kway_train_steps_total",
         "kway_train_samples_total",
-        "kway_query_exact_seconds",
     }
     assert known - shown <= not_shown
 

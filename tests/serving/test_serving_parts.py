@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
 from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
-from serving.deploy.metrics_page import render
+from serving.deploy.metrics_page import BUCKETS, render
 from serving.deploy.session import free_port
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
@@ -255,17 +257,22 @@ def test_a_request_that_cannot_be_completed_fails_alone() -> None:
 # ---------------------------------------------------------------------------- metrics and ports
 
 
-def test_the_metrics_page_shows_the_exact_sum_instead_of_the_estimate_from_buckets() -> None:
-    histogram = Metric("kway_query_seconds", "x", "histogram")
-    histogram.add_sample("kway_query_seconds_bucket", {"le": "+Inf"}, 2)
-    histogram.add_sample("kway_query_seconds_count", {}, 2)
-    histogram.add_sample("kway_query_seconds_sum", {}, 99)
-    exact = Metric("kway_query_exact_seconds", "x", "counter")
-    exact.add_sample("kway_query_exact_seconds_total", {}, 0.25)
-    page = render({one.name: one for one in (histogram, exact)}).decode()
-    assert "kway_query_seconds_sum 0.25" in page
-    assert "99" not in page
-    assert "exact" not in page
+def test_the_metrics_page_joins_the_counters_of_the_histogram() -> None:
+    families = {}
+    for end, samples in {
+        "bucket": [({"le": "30.0", "replica": "a"}, 2), ({"le": "+Inf", "replica": "a"}, 3)],
+        "count": [({"replica": "a"}, 3)],
+        "sum": [({"replica": "a"}, 31.25)],
+    }.items():
+        families[f"kway_query_seconds_{end}"] = counter = Metric(end, "x", "counter")
+        for labels, value in samples:
+            counter.add_sample(f"kway_query_seconds_{end}_total", labels, value)
+    (found,) = text_string_to_metric_families(render(families).decode())
+    assert (found.name, found.type) == ("kway_query_seconds", "histogram")
+    buckets = {one.labels["le"]: one.value for one in found.samples if one.name.endswith("_bucket")}
+    assert buckets == {floatToGoString(end): 2 * (end == 30) for end in BUCKETS} | {"+Inf": 3}
+    others = {one.name: one.value for one in found.samples if "le" not in one.labels}
+    assert others == {"kway_query_seconds_count": 3, "kway_query_seconds_sum": 31.25}
 
 
 def test_the_error_for_a_port_in_use_names_the_option() -> None:
