@@ -20,6 +20,7 @@ from data.text.tokenizer import Tokenizer
 from serving.answer import Query, answer
 from serving.schemas import Answer
 from trainer.backbone.folding import fold_batch_norms
+from trainer.backbone.precision import check_device
 from trainer.bundle.bundle import Bundle, onnx_is_installed
 
 Device = Literal["cpu", "cuda"]
@@ -49,11 +50,11 @@ class Model:
         """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
         as torch is set to use.
 
-        Raises ValueError if the device does not exist, if the engine does not support the device,
-        or if the torch engine would have to import a backbone that is not in `allow_imports`.
+        Raises ValueError if this machine cannot run the bundle on the device, if the engine does
+        not support the device or the precision, or if the torch engine would have to import a
+        backbone that is not in `allow_imports`.
         """
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("device is cuda, but torch cannot find a GPU. Use device cpu")
+        check_device(bundle.spec.precision, device)
         self.bundle = bundle
         self.device: Device = device
         self.reads = bundle.spec.reads

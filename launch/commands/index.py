@@ -115,7 +115,9 @@ def _open_encoder(
     import torch
 
     from data.ray_pool import ray_pool
+    from trainer.backbone.precision import check_device
 
+    check_device(bundle.spec.precision, device, on_this_machine=False)
     # A task uses as many threads as this process would, because the number of threads affects the
     # rounding of the features.
     with ray_pool(ray, gpu=device == "cuda", cpus=torch.get_num_threads()) as pool:

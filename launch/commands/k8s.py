@@ -239,8 +239,10 @@ def serving(
 
 def _check_bundle(bundle: Path, device: Literal["cpu", "cuda"], allowed: tuple[str, ...]) -> None:
     from serving.model import check_imports
+    from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
 
     with Bundle.open(bundle) as opened:
+        check_device(opened.spec.precision, device, on_this_machine=False)
         check_imports(opened, device, allowed)
         opened.verify(class_weights=False)

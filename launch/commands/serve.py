@@ -67,6 +67,7 @@ def serve(
     from serving.deploy.stop_signal import StopSignal
     from serving.model import check_imports
     from serving.models.published import paths_of_models
+    from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
 
     least, most = replica_range(replicas)
@@ -79,6 +80,7 @@ def serve(
             for path in paths_of_models(bundle, config).values()
         ]
         for one in bundles:
+            check_device(one.spec.precision, config.device, on_this_machine=not print_config)
             check_imports(one, config.device, config.allow_imports)
             one.verify(class_weights=verify)
         for folder in config.galleries.values():
@@ -114,11 +116,11 @@ def serve(
 def _open_gallery(folder: Path, bundles: "Sequence[Bundle]") -> "Gallery":
     """Open a gallery with the first bundle that has its backbone. Raises ValueError if there is
     none."""
-    from serving.galleries.format import features_identity, read_info
+    from serving.galleries.format import has_features_of, read_info
     from serving.galleries.gallery import Gallery
 
-    backbone = read_info(folder).backbone
-    matching = [one for one in bundles if features_identity(one) == backbone]
+    info = read_info(folder)
+    matching = [one for one in bundles if has_features_of(one, info)]
     return Gallery(folder, (matching or bundles)[0])
 
 

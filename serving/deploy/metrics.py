@@ -115,6 +115,11 @@ class ReplicaMetrics:
             description="1 for the version of a model that a replica serves, 0 for earlier ones.",
             tag_keys=("model", "version"),  # type: ignore[arg-type]
         )
+        self._rejected = Gauge(
+            "kway_model_rejected",
+            description="1 while a version of a model is published that a replica cannot serve.",
+            tag_keys=("model",),
+        )
         self._requests = Gauge(
             "kway_requests_in_progress",
             description="Number of requests that a replica is processing.",
@@ -144,7 +149,8 @@ class ReplicaMetrics:
             self._queued.set(state.queued_inputs)
             self._monitored_classes.set(state.monitored)
             self._drifted_classes.set(state.drifted)
-            for name, version, loss in state.models:
+            for name, version, loss, is_rejected in state.models:
+                self._rejected.set(int(is_rejected), tags={"model": name})
                 self._aligned.set(int(loss.aligned), tags={"model": name, "loss": loss.kind})
                 before = self._reported.get(name, version)
                 if before != version:

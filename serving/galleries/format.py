@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from serving.galleries.item import Item, parse_item
+from trainer.backbone.precision import Precision
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import BACKBONE, ENCODER, TOKENIZER, Reads, Spec, read_manifest
+from trainer.bundle.spec import BACKBONE, ENCODER, ONNX, TOKENIZER, Reads, Spec, read_manifest
 
 FORMAT_VERSION = 2  # 2: with an index
 GALLERY = "gallery.json"
@@ -143,17 +144,31 @@ def features_identity(bundle: Bundle) -> str:
         # Omit defaults, so that settings added in later versions do not change the identity.
         "image": spec.image and spec.image.model_dump(mode="json", exclude_defaults=True),
         "text": spec.text and spec.text.model_dump(mode="json", exclude_defaults=True),
+        **_precision(spec.precision, checksums),
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
+def has_features_of(bundle: Bundle, info: GalleryInfo) -> bool:
+    """Return whether the gallery's features were computed by `bundle`'s backbone."""
+    return (info.backbone, info.dim) == (features_identity(bundle), bundle.spec.dim)
+
+
 def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
-    if (info.backbone, info.dim) != (features_identity(bundle), bundle.spec.dim):
+    if not has_features_of(bundle, info):
         raise ValueError(
-            f"{path} was created with a different backbone or preprocessing than {bundle.path}: "
+            f"{path} was created with a different backbone, precision or preprocessing than "
+            f"{bundle.path}: "
             f"create a new gallery with kway index {bundle.path} {info.source} -o …"
         )
+
+
+def _precision(precision: Precision, checksums: dict[str, str]) -> dict[str, Any]:
+    """Return nothing for float32, in which all engines compute the same features."""
+    if precision == "float32":
+        return {}
+    return {"precision": precision, "quantized": checksums.get(ONNX)}
 
 
 def _encoder(bundle: Bundle) -> dict[str, Any]:

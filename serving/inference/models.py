@@ -45,7 +45,7 @@ class InferenceModels:
         """Return the statistics of a model, or of all models."""
         page = await self._metrics()
         names = [name] if name else [one.name for one in self._all()]
-        return [statistics_of(page, one) for one in names]
+        return statistics_of(page, names)
 
     def _all(self) -> list[InferenceModel]:
         return [InferenceModel(model.current.service) for model in self._models]

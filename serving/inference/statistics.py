@@ -5,9 +5,10 @@ Fields have the names of Triton's `ModelStatistics` message.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from pydantic import BaseModel, Field
 
 from serving import statistics as series
@@ -58,9 +59,18 @@ class StatisticsResponse(BaseModel):
     model_stats: list[ModelStatistics]
 
 
-def statistics_of(page: bytes, model: str) -> ModelStatistics:
-    """Return the statistics of `model` from a page of Prometheus metrics."""
-    values = _Values(page, model)
+def statistics_of(page: bytes, models: Sequence[str]) -> list[ModelStatistics]:
+    """Return the statistics of each of `models` from a page of Prometheus metrics."""
+    values = {model: _Values() for model in models}
+    for family in text_string_to_metric_families(page.decode()):
+        for sample in family.samples:
+            of_model = values.get(sample.labels.get("model", ""))
+            if of_model is not None and sample.name in series.SERIES:
+                of_model.add(sample)
+    return [_statistics_of(model, values[model]) for model in models]
+
+
+def _statistics_of(model: str, values: "_Values") -> ModelStatistics:
     succeeded = values.count(series.REQUESTS, result="success")
     counts = dict.fromkeys(series.STAGES, succeeded) | {
         result: values.count(series.REQUESTS, result=result) for result in series.RESULTS
@@ -96,15 +106,14 @@ def _batches(values: "_Values") -> Iterator[BatchStatistics]:
 class _Values:
     """The samples of one model on a page, with one value per replica."""
 
-    def __init__(self, page: bytes, model: str) -> None:
+    def __init__(self) -> None:
         self._samples: defaultdict[tuple[str, frozenset[tuple[str, str]]], list[float]]
         self._samples = defaultdict(list)
-        for family in text_string_to_metric_families(page.decode()):
-            for sample in family.samples:
-                if sample.name in series.SERIES and sample.labels.get("model") == model:
-                    names, _ = series.SERIES[sample.name]
-                    labels = frozenset((name, sample.labels[name]) for name in names)
-                    self._samples[sample.name, labels].append(sample.value)
+
+    def add(self, sample: Sample) -> None:
+        names, _ = series.SERIES[sample.name]
+        labels = frozenset((name, sample.labels[name]) for name in names)
+        self._samples[sample.name, labels].append(sample.value)
 
     def count(self, name: str, **labels: str) -> int:
         return round(sum(self._of(name, labels)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from serving.config import ServingConfig
 from serving.galleries.changes import GalleryChanges
-from serving.galleries.format import features_identity, read_info
+from serving.galleries.format import has_features_of, read_info
 from serving.galleries.searching import Galleries
 from serving.model import Model
 from serving.models.models import Models, ServedModel, Version
@@ -140,11 +140,10 @@ class Loader:
 
     def _galleries(self, bundle: Bundle, required: Collection[str]) -> Galleries:
         """Open the galleries of a bundle: all `required` ones, and those with its backbone."""
-        identity = features_identity(bundle)
         folders = {
             name: folder
             for name, folder in self._config.galleries.items()
-            if name in required or read_info(folder).backbone == identity
+            if name in required or has_features_of(bundle, read_info(folder))
         }
         return Galleries(folders, bundle, self._changes)
 

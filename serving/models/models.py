@@ -29,10 +29,11 @@ class Version:
 
 
 class ServedModel:
-    """The model `name`. `current` may be replaced from any thread."""
+    """The model `name`. `current` may be replaced from any thread. `is_rejected` is true while a
+    version that cannot be served is published."""
 
     def __init__(self, name: str, current: Version) -> None:
-        self.name, self.current = name, current
+        self.name, self.current, self.is_rejected = name, current, False
 
 
 class ModelState(NamedTuple):
@@ -41,6 +42,7 @@ class ModelState(NamedTuple):
     name: str
     version: str
     loss: LossSpec
+    is_rejected: bool
 
 
 class ReplicaState(NamedTuple):
@@ -92,12 +94,16 @@ class Models:
 
     def state(self) -> ReplicaState:
         """Can be called from any thread."""
-        services = [model.current.service for model in self]
+        models = [(model.current.service, model.is_rejected) for model in self]
+        services = [service for service, _ in models]
         monitored = [service.num_monitored() for service in services]
         return ReplicaState(
             services[0].load()[0],  # all models share the limit on requests
             sum(service.load()[1] for service in services),
             sum(count for count, _ in monitored),
             sum(drifted for _, drifted in monitored),
-            tuple(ModelState(s.name, s.version, s.model.bundle.spec.loss) for s in services),
+            tuple(
+                ModelState(service.name, service.version, service.model.bundle.spec.loss, rejected)
+                for service, rejected in models
+            ),
         )

@@ -109,7 +109,9 @@ class Reloader:
         try:
             model.current = self._published(model)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            model.is_rejected = True
             return self._failed(model, error)
+        model.is_rejected = False
         if model.current is previous:
             outcome: Outcome = "unchanged"
         else:

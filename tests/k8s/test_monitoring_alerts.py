@@ -40,6 +40,9 @@ WANTED = {
     "KwayServingErrors",
     "KwayServingLossNotAligned",
     "KwayServingDrift",
+    "KwayServingWebhookErrors",
+    "KwayServingLostHits",
+    "KwayServingReloadFailed",
 }
 
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import yaml
 
+from serving.config import ServingConfig
 from serving.deploy.session import free_port
 from tests.k8s.monitoring_files import (
     alerts,
@@ -24,10 +25,13 @@ from tests.k8s.monitoring_files import (
     of_kind,
 )
 from tests.prometheus import needs_prometheus, prometheus
+from tests.serving.published import publish
+from tests.serving.receiver import receiving
 from tests.serving.started import Server, as_json, bundle, end, images, of_each, start
 from tests.serving.watching import create_watch, frames, send_frames
 from tests.system.processes import ROOT
 from tests.system.runs import launched
+from tests.tiny_bundle import write
 
 __all__ = ["bundle", "images"]  # fixtures
 
@@ -152,8 +156,12 @@ def watched(
     rules.write_text(yaml.safe_dump({"groups": each_second}))
     frame = images[0].read_bytes()
     with ExitStack() as opened:
-        options = ["--token-file", credentials, "--replicas", 1, "--state", folder / "state"]
-        server = start(bundle, folder / "stderr", *options)
+        receiver = opened.enter_context(receiving())
+        receiver.respond = lambda message: 500
+        options = ["--token-file", credentials, "--replicas", 1, "--webhook-host", receiver.host]
+        path = folder / "pets"
+        path.symlink_to(bundle)
+        server = start(path, folder / "stderr", *options)
         opened.callback(end, server)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         client = opened.enter_context(
@@ -162,7 +170,11 @@ def watched(
         opened.enter_context(training(glyphs, folder, port))
         config = scrapes(port, agent_of(server), rules)
         prom = opened.enter_context(prometheus(folder, config))
-        create_watch(client, ttl_seconds=600)
+        webhook = {"url": f"{receiver.url}/"}
+        create_watch(client, ttl_seconds=600, webhook=webhook)
+        send_frames(client, frames([frame] * (ServingConfig().max_watch_hits + 200)))
+        receiver.respond = lambda message: 200  # the first 200 hits are lost
+        publish(write(folder / "next", bias=False), path)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while empty := empty_panels(prom):
             assert time.monotonic() < deadline, empty
@@ -218,9 +230,11 @@ def test_pods_export_the_same_series_as_the_metrics_page_of_the_server(
         assert metric["node"] == "127.0.0.1"
 
 
-def test_no_alert_fires_for_a_healthy_run_and_server(api: httpx.Client) -> None:
+def test_no_alert_but_that_for_the_lost_hits_fires_for_a_run_and_a_server(
+    api: httpx.Client,
+) -> None:
     found = api.get("rules").json()["data"]["groups"]
     health = {rule["name"]: rule["health"] for group in found for rule in group["rules"]}
     assert health == {alert["alert"]: "ok" for alert in alerts()}
     firing = series(api, 'ALERTS{alertstate="firing"}')
-    assert [alert["metric"]["alertname"] for alert in firing] == []
+    assert [alert["metric"]["alertname"] for alert in firing] == ["KwayServingLostHits"]

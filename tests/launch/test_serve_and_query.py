@@ -9,7 +9,8 @@ import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from tests.tiny_bundle import write, write_of_texts
+from tests.tiny_bundle import IMAGE, tiny_backbone, write, write_of_texts
+from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.bundle import Bundle
 
 ErrorOf = Callable[..., str]
@@ -111,3 +112,114 @@ def test_the_curl_line_contains_a_placeholder_image_and_the_token(tmp_path: Path
     assert with_token[:2] == ["-H", "Authorization: Bearer secret"]
     with Bundle.open(write_of_texts(tmp_path / "texts")) as texts:
         assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Bundles whose specifications contain a low precision."""
+    folder = tmp_path_factory.mktemp("quantized")
+
+    def write_backbone(file: Path) -> None:
+        write_onnx(tiny_backbone(), IMAGE, file)
+
+    return {
+        "bf16": write(folder / "bf16", changes={"precision": "bf16"}),
+        "int8": write(folder / "int8", changes={"precision": "int8"}, write_onnx=write_backbone),
+    }
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serving.deploy.server._start_ray", lambda *_: pytest.fail("Ray started"))
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_quantized_bundle_does_not_run_on_gpus(
+    error_of: ErrorOf,
+    quantized: dict[str, Path],
+    glyphs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    has_gpu: bool,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
+    low, other = quantized[precision], write(tmp_path / "other")
+    (tmp_path / "images").mkdir()
+    index = ("index", low, tmp_path / "images", "-o", tmp_path / "out")
+    for arguments in (
+        ("serve", low),
+        ("serve", low, "--print-config"),
+        ("serve", other, "--model", f"low={low}"),
+        ("calibrate", low, glyphs),
+        index,
+        (*index, "--ray", "127.0.0.1:1"),
+        ("k8s", "render", "serving", low, "--host", "a.example", "--in-image", "--no-tokens"),
+    ):
+        line = error_of(*arguments, "--device", "cuda")
+        if not has_gpu and arguments[:2] == ("serve", other):
+            assert "cannot find a GPU" in line
+        else:
+            assert f"precision {precision} requires device cpu" in line, arguments
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("command", ["serve", "calibrate"])
+def test_a_missing_gpu_is_a_one_line_error(
+    error_of: ErrorOf,
+    tmp_path: Path,
+    glyphs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    shards = (glyphs,) if command == "calibrate" else ()
+    line = error_of(command, write(tmp_path / "bundle"), *shards, "--device", "cuda")
+    assert "torch cannot find a GPU" in line
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_an_unsupported_processor_is_reported_before_ray_starts(
+    error_of: ErrorOf,
+    quantized: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    precision: str,
+) -> None:
+    monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"avx2"})
+    low = quantized[precision]
+    for arguments in (("serve", low), ("query", low, "--class", "husky", __file__)):
+        line = error_of(*arguments)
+        assert f"precision {precision} requires a processor with one of the flags" in line
+    # The server's machine may have another processor.
+    monkeypatch.setattr(sys, "argv", ["kway", "serve", str(low), "--print-config"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 0
+    assert str(low) in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_int8_without_onnxruntime_is_reported_with_its_extra(
+    error_of: ErrorOf,
+    quantized: dict[str, Path],
+    glyphs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"avx512_vnni"})
+    low, out = quantized["int8"], tmp_path / "out"
+    quantize = ("quantize", write(tmp_path / "bundle"), glyphs, "-o", out, "--precision", "int8")
+    with monkeypatch.context() as patches:
+        patches.setitem(sys.modules, "onnxruntime", None)  # as if it were not installed
+        for arguments in (("serve", low), ("query", low, "--class", "husky", __file__), quantize):
+            line = error_of(*arguments)
+            assert "int8 requires onnxruntime, which is not installed: install kway[onnx]" in line
+    for name in ("onnx", "onnxscript"):
+        with monkeypatch.context() as patches:
+            patches.setitem(sys.modules, name, None)
+            assert f"--precision int8 requires {name}, which is not" in error_of(*quantize)
+    assert not out.exists()

@@ -428,6 +428,15 @@ def test_the_model_endpoint_reports_the_limits(api: FastAPI, texts: FastAPI) -> 
     assert ask(texts, "GET", "/v1/model").json()["image"] is None
 
 
+def test_the_model_endpoint_reports_the_precision(
+    api: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(api, "GET", "/v1/model").json()["precision"] == "float32"
+    monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"bf16"})
+    low = application(write(tmp_path / "low", changes={"precision": "bf16"}))
+    assert ask(low, "GET", "/v1/model").json()["precision"] == "bf16"
+
+
 def test_the_model_endpoint_reports_the_logit_map_without_the_margin(
     api: FastAPI, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ from serving.galleries.building import IndexOptions, IndexResult, index_collecti
 from serving.galleries.changes import ChangeLog
 from serving.galleries.collection import open_collection
 from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
+from serving.galleries.format import features_identity
 from serving.galleries.gallery import Gallery
 from serving.galleries.item import Item
 from serving.galleries.ranking import Ranking, best, class_scores
@@ -393,8 +394,29 @@ def test_features_from_another_backbone_are_rejected(
     with pytest.raises(ValueError, match="pets was created with a different backbone"):
         command(other, folder, "-o", gallery)
     changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
-    with pytest.raises(ValueError, match="different backbone or preprocessing"):
+    with pytest.raises(ValueError, match="different backbone, precision or preprocessing"):
         Gallery(gallery, Bundle.open(changed))
+
+
+def test_a_gallery_belongs_to_one_precision_and_to_one_conversion_to_int8(tmp_path: Path) -> None:
+    def identity(name: str, precision: str, content: bytes | None) -> str:
+        def write_backbone(file: Path) -> None:
+            file.write_bytes(content or b"")
+
+        options = {} if content is None else {"write_onnx": write_backbone}
+        path = write(tmp_path / name, changes={"precision": precision}, **options)
+        with Bundle.open(path) as bundle:
+            return features_identity(bundle)
+
+    original = identity("float32", "float32", None)
+    assert identity("onnx", "float32", b"x") == original
+    low = [
+        identity("bf16", "bf16", None),
+        identity("int8", "int8", b"x"),
+        identity("y", "int8", b"y"),
+    ]
+    assert len({original, *low}) == 4
+    assert identity("copy", "int8", b"x") == low[1]
 
 
 def _image(bundle: Path) -> dict:
@@ -414,7 +436,11 @@ def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: 
         ("items.jsonl", lambda data: b"X" + data[1:], "items.jsonl does not match its checksum"),
         ("features.safetensors", lambda data: data[:-1] + b"!", "features.safetensors does not m"),
         ("gallery.json", lambda data: data[:-40], "gallery.json is damaged"),
-        ("gallery.json", lambda data: data.replace(b'"dim": 16', b'"dim": 17'), "t backbone or"),
+        (
+            "gallery.json",
+            lambda data: data.replace(b'"dim": 16', b'"dim": 17'),
+            "t backbone, precision or",
+        ),
         ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "F32"),
         ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
         ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 3'), "gallery format 3"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.gallery_recall import measure
 from heads.logits import Cosine, Dot
 from serving.answer import make_query
 from serving.galleries import building
@@ -310,3 +311,19 @@ def test_the_server_states_the_recall_and_whether_a_search_was_exact(
     assert not found["exact"]
     after = {hit["id"] for hit in found["results"][0]["hits"]}
     assert after == {new} | {hit["id"] for hit in before[1:]}
+
+
+def test_the_benchmark_measures_the_recall_of_a_gallery(
+    bundle: Path, gallery: Path, tmp_path: Path
+) -> None:
+    rows = {(row.what, row.case): row for row in measure(bundle, gallery, 50)}
+    cases = {"7 classes": "dot", "50 items": "cosine"}
+    with Bundle.open(bundle) as opened:
+        kinds = [case for case, kind in cases.items() if kind in ("dot", opened.spec.logits.kind)]
+    for kind in kinds:
+        recall = float(rows["recall at 100", f"{kind}, of 6,000 x {DIM}"].measured)
+        assert 0.9 <= recall <= 1
+    assert len(rows) == 3 * len(kinds)
+    build(bundle, tmp_path, clustered(300), index=False)
+    with pytest.raises(SystemExit, match="has no index"):
+        list(measure(bundle, tmp_path / "gallery", 50))

@@ -1,11 +1,13 @@
 """Statistics of the model: what the batches count, and what the metrics page returns."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from serving.batching import Batcher, QueueFullError
 from serving.inference.statistics import ModelStatistics as Found
@@ -25,7 +27,8 @@ def page(*replicas: ModelStatistics, model: str = "pets") -> bytes:
 
 
 def found_of(*replicas: ModelStatistics) -> Found:
-    return statistics_of(page(*replicas) + page(*replicas, model="other"), "pets")
+    (found,) = statistics_of(page(*replicas) + page(*replicas, model="other"), ["pets"])
+    return found
 
 
 def test_the_statistics_of_all_replicas_and_of_one_model_are_added() -> None:
@@ -52,7 +55,23 @@ def test_the_statistics_of_all_replicas_and_of_one_model_are_added() -> None:
     assert [
         (one.batch_size, one.compute_input.count, one.compute_input.ns) for one in found.batch_stats
     ] == [(2, 2, 11), (5, 1, 4)]
-    assert statistics_of(page(one), "unknown").inference_count == 0
+
+
+def test_the_page_is_parsed_once_for_all_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+
+    def parse(text: str) -> Iterator[Metric]:
+        parsed.append(text)
+        return text_string_to_metric_families(text)
+
+    monkeypatch.setattr("serving.inference.statistics.text_string_to_metric_families", parse)
+    one, other = ModelStatistics(), ModelStatistics()
+    one.add_success(inputs=2, ns=100, times=BatchTimes(10, 20, 30))
+    other.add_success(inputs=5, ns=100, times=BatchTimes(10, 20, 30))
+    found = statistics_of(page(one) + page(other, model="dogs"), ["dogs", "unknown", "pets"])
+    counts = [(one.name, one.inference_count) for one in found]
+    assert counts == [("dogs", 5), ("unknown", 0), ("pets", 2)]
+    assert len(parsed) == 1
 
 
 def run(scenario: Any, **options: Any) -> Found:

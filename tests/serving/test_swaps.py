@@ -372,6 +372,7 @@ def test_a_damaged_version_is_reported_and_the_old_one_continues_to_serve(
     served.reloader.poll()
     assert version_of(served) == before
     assert served.counts.reloads == [("pets", "failed")]
+    assert served.reloader.models.default.is_rejected
     messages = [record.getMessage() for record in caplog.records if record.name == "kway.models"]
     assert len(messages) == 1
     assert reason in messages[0]
@@ -398,10 +399,13 @@ def test_a_bundle_that_is_copied_to_the_path_is_served_once_it_is_complete(
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes()[:-1])
         served.reloader.poll()
+        is_published = (served.path / "bundle.json").exists()
+        assert served.reloader.models.default.is_rejected == is_published
         target.write_bytes(file.read_bytes())
         served.reloader.poll()
     assert version_of(served) == Expected(served.versions).versions[1]
     assert served.counts.reloads[-1] == ("pets", "switched")
+    assert [one.is_rejected for one in served.reloader.models.state().models] == [False]
 
 
 def test_a_replica_that_starts_while_the_version_is_damaged_serves_the_last_one(

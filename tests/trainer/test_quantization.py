@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,13 @@ from data.shards.split import open_split
 from serving.answer import make_query
 from serving.model import Model
 from tests.ranks import rank_world
-from tests.shards import glyph_recipe
+from tests.shards import glyph_recipe, text_recipe
+from trainer.backbone.backbone import Backbone
 from trainer.backbone.precision import check_processor
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import CalibrationOptions, calibrate
 from trainer.bundle.export import export_run
+from trainer.bundle.quantization import quantize
 from trainer.train import train
 
 
@@ -27,28 +30,49 @@ def require(precision: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("exported")
-    train(glyph_recipe(glyphs, folder / "run"), rank_world())
-    export_run(folder / "run", folder / "bundle", rank_world())
-    return folder / "bundle"
+def bundles(glyphs: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    crops = {"data__image__resize": 20, "data__image__crops": 10}
+    recipes = {
+        "images": glyph_recipe(glyphs, folder / "images run"),
+        "crops": glyph_recipe(glyphs, folder / "crops run", **crops),
+        "texts": text_recipe(texts, folder / "texts run"),
+    }
+    for kind, recipe in recipes.items():
+        train(recipe, rank_world())
+        export_run(folder / f"{kind} run", folder / kind, rank_world())
+    return {kind: folder / kind for kind in recipes}
+
+
+@pytest.fixture
+def exported(bundles: dict[str, Path]) -> Path:
+    return bundles["images"]
+
+
+def prepared_samples(model: Model, shards: Path) -> tuple[list[Any], torch.Tensor]:
+    """Return the inputs of the test split, and their labels [N]."""
+    with open_split(shards, "test") as split:
+        raw = [split.read(number)[0] for number in range(len(split))]
+        labels = torch.from_numpy(np.asarray(split.labels, np.int64))
+    is_text = model.reads == "texts"
+    return [model.prepare(one.decode() if is_text else one) for one in raw], labels
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", ["images", "crops", "texts"])
 def test_the_thresholds_belong_to_the_served_scores(
-    precision, exported, glyphs, tmp_path, kway, capsys
+    precision, kind, bundles, glyphs, texts, tmp_path, kway, capsys
 ):
     require(precision)
-    out = tmp_path / "low"
-    assert kway("quantize", exported, glyphs, "-o", out, "--precision", precision) == 0
+    out, shards = tmp_path / "low", texts / "shards" if kind == "texts" else glyphs
+    assert kway("quantize", bundles[kind], shards, "-o", out, "--precision", precision) == 0
     assert "same top-1 class" in capsys.readouterr().out
-    original, model = Model.open(exported), Model.open(out)
+    original, model = Model.open(bundles[kind]), Model.open(out)
     model.bundle.verify()
     model.self_check()
+    assert model.crops == (10 if kind == "crops" else 1)
     assert model.engine == ("onnxruntime" if precision == "int8" else "torch")
-    with open_split(glyphs, "test") as split:
-        prepared = [model.prepare(split.read(number)[0]) for number in range(len(split))]
-        labels = torch.from_numpy(np.asarray(split.labels, np.int64))
+    prepared, labels = prepared_samples(model, shards)
     features, wanted = model.features(prepared), original.features(prepared)
     assert not torch.equal(features, wanted)
     assert torch.cosine_similarity(features, wanted).min() > 0.99
@@ -62,10 +86,27 @@ def test_the_thresholds_belong_to_the_served_scores(
     counts = torch.stack([(match & own).sum(0), match.sum(0)], 1)
     assert np.abs(counts.numpy() - thresholds.reached[:, 0]).max() <= 1
     assert f"top-1 accuracy, {precision}" in (out / "MODEL_CARD.md").read_text()
-    again = calibrate(out, glyphs, tmp_path / "again", CalibrationOptions())
+    again = calibrate(out, shards, tmp_path / "again", CalibrationOptions())
     assert np.array_equal(again.thresholds.thresholds, thresholds.thresholds)
-    assert kway("quantize", out, glyphs, "-o", tmp_path / "b", "--precision", "bf16") == 2
+    assert kway("quantize", out, shards, "-o", tmp_path / "b", "--precision", "bf16") == 2
     assert "pass the bundle in float32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("kind", ["images", "crops", "texts"])
+def test_features_do_not_depend_on_the_other_inputs_of_the_batch(
+    precision, kind, bundles, glyphs, texts, tmp_path
+):
+    require(precision)
+    shards = texts / "shards" if kind == "texts" else glyphs
+    quantize(bundles[kind], shards, tmp_path / "low", precision, CalibrationOptions())
+    model = Model.open(tmp_path / "low")
+    prepared, _ = prepared_samples(model, shards)
+    together = model.features(prepared)
+    alone = torch.cat([model.features([one]) for one in prepared])
+    # The padding of texts changes the order of sums, which can change the last bit of bf16.
+    tolerance = 2**-7 if (kind, precision) == ("texts", "bf16") else 1e-5
+    assert (together - alone).abs().max() <= tolerance * together.abs().max()
 
 
 def test_a_processor_without_support_is_rejected_in_one_line():
@@ -73,6 +114,26 @@ def test_a_processor_without_support_is_rejected_in_one_line():
     for precision in ("bf16", "int8"):
         with pytest.raises(ValueError, match=rf"^precision {precision} requires.*float32$"):
             check_processor(precision, frozenset({"avx2"}))
+
+
+def test_the_error_for_a_backbone_that_cannot_be_exported_offers_bf16(
+    exported, glyphs, tmp_path, kway, capsys, monkeypatch
+):
+    require("int8")
+    pool = Backbone._pooled
+
+    def branching(self: Backbone, output: object, mask: torch.Tensor | None) -> torch.Tensor:
+        pooled = pool(self, output, mask)
+        return pooled if float(pooled.sum()) > 0 else -pooled
+
+    monkeypatch.setattr(Backbone, "_pooled", branching)
+    out = tmp_path / "low"
+    assert kway("quantize", exported, glyphs, "-o", out, "--precision", "int8") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: torch cannot export this backbone to ONNX (")
+    assert error.endswith("): use --precision bf16\n")
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bundle_in_float32_has_no_key_that_older_versions_reject(exported):

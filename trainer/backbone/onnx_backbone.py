@@ -7,10 +7,11 @@ installs all packages that export needs; serving needs only onnxruntime.
 
 import copy
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import torch
@@ -22,15 +23,10 @@ from trainer.backbone.backbone import Backbone
 
 # The maximum difference from torch's features, relative to the largest feature.
 TOLERANCE = 1e-4
-_EXPORT_NEEDS = ("onnx", "onnxscript", "onnxruntime")
+_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 _IMAGES, _TEXTS = ("pixel_values",), ("input_ids", "attention_mask")
 # Batch sizes and text lengths for the comparison. They differ from those of the traced inputs.
 _COMPARED_SHAPES = ((1, 5), (3, 2))
-
-
-def is_installed() -> bool:
-    """Return whether onnxruntime, which `OnnxBackbone` requires, is installed."""
-    return importlib.util.find_spec("onnxruntime") is not None
 
 
 class OnnxBackbone:
@@ -84,19 +80,31 @@ class _Positional(nn.Module):
         return features
 
 
-def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
+def check_packages(option: str) -> None:
+    """Raise ValueError, naming the command's `option`, if a package of the `onnx` extra is
+    missing.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"{option} requires {missing[0]}, which is not installed: install kway[onnx]"
+        )
+
+
+def write_onnx(
+    backbone: Backbone,
+    image: ImageConfig | None,
+    file: Path,
+    *,
+    remedy: str = "export without --onnx",
+) -> None:
     """Write `backbone` to `file` for any batch size and text length. Image models require
     `image`.
 
-    Raises ValueError if the packages are missing, if torch cannot export the network, or if the
-    features that onnxruntime computes for random inputs differ from torch's by more than
-    `TOLERANCE`.
+    Raises ValueError, with the `remedy`, if torch cannot export the network, or if the features
+    that onnxruntime computes for random inputs differ from torch's by more than `TOLERANCE`.
     """
-    missing = [name for name in _EXPORT_NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"--onnx requires {missing[0]}, which is not installed: install kway[onnx]"
-        )
+    check_packages("--onnx")
     plain = _plain(backbone)
     names = _TEXTS if backbone.modality == "text" else _IMAGES
     dynamic = {0: torch.export.Dim.DYNAMIC}
@@ -104,7 +112,7 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
         dynamic[1] = torch.export.Dim.DYNAMIC
     module, traced = _Positional(plain, names), _random_inputs(plain, image, 2, 4)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 module.eval(),
                 tuple(traced.values()),
@@ -117,10 +125,11 @@ def write_onnx(backbone: Backbone, image: ImageConfig | None, file: Path) -> Non
             assert program is not None
             program.save(file, external_data=False)
     except (torch.onnx.errors.OnnxExporterError, ValueError) as error:
+        reason = one_line(error.__cause__ or error)
         raise ValueError(
-            f"torch cannot export this backbone to ONNX ({one_line(error)}): export without --onnx"
+            f"torch cannot export this backbone to ONNX ({reason}): {remedy}"
         ) from error
-    _compare(plain, image, file)
+    _compare(plain, image, file, remedy)
 
 
 def _plain(backbone: Backbone) -> Backbone:
@@ -149,7 +158,7 @@ def _random_inputs(
 
 
 @torch.no_grad()
-def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
+def _compare(backbone: Backbone, image: ImageConfig | None, file: Path, remedy: str) -> None:
     session = OnnxBackbone(file, threads=torch.get_num_threads())
     for batch, length in _COMPARED_SHAPES:
         inputs = _random_inputs(backbone, image, batch, length)
@@ -158,20 +167,21 @@ def _compare(backbone: Backbone, image: ImageConfig | None, file: Path) -> None:
         if not error <= TOLERANCE:  # also true for NaN
             raise ValueError(
                 f"onnxruntime's features differ from torch's by {error:.1e} of the largest "
-                f"feature, more than {TOLERANCE:.0e}: export without --onnx"
+                f"feature, more than {TOLERANCE:.0e}: {remedy}"
             )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress log messages and warnings that are intended for developers of the exporter."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Suppress output that is intended for developers of the exporter and the converter: log
+    messages, warnings, and the graph that torch prints if it cannot export it.
+    """
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.filterwarnings("ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated")
             warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(disabled)

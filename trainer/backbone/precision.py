@@ -1,9 +1,12 @@
-"""Precisions in which a bundle's backbone runs on CPUs, and the processors that support them."""
+"""Precisions in which a bundle's backbone runs, and what they require of a machine."""
 
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 Precision = Literal["float32", "bf16", "int8"]
 LowPrecision = Literal["bf16", "int8"]
@@ -15,6 +18,33 @@ _FLAGS: dict[str, frozenset[str]] = {
     "bf16": frozenset({"avx512_bf16", "amx_bf16", "bf16"}),
     "int8": frozenset({"avx512_vnni", "avx_vnni", "asimddp"}),
 }
+
+
+def onnxruntime_is_installed() -> bool:
+    """Return whether onnxruntime, which `OnnxBackbone` requires, is installed."""
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def check_device(precision: Precision, device: str, *, on_this_machine: bool = True) -> None:
+    """Raise ValueError if `device` cannot run a backbone in `precision`.
+
+    Unless `on_this_machine` is false, also check the GPU, the processor and the packages of this
+    machine.
+    """
+    if precision != "float32" and device != "cpu":
+        raise ValueError(
+            f"precision {precision} requires device cpu, but device is {device}: use device cpu or "
+            "a bundle in float32"
+        )
+    if not on_this_machine:
+        return
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, but torch cannot find a GPU. Use device cpu")
+    check_processor(precision)
+    if precision == "int8" and not onnxruntime_is_installed():
+        raise ValueError(
+            "precision int8 requires onnxruntime, which is not installed: install kway[onnx]"
+        )
 
 
 def check_processor(precision: Precision, flags: frozenset[str] | None = None) -> None:

@@ -1,33 +1,35 @@
 """Converts an ONNX backbone to int8.
 
 The quantization is static: the ranges of the activations come from samples, not from the batch that
-is computed, so the features of an input do not depend on the other inputs of its batch. Weights
-have one scale per channel. Only products with constant weights are quantized, not those of
-attention.
+is computed. Weights have one scale per channel. Products are quantized only if their weights are
+constant.
+
+In convolutional networks, the operations between the products are quantized too, which makes them
+faster. In networks with attention, they are not: the attention mask contains the lowest float, so
+one scale for the masked logits would round all of them to zero.
 """
 
-import importlib.util
-import logging
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from data.messages import one_line
+from trainer.backbone.onnx_backbone import quiet
 
-_NEEDS = ("onnx", "onnxruntime")
+BF16 = "use --precision bf16"
+_PRODUCTS = ("Conv", "Gemm", "MatMul")
+_ATTENTION = ("Attention", "Softmax")
 
 
 def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) -> None:
     """Write the ONNX backbone `source` in int8 to `file`. `inputs` are batches of real samples.
 
-    Raises ValueError if a package is missing or onnxruntime cannot convert the backbone.
+    Raises ValueError if onnxruntime cannot convert the backbone.
     """
-    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(f"int8 requires {missing[0]}, which is not installed: install kway[onnx]")
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -39,7 +41,7 @@ def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) ->
             return _arrays(next(self._remaining, None))
 
     try:
-        with _quiet(), tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        with quiet(), tempfile.TemporaryDirectory(prefix="kway-") as folder:
             prepared = Path(folder) / "prepared.onnx"
             quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
             quantize_static(
@@ -49,13 +51,23 @@ def write_int8(source: Path, inputs: Sequence[dict[str, Tensor]], file: Path) ->
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
-                extra_options={"MatMulConstBOnly": True},
+                **_selection(onnx.load(prepared).graph),
             )
     except (ValueError, RuntimeError, TypeError, KeyError, IndexError) as error:
         raise ValueError(
-            f"onnxruntime cannot convert this backbone to int8 ({one_line(error)}): use "
-            "--precision bf16"
+            f"onnxruntime cannot convert this backbone to int8 ({one_line(error)}): {BF16}"
         ) from error
+
+
+def _selection(graph: Any) -> dict[str, Any]:
+    """Return the options that select the operations to quantize."""
+    constants = {one.name for one in graph.initializer}
+    variable = [n.name for n in graph.node if n.op_type == "MatMul" and n.input[1] not in constants]
+    has_attention = any(node.op_type in _ATTENTION for node in graph.node)
+    return {
+        "op_types_to_quantize": _PRODUCTS if has_attention else None,
+        "nodes_to_exclude": variable,
+    }
 
 
 def _arrays(inputs: dict[str, Tensor] | None) -> object:
@@ -66,14 +78,3 @@ def _arrays(inputs: dict[str, Tensor] | None) -> object:
         name: (tensor.flatten(0, 1) if tensor.ndim == 5 else tensor).numpy()
         for name, tensor in inputs.items()
     }
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the messages that the converter logs to the root logger."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(disabled)

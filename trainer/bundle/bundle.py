@@ -27,8 +27,8 @@ from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
 from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
-from trainer.backbone.onnx_backbone import is_installed as onnx_is_installed
-from trainer.backbone.precision import Precision, check_processor
+from trainer.backbone.precision import Precision, check_device
+from trainer.backbone.precision import onnxruntime_is_installed as onnx_is_installed
 from trainer.bundle.class_list import ClassList
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
@@ -204,23 +204,14 @@ class Bundle:
         """Load the backbone in the bundle's precision, in which its thresholds were set, or in
         another `precision`. int8 then requires the int8 backbone `onnx`.
 
-        `example` are inputs that the backbone can process. Raises ValueError if the precision is
-        not float32 and the device, the processor or the installed packages do not support it.
+        `example` are inputs that the backbone can process. Raises ValueError if the device,
+        the processor or the installed packages do not support the precision.
         """
         precision = precision or self.spec.precision
+        check_device(precision, device)
         if precision == "float32":
             return self.load_backbone(allow_imports=allow_imports).to(device)
-        if device != "cpu":
-            raise ValueError(
-                f"{self.path} runs in {precision}, only on CPUs: use device cpu or the bundle in "
-                "float32"
-            )
-        check_processor(precision)
         if precision == "int8":
-            if not onnx_is_installed():
-                raise ValueError(
-                    f"{self.path} runs in int8, which requires onnxruntime: install kway[onnx]"
-                )
             return OnnxBackbone(onnx or self.path / ONNX, threads=torch.get_num_threads())
         backbone = self.load_backbone(allow_imports=allow_imports)
         fold_batch_norms(backbone, example)

@@ -20,7 +20,7 @@ from data.loading.loader import EvalLoader
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from heads.losses import score
-from trainer.backbone.precision import Precision
+from trainer.backbone.precision import Precision, check_device
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import with_thresholds
 from trainer.bundle.spec import CARD, TOKENIZER
@@ -80,9 +80,11 @@ def calibrate(
     """Write the bundle `path` with thresholds from labeled `shards` to `out`, which may be `path`.
 
     `progress` is called with the number of samples of each batch. Raises ValueError if the shards
-    contain other inputs than the model reads, classes that the bundle does not have, or no samples.
+    contain other inputs than the model reads, classes that the bundle does not have, or no samples,
+    and if this machine cannot run the bundle on the device.
     """
     with Bundle.open(path) as bundle:
+        check_device(bundle.spec.precision, options.device)
         manifest = Manifest.load(shards)
         check_inputs(bundle, manifest, shards)
         with open_split(shards, options.split, manifest=manifest) as split:

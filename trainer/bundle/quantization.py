@@ -15,9 +15,9 @@ from torch import Tensor
 from data.loading.batch import Batch
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from trainer.backbone.onnx_backbone import write_onnx
-from trainer.backbone.precision import LowPrecision, check_processor
-from trainer.backbone.quantization import write_int8
+from trainer.backbone.onnx_backbone import check_packages, write_onnx
+from trainer.backbone.precision import LowPrecision, check_device
+from trainer.backbone.quantization import BF16, write_int8
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import (
     Calibration,
@@ -62,10 +62,12 @@ def quantize(
 ) -> Quantization:
     """Write the bundle `path` in `precision` to `out`, with thresholds from labeled `shards`.
 
-    Raises ValueError if `path` is not in float32, if the processor does not support the precision,
-    and for the errors of `calibrate` and `write_int8`.
+    Raises ValueError if `path` is not in float32, if the processor or the installed packages do
+    not support the precision, and for the errors of `calibrate`, `write_onnx` and `write_int8`.
     """
-    check_processor(precision)
+    check_device(precision, "cpu")
+    if precision == "int8":
+        check_packages("--precision int8")
     with Bundle.open(path) as bundle, tempfile.TemporaryDirectory(prefix="kway-") as folder:
         if bundle.spec.precision != "float32":
             raise ValueError(f"{path} is in {bundle.spec.precision}: pass the bundle in float32")
@@ -121,7 +123,7 @@ def _float32_onnx(bundle: Bundle, folder: Path, options: CalibrationOptions) -> 
     if bundle.has_onnx:
         return bundle.path / ONNX
     backbone = bundle.load_backbone(allow_imports=options.allow_imports)
-    write_onnx(backbone, bundle.spec.image, folder / ONNX)
+    write_onnx(backbone, bundle.spec.image, folder / ONNX, remedy=BF16)
     return folder / ONNX
 
 

@@ -11,6 +11,7 @@ from serving.api_error import ApiError
 from serving.http.routing import ResourcesDep, ServiceDep, facts
 from serving.schemas import ErrorBody, ModelLogits
 from serving.service import Service
+from trainer.backbone.precision import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
 
@@ -47,6 +48,9 @@ class ModelInfo(BaseModel):
     logits: ModelLogits
     loss: LossSpec
     recalls: list[float]
+    precision: Precision = Field(
+        description="precision in which the backbone runs and the thresholds were set"
+    )
     engine: Literal["torch", "onnxruntime"] = Field(description="library that runs the backbone")
     device: str
     limits: Limits
@@ -95,6 +99,7 @@ def _model_info(service: Service) -> ModelInfo:
         logits=ModelLogits.model_validate(logits, from_attributes=True),
         loss=spec.loss,
         recalls=[entry.recall for entry in spec.recalls],
+        precision=spec.precision,
         engine=service.model.engine,
         device=str(service.model.device),
         limits=Limits.model_validate(service.config, from_attributes=True),
