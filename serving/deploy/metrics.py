@@ -9,14 +9,17 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import ray
 from ray.serve.metrics import Counter, Gauge, Histogram
 
 from serving.deploy.error_reports import HttpError
 from serving.deploy.metrics_page import EXACT_SECONDS
-from serving.models.models import ReplicaState
 from serving.statistics import SERIES, ModelStatistics
+
+if TYPE_CHECKING:  # imports torch, which the `kway serve` process does not need
+    from serving.models.models import ReplicaState
 
 _REPORT_SECONDS, _STATISTICS_SECONDS, _SUM_SECONDS = 5.0, 1.0, 0.3
 _SECONDS_BUCKETS = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30]
@@ -95,7 +98,7 @@ class ReplicaMetrics:
     cluster is down, even though the replicas still answer requests.
     """
 
-    def __init__(self, state: Callable[[], ReplicaState]) -> None:
+    def __init__(self, state: "Callable[[], ReplicaState]") -> None:
         """`state` is called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",

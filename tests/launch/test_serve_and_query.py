@@ -9,8 +9,8 @@ import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from tests.tiny_bundle import write, write_of_texts
-from trainer.bundle.bundle import Bundle
+from serving.deploy.haproxy import RoutePaths
+from serving.deploy.preparation import Prepared
 
 ErrorOf = Callable[..., str]
 
@@ -102,12 +102,15 @@ def words(line: str) -> list[str]:
     return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_curl_line_contains_a_placeholder_image_and_the_token(tmp_path: Path) -> None:
-    with Bundle.open(write(tmp_path / "pets")) as pets:
-        assert words(_curl_line(pets, has_tokens=False)) == [
-            "--form-string", "classes=husky", "-F", "images=@your-image.png"
-        ]  # fmt: skip
-        with_token = words(_curl_line(pets, has_tokens=True))
+def prepared(name: str, reads: str) -> Prepared:
+    return Prepared(versions={}, first_class=name, reads=reads, routes=RoutePaths((), ()))
+
+
+def test_the_curl_line_contains_a_placeholder_image_and_the_token() -> None:
+    images = prepared("it's", "images")
+    assert words(_curl_line(images, has_tokens=False)) == [
+        "--form-string", "classes=it's", "-F", "images=@your-image.png"
+    ]  # fmt: skip
+    with_token = words(_curl_line(images, has_tokens=True))
     assert with_token[:2] == ["-H", "Authorization: Bearer secret"]
-    with Bundle.open(write_of_texts(tmp_path / "texts")) as texts:
-        assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
+    assert words(_curl_line(prepared("a", "texts"), has_tokens=False))[-1] == "texts=A text."
