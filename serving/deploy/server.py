@@ -18,7 +18,7 @@ from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.haproxy import RoutePaths
 from serving.deploy.preparation import Prepared
-from serving.deploy.private_ray import local_options, own_process_groups
+from serving.deploy.private_ray import local_options, own_process_groups, without_unused_daemons
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
 from serving.models.published import Attempts, LastServedFiles
@@ -157,7 +157,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
     try:
         # When a replica imports a module, it searches the driver's working directory first. A
         # folder data/ there would shadow kway's package of the same name.
-        with own_process_groups(), chdir(_PACKAGES):
+        with own_process_groups(), without_unused_daemons(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # do not join a cluster that is already running
                 num_cpus=config.replica_limit,
