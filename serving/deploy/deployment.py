@@ -19,6 +19,7 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
+from serving.deploy.private_ray import unhide_pandas
 from serving.inference.health import MAX_WATCHES
 
 # Spare capacity for requests that count towards no limit and are answered immediately, such as
@@ -34,6 +35,7 @@ class Kway:
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
             append_errors(Path(errors))
+        unhide_pandas()  # a backbone may use it
         from serving.deploy.replica import Replica  # imports torch
 
         self._config = ServingConfig.model_validate(config)

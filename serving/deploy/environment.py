@@ -14,7 +14,7 @@ import psutil
 from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy import haproxy, private_grpc
 from serving.deploy.ingress import MIDDLEWARES
-from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
+from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE, hide_pandas
 from serving.deploy.session import free_block
 from serving.inference.health import MAX_WATCHES
 from serving.watches.webhook import LOOPBACK_NAMES
@@ -77,25 +77,24 @@ def set_environment(session: Path, config: ServingConfig, routes: haproxy.RouteP
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAINING_SECONDS),
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(_CHECK_TIMEOUT_SECONDS),
-            **_grpc(config),
+            **_workers(config),
             **_ports(free_block(_NUM_PORTS)),
             **_haproxy(session, config, routes),
         }
     )
 
 
-def _grpc(config: ServingConfig) -> dict[str, str]:
-    if config.grpc_port is None:
-        return {}
-    # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server.
-    hook = private_grpc.bind_servers_to_loopback
+def _workers(config: ServingConfig) -> dict[str, str]:
+    # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server
+    # if gRPC is enabled.
+    hook = hide_pandas if config.grpc_port is None else private_grpc.set_up_worker
     # Workers import the hook before Ray adds our packages to their path, so without PYTHONPATH they
     # could import another installed version of kway.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
         WORKER_SETUP_HOOK_VARIABLE: f"{hook.__module__}.{hook.__name__}",
-        **grpc_limits(config),
+        **({} if config.grpc_port is None else grpc_limits(config)),
     }
 
 

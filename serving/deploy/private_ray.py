@@ -8,6 +8,7 @@ Ray no longer has the name; `tests/serving/test_private_names.py` checks all of 
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,22 @@ from serving.watches.watch import WatchesDownError
 # worker also waits for the creation of a runtime environment. Ray's own constant for the name is
 # not imported, because Ray reads its environment variables on import.
 WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+
+
+def hide_pandas() -> None:
+    """Prevent Ray Serve from importing pandas in this process, as if it were not installed.
+
+    `ray.serve._private.utils` imports pandas, and with it pyarrow, only to encode data frames. They
+    take 35 MB in each of Ray's processes. Python raises ImportError for a module that is None in
+    `sys.modules`.
+    """
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+
+
+def unhide_pandas() -> None:
+    """Allow this process to import pandas again. Call it after Ray Serve has been imported."""
+    if sys.modules.get("pandas") is None:
+        sys.modules.pop("pandas", None)
 
 
 def check_replicas_use_uvicorn() -> None:

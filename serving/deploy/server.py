@@ -18,7 +18,13 @@ from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
 from serving.deploy.haproxy import RoutePaths
 from serving.deploy.preparation import Prepared
-from serving.deploy.private_ray import local_options, own_process_groups, without_unused_daemons
+from serving.deploy.private_ray import (
+    hide_pandas,
+    local_options,
+    own_process_groups,
+    unhide_pandas,
+    without_unused_daemons,
+)
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
 from serving.models.published import Attempts, LastServedFiles
@@ -99,8 +105,11 @@ def _addresses(config: ServingConfig) -> Addresses:
 
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
+    hide_pandas()
     import ray
     import ray.serve  # sets the levels of Ray's loggers, so import it before silencing them
+
+    unhide_pandas()
     from ray.exceptions import RayError
 
     with _quiet_ray():

@@ -540,15 +540,17 @@ def test_a_query_verifies_the_whole_bundle_except_its_class_weights(
         ask(copy, "--class", "husky", images[0])
 
 
-def test_only_replicas_load_torch(server: Server, client: httpx.Client) -> None:
+def test_only_replicas_load_torch_and_no_process_loads_pandas(
+    server: Server, client: httpx.Client
+) -> None:
     assert client.get("/no-such-path").status_code == 404  # `kway serve` counts it
 
-    def loads_torch(process: psutil.Process) -> bool:
-        return any("libtorch" in one.path for one in process.memory_maps())
+    def libraries(process: psutil.Process) -> tuple[int, str]:
+        return process.pid, " ".join(one.path for one in process.memory_maps())
 
-    found = of_each(server, lambda process: (loads_torch(process), process.pid, process.name()))
-    replicas = replicas_of(server)
-    assert {pid for loads, pid, _ in found if loads} == set(replicas), found
+    found = of_each(server, libraries)
+    assert {pid for pid, paths in found if "/libtorch" in paths} == set(replicas_of(server))
+    assert {pid for pid, paths in found if "/pandas/" in paths} == set()
 
 
 def test_no_server_process_has_a_lower_priority_than_the_command(
