@@ -57,7 +57,7 @@ def prepare(bundle: Path, config: ServingConfig, *, verify: bool = False) -> Pre
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        process_group=0,  # do not receive the Ctrl-C that ends this process
+        start_new_session=True,  # do not receive signals sent to our process group
     )
     with process:
         assert process.stdout is not None
@@ -70,7 +70,7 @@ def prepare(bundle: Path, config: ServingConfig, *, verify: bool = False) -> Pre
         raise ChildProcessError(f"the process that checks {bundle} was killed by signal {-code}")
     if code > 0:  # Python has printed a traceback
         raise SystemExit(code)
-    return _result(json.loads(reply))
+    return _result(json.loads(reply.splitlines()[-1]))
 
 
 def _result(reply: dict[str, Any]) -> Prepared:
@@ -90,15 +90,13 @@ def _result(reply: dict[str, Any]) -> Prepared:
 
 
 def main() -> None:
-    """Check the bundles that the arguments name, and write the result or the error to standard
-    output."""
+    """Check the bundles that the arguments name. The last line of standard output is the result or
+    the error."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    reply = os.dup(1)
-    os.dup2(2, 1)  # what libraries print
     bundle, config, verify = sys.argv[1:]
     checked = ServingConfig.model_validate(json.loads(config))
-    with open(reply, "w", encoding="ascii") as output:
-        json.dump(_reply(Path(bundle), checked, verify=json.loads(verify)), output)
+    reply = _reply(Path(bundle), checked, verify=json.loads(verify))
+    print(f"\n{json.dumps(reply)}")
 
 
 def _exit_with_parent() -> NoReturn:
