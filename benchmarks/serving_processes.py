@@ -26,7 +26,7 @@ _NAMES = {
     "gcs_server": "Ray: gcs_server",
     "raylet/raylet": "Ray: raylet",
 }
-_OTHERS = "Ray: agents, log monitor and others"
+_OTHERS = "Ray: agents and others"
 
 
 def processes() -> Iterator[Row]:

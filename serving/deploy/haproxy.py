@@ -71,16 +71,27 @@ _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
 
 @dataclass(frozen=True)
+class RoutePaths:
+    """The paths of the routes for which HAProxy has rules, such as `/v1/feeds/{feed}`.
+
+    `streams` are routes without a timeout or size limit in HAProxy. `idempotent` are routes whose
+    requests, like every GET, are retried if a replica fails before it responds.
+    """
+
+    streams: tuple[str, ...]
+    idempotent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ProxySettings:
     """HAProxy's addresses, in the syntax of its `bind` lines, and its limits.
 
     `http_bind` and `grpc_bind` have the form address:port. Times are in seconds. `max_grpc_calls`
-    limits the concurrent calls per replica. `stream_paths` are routes without a timeout or size
-    limit in HAProxy. `idempotent_paths` are routes whose requests, like every GET, are retried if a
-    replica fails before it responds. Both contain route paths such as `/v1/feeds/{feed}`. `hosts`
-    are the accepted host names, without a port; if empty, all host names are accepted. HAProxy sets
-    `address_header` to the address of the client, and replaces what the client sent. `errors` is
-    a FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each error response.
+    limits the concurrent calls per replica. `stream_paths` and `idempotent_paths` are those of
+    `RoutePaths`. `hosts` are the accepted host names, without a port; if empty, all host names are
+    accepted. HAProxy sets `address_header` to the address of the client, and replaces what the
+    client sent. `errors` is a FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each
+    error response.
     """
 
     haproxy: str

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from itertools import accumulate
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import ray
 from prometheus_client.utils import floatToGoString
@@ -18,8 +19,10 @@ from ray.serve.metrics import Counter, Gauge
 
 from serving.deploy.error_reports import HttpError
 from serving.deploy.metrics_page import BUCKETS, QUERY_SECONDS
-from serving.models.models import ReplicaState
 from serving.statistics import SERIES, ModelStatistics
+
+if TYPE_CHECKING:  # imports torch, which the `kway serve` process does not need
+    from serving.models.models import ReplicaState
 
 _REPORT_SECONDS, _STATISTICS_SECONDS, _SUM_SECONDS = 5.0, 1.0, 0.3
 
@@ -103,7 +106,7 @@ class ReplicaMetrics:
     cluster is down, even though the replicas still answer requests.
     """
 
-    def __init__(self, state: Callable[[], ReplicaState]) -> None:
+    def __init__(self, state: "Callable[[], ReplicaState]") -> None:
         """`state` is called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",

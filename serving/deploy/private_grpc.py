@@ -7,6 +7,15 @@ of Ray Serve 2.60 bind to `[::]`, with no option for another address.
 from functools import wraps
 from typing import Any
 
+from serving.deploy.private_ray import hide_pandas
+
+
+def set_up_worker() -> None:
+    """Set up a worker process of a server that has gRPC enabled. Ray calls this when a worker
+    starts."""
+    hide_pandas()
+    bind_servers_to_loopback()
+
 
 def bind_servers_to_loopback() -> None:
     """Bind this process's asyncio gRPC servers to loopback if they would otherwise bind to all

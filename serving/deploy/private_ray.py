@@ -7,6 +7,8 @@ Ray no longer has the name; `tests/serving/test_private_names.py` checks all of 
 
 import functools
 import importlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,22 @@ from serving.watches.watch import WatchesDownError
 # worker also waits for the creation of a runtime environment. Ray's own constant for the name is
 # not imported, because Ray reads its environment variables on import.
 WORKER_SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+
+
+def hide_pandas() -> None:
+    """Prevent Ray Serve from importing pandas in this process, as if it were not installed.
+
+    `ray.serve._private.utils` imports pandas, and with it pyarrow, only to encode data frames. They
+    take 35 MB in each of Ray's processes. Python raises ImportError for a module that is None in
+    `sys.modules`.
+    """
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+
+
+def unhide_pandas() -> None:
+    """Allow this process to import pandas again. Call it after Ray Serve has been imported."""
+    if sys.modules.get("pandas") is None:
+        sys.modules.pop("pandas", None)
 
 
 def check_replicas_use_uvicorn() -> None:
@@ -68,6 +86,30 @@ def own_process_groups() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = start  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_unused_daemons() -> Iterator[None]:
+    """Start Ray without its autoscaler, log monitor and dashboard.
+
+    A server on one machine uses none of them, and together they take 170 MB. `ray start` has
+    options for the first two, but `ray.init` does not. With `include_dashboard=False`, Ray still
+    starts the dashboard, only to report usage statistics.
+    """
+    services = importlib.import_module("ray._private.services")
+    parameter = importlib.import_module("ray._private.parameter")
+    start, params = _required(services.__name__, "start_api_server"), parameter.RayParams
+    options = {"no_monitor": True, "include_log_monitor": False}
+    if not options.keys() <= inspect.signature(params).parameters.keys():
+        raise _changed(f"RayParams does not have the parameters {', '.join(options)}")
+    parameter.RayParams = functools.partial(params, **options)  # type: ignore[attr-defined]
+    # The result is that of a dashboard without a URL and without a process.
+    services.start_api_server = lambda *_, **__: ("", None)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        services.start_api_server = start  # type: ignore[attr-defined]
+        parameter.RayParams = params  # type: ignore[attr-defined]
 
 
 def local_options(address: str, temp_folder: str) -> dict[str, Any]:

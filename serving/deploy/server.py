@@ -16,12 +16,19 @@ import psutil
 from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
-from serving.deploy.private_ray import local_options, own_process_groups
+from serving.deploy.haproxy import RoutePaths
+from serving.deploy.preparation import Prepared
+from serving.deploy.private_ray import (
+    hide_pandas,
+    local_options,
+    own_process_groups,
+    unhide_pandas,
+    without_unused_daemons,
+)
 from serving.deploy.session import cleaned_up, free_port, make_session
 from serving.deploy.stop_signal import ServerLostError
-from serving.models.published import Attempts, LastServed, LastServedFiles, paths_of_models
+from serving.models.published import Attempts, LastServedFiles
 from serving.watches.state_file import default_folder, held_folder
-from trainer.bundle.spec import read_manifest
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
@@ -40,8 +47,9 @@ class Addresses(NamedTuple):
 
 
 @contextmanager
-def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
+def running(bundle: Path, config: ServingConfig, prepared: Prepared) -> Iterator[Addresses]:
     """Serve the bundle folder on `config.host`. Yields the server's addresses once it is ready.
+    `prepared` is the result of `prepare` for this bundle and config.
 
     A port of 0 selects any free port. Errors from the replicas are printed to standard error. On
     exit, or if this process is killed, all of the server's processes are stopped and the session
@@ -52,26 +60,20 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     header = config.client_address_header or CLIENT_ADDRESS_HEADER
     chosen = config.model_copy(update={"state": state, "client_address_header": header})
     with held_folder(state):
-        for name, path in paths_of_models(bundle, config).items():
-            _remember(name, path, state)
-        yield from _running(bundle, _with_ports(chosen))
+        for name, version in prepared.versions.items():
+            # Replicas do not verify the checksums of this version again.
+            LastServedFiles(state).write(name, version)
+            Attempts(state).forget(name)
+        yield from _running(bundle, _with_ports(chosen), prepared.routes)
 
 
-def _remember(name: str, path: Path, state: Path) -> None:
-    """Store the version that is served first. Replicas do not verify its checksums again."""
-    folder = Path(os.path.realpath(path))
-    served = LastServed(folder=folder, version=read_manifest(folder).version)
-    LastServedFiles(state).write(name, served)
-    Attempts(state).forget(name)
-
-
-def _running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
+def _running(bundle: Path, config: ServingConfig, routes: RoutePaths) -> Iterator[Addresses]:
     session = make_session()
     errors = session / "errors.log"
     with cleaned_up(session):
         before = set(psutil.Process().children(recursive=True))
         try:
-            set_environment(session, config)
+            set_environment(session, config, routes)
             with shown_errors(errors), counted_http_errors(session / HTTP_ERRORS_FIFO):
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
@@ -103,8 +105,11 @@ def _addresses(config: ServingConfig) -> Addresses:
 
 
 def _start(bundle: Path, config: ServingConfig, session: Path, errors: Path) -> None:
+    hide_pandas()
     import ray
     import ray.serve  # sets the levels of Ray's loggers, so import it before silencing them
+
+    unhide_pandas()
     from ray.exceptions import RayError
 
     with _quiet_ray():
@@ -161,7 +166,7 @@ def _start_ray(config: ServingConfig, session: Path) -> None:
     try:
         # When a replica imports a module, it searches the driver's working directory first. A
         # folder data/ there would shadow kway's package of the same name.
-        with own_process_groups(), chdir(_PACKAGES):
+        with own_process_groups(), without_unused_daemons(), chdir(_PACKAGES):
             ray.init(
                 address="local",  # do not join a cluster that is already running
                 num_cpus=config.replica_limit,

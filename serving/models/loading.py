@@ -2,27 +2,23 @@
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from serving.config import ServingConfig
 from serving.galleries.changes import GalleryChanges
-from serving.galleries.format import has_features_of, read_info
+from serving.galleries.format import GALLERY, has_features_of, read_info
 from serving.galleries.searching import Galleries
 from serving.model import Model
 from serving.models.models import Models, ServedModel, Version
-from serving.models.published import (
-    Attempts,
-    Fingerprint,
-    LastServed,
-    LastServedFiles,
-    fingerprint,
-)
+from serving.models.published import Attempts, LastServed, LastServedFiles
 from serving.service import Counts, Service, Shared
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import read_manifest
+from trainer.bundle.spec import SPEC, read_manifest
 
 _log = logging.getLogger("kway.models")
+# Changes whenever another bundle or gallery is published.
+Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 class Loader:
@@ -55,7 +51,7 @@ class Loader:
     def fingerprint(self, name: str) -> Fingerprint | None:
         """Return the fingerprint of what is published for the model `name`, None if it does not
         exist."""
-        return fingerprint(self.paths[name], self._config.galleries.values())
+        return _fingerprint(self.paths[name], self._config.galleries.values())
 
     def successor(self, name: str, current: Version) -> Version:
         """Load and check what is published for the model `name`. Returns `current` if nothing has
@@ -146,6 +142,24 @@ class Loader:
             if name in required or has_features_of(bundle, read_info(folder))
         }
         return Galleries(folders, bundle, self._changes)
+
+
+def _fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
+    """Return the fingerprint of a bundle and its galleries, None if the bundle does not exist, as
+    while it is being replaced."""
+    of_bundle = _stamp(bundle / SPEC)
+    if of_bundle is None:
+        return None
+    of_galleries = [_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries]
+    return of_bundle, *of_galleries
+
+
+def _stamp(file: Path) -> tuple[str, int, int] | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return os.path.realpath(file), status.st_ino, status.st_mtime_ns
 
 
 def _is_same(name: str, galleries: Galleries, current: Version) -> bool:

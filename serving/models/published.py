@@ -6,7 +6,7 @@ to it. `kway export`, `kway calibrate` and `kway index` do the latter.
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,12 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from data.files import commit
 from serving.config import ServingConfig
-from serving.galleries.format import GALLERY
-from trainer.bundle.spec import SPEC
 
 _MOST_KILLED = 3
-# Changes whenever another bundle or gallery is published.
-Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
@@ -32,24 +28,6 @@ def paths_of_models(bundle: Path, config: ServingConfig) -> dict[str, Path]:
             "the default model. Use another name"
         )
     return {name: bundle, **config.models}
-
-
-def fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
-    """Return the fingerprint of a bundle and its galleries, None if the bundle does not exist, as
-    while it is being replaced."""
-    of_bundle = _stamp(bundle / SPEC)
-    if of_bundle is None:
-        return None
-    of_galleries = [_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries]
-    return of_bundle, *of_galleries
-
-
-def _stamp(file: Path) -> tuple[str, int, int] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return os.path.realpath(file), status.st_ino, status.st_mtime_ns
 
 
 class LastServed(BaseModel):

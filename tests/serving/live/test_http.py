@@ -32,6 +32,7 @@ from tests.serving.started import (
     ask,
     error_of,
     of_each,
+    replicas_of,
     scores_of,
     session_of,
 )
@@ -537,6 +538,19 @@ def test_a_query_verifies_the_whole_bundle_except_its_class_weights(
     flip(copy / "backbone.safetensors")
     with pytest.raises(ValueError, match=r"backbone\.safetensors.*checksum"):
         ask(copy, "--class", "husky", images[0])
+
+
+def test_only_replicas_load_torch_and_no_process_loads_pandas(
+    server: Server, client: httpx.Client
+) -> None:
+    assert client.get("/no-such-path").status_code == 404  # `kway serve` counts it
+
+    def libraries(process: psutil.Process) -> tuple[int, str]:
+        return process.pid, " ".join(one.path for one in process.memory_maps())
+
+    found = of_each(server, libraries)
+    assert {pid for pid, paths in found if "/libtorch" in paths} == set(replicas_of(server))
+    assert {pid for pid, paths in found if "/pandas/" in paths} == set()
 
 
 def test_no_server_process_has_a_lower_priority_than_the_command(
