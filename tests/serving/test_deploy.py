@@ -22,6 +22,7 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import serve
+from serving.deploy.environment import SERVING
 from serving.deploy.session import free_block, free_port
 from tests.serving.started import (
     Server,
@@ -131,7 +132,9 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
     printed = run("serve", bundle, "--print-config", "--port", port)
     with TemporaryDirectory() as name:
         (Path(name) / "kway.yaml").write_text(printed.stdout)
-        environment = os.environ | {
+        environment = {
+            **os.environ,
+            **SERVING,
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": f"{name}/ray",
