@@ -306,10 +306,17 @@ def test_feeds_survive_an_haproxy_reload_after_a_replica_is_lost(
     """With Ray's default settings, HAProxy would close the feeds 120 s after the reload."""
     create_watch(client, ttl_seconds=600)
 
+    def requests_by_replica() -> dict[str, float]:
+        pattern = r'kway_query_seconds_count\{.*replica="(\w+)".*\} (\S+)'
+        found = re.findall(pattern, client.get("/metrics").text)
+        return {replica: float(count) for replica, count in found}
+
+    before = requests_by_replica()  # includes replicas that other tests have killed
+
     def both_replicas_respond() -> bool:
         client.post("/v1/query")
-        counts = re.findall(r"kway_query_requests_total\{.*", client.get("/metrics").text)
-        return len({re.findall(r'replica="(\w+)"', line)[0] for line in counts}) == REPLICAS
+        found = requests_by_replica().items()
+        return sum(count > before.get(replica, 0) for replica, count in found) == REPLICAS
 
     eventually(both_replicas_respond)  # HAProxy may not know the second replica yet
     with ExitStack() as opened:
