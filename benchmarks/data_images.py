@@ -40,7 +40,7 @@ from data.shards.split import Split, open_split
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 
-BATCH = 71
+BATCH = 142
 PACKED_SIDE = 256
 READS = 20_000
 CROP_AND_SKIP = "hand-written loop, libjpeg-turbo decodes only the crop, {} settings"

@@ -2,8 +2,9 @@
 
 `SampleGenerator` (`data/augment/base.py`) is one numpy generator that is reseeded for every sample.
 For a small image, reseeding it and drawing a few numbers takes a quarter of the time of decoding.
-This module computes the first block of Philox4x64-10 (Salmon et al. 2011, "Parallel Random Numbers:
-As Easy as 1, 2, 3") for all samples of a batch, and converts its words as numpy's Generator does.
+This module computes the first blocks of Philox4x64-10 (Salmon et al. 2011, "Parallel Random
+Numbers: As Easy as 1, 2, 3") for all samples of a batch, and converts their words as numpy's
+Generator does.
 """
 
 import numpy as np
@@ -19,21 +20,26 @@ _HALF, _LOW = np.uint64(32), np.uint64(0xFFFFFFFF)
 _FACTORS_LOW, _FACTORS_HIGH = _FACTORS & _LOW, _FACTORS >> _HALF
 
 
-def first_words(key: tuple[int, int], epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Return the first four words that the generator of each sample yields, uint64 [4, n].
+def first_words(
+    key: tuple[int, int], epochs: np.ndarray, indices: np.ndarray, *, blocks: int = 1
+) -> np.ndarray:
+    """Return the first words that the generator of each sample yields, uint64 [4 * blocks, n].
 
     key: the seed and the stream. epochs, indices: int64 [n] each.
     """
-    even, odd = np.empty((2, 2, len(indices)), np.uint64)
+    even, odd = np.empty((2, 2, blocks, len(indices)), np.uint64)
     # Word 0 of the counter counts blocks. numpy increments it before it computes a block.
-    even[0], odd[0], even[1], odd[1] = 1, indices, epochs, 0
+    even[0] = np.arange(1, blocks + 1)[:, None]
+    odd[0], even[1], odd[1] = indices, epochs, 0
+    even, odd = even.reshape(2, -1), odd.reshape(2, -1)
     for keys in (np.array(key, np.uint64) + _KEY_STEPS)[:, :, None]:
         high, low = _multiplied(even)
         # The product of word 0 goes to words 3 and 2, and that of word 2 to words 1 and 0.
         odd ^= keys
         odd ^= high[::-1]
         even, odd = odd, low[::-1]
-    return np.stack([even[0], odd[0], even[1], odd[1]])
+    words = np.stack([even[0], odd[0], even[1], odd[1]])
+    return words.reshape(4, blocks, -1).swapaxes(0, 1).reshape(4 * blocks, -1)
 
 
 def _multiplied(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,6 +13,8 @@ from data.images.decode import center_crop, channels_first, checked_jpeg_header,
 
 # Computing the random numbers of fewer samples together takes longer than drawing them one by one.
 _MIN_TOGETHER = 50
+# Random boxes whose numbers are computed together, and the blocks of numbers that they need.
+_BOXES, _BLOCKS = 3, 2
 
 
 class TrainingBatch:
@@ -92,8 +94,9 @@ class _ShiftedBatch(TrainingBatch):
 class _CroppedBatch(TrainingBatch):
     """Like `TrainingBatch`, for random crops that are only flipped, with the same results.
 
-    The four numbers of most samples are computed together, which takes a third of the time. The
-    generator draws those of the others, such as a sample whose first box does not fit.
+    The numbers of most samples are computed together, which takes a third of the time: those of the
+    first `_BOXES` boxes, of which the first one that fits is used. The generator draws the numbers
+    of the other samples.
     """
 
     def __init__(
@@ -105,41 +108,47 @@ class _CroppedBatch(TrainingBatch):
         indices: np.ndarray,
     ) -> None:
         super().__init__(images, generator, seed, epochs, indices)
-        words = first_words((seed, SAMPLES), epochs, indices)
-        assert images.augment.crop_area is not None
-        low, high = images.augment.crop_area
-        self._areas = (low + (high - low) * as_doubles(words[0])).tolist()
-        low, high = map(math.log, images.augment.crop_ratio)
-        self._log_ratios = (low + (high - low) * as_doubles(words[1])).tolist()
-        self._starts = words[2].tolist()
-        self._flipped = (as_doubles(words[3]) < images.augment.flip.root).tolist()
-        self._has_box = False
+        augment = images.augment
+        assert augment.crop_area is not None
+        words = first_words((seed, SAMPLES), epochs, indices, blocks=_BLOCKS)
+        numbers = as_doubles(words)
+        # Each box uses two words, and the one that fits uses two more: for its position and for the
+        # flip.
+        low, high = augment.crop_area
+        self._areas = (low + (high - low) * numbers[0 : 2 * _BOXES : 2]).tolist()
+        low, high = map(math.log, augment.crop_ratio)
+        self._log_ratios = (low + (high - low) * numbers[1 : 2 * _BOXES : 2]).tolist()
+        self._starts = words[2::2].tolist()
+        self._flipped = (numbers[3::2] < augment.flip.root).tolist()
+        self._is_flipped: bool | None = None  # of the last image; None if the generator draws it
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
-        header = checked_jpeg_header(data)
+        header, box = checked_jpeg_header(data), None
         if header is not None and header.upright:
-            box = self.first_box(row, header.height, header.width)
-            if box is not None:
-                self._has_box = True
-                return decoded_box(data, header, box, self._images.config)
-        self._has_box = False
-        return super().decode(row, data)
+            box, self._is_flipped = self.box(row, header.height, header.width)
+        if header is None or box is None:
+            self._is_flipped = None
+            return super().decode(row, data)
+        return decoded_box(data, header, box, self._images.config)
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
-        if not self._has_box:
+        if self._is_flipped is None:
             return super().augment(row, decoded)
         drawn = decoded[:, :, 0] if decoded.shape[2] == 1 else decoded
-        return channels_first(cv2.flip(drawn, 1) if self._flipped[row] else drawn)
+        return channels_first(cv2.flip(drawn, 1) if self._is_flipped else drawn)
 
-    def first_box(self, row: int, height: int, width: int) -> Box | None:
-        """Return the box of `random_box` if its numbers are the first ones of the sample."""
-        sides = box_sides(height, width, self._areas[row], self._log_ratios[row])
-        if sides is None:
-            return None
-        ends = height - sides[0] + 1, width - sides[1] + 1
-        word = self._starts[row]
-        top, left = as_integer(word & 0xFFFFFFFF, ends[0]), as_integer(word >> 32, ends[1])
-        return None if top is None or left is None else (top, left, *sides)
+    def box(self, row: int, height: int, width: int) -> tuple[Box | None, bool | None]:
+        """Return the box of `random_box` and whether the image is flipped, or None if the generator
+        has to draw them."""
+        for i in range(_BOXES):
+            sides = box_sides(height, width, self._areas[i][row], self._log_ratios[i][row])
+            if sides is not None:
+                word, ends = self._starts[i][row], (height - sides[0] + 1, width - sides[1] + 1)
+                top, left = as_integer(word & 0xFFFFFFFF, ends[0]), as_integer(word >> 32, ends[1])
+                if top is None or left is None:
+                    break
+                return (top, left, *sides), self._flipped[i][row]
+        return None, None
 
 
 def shifts_and_flips(

@@ -20,9 +20,9 @@ def image_file(height: int, width: int, channels: int, kind: str = ".png") -> by
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**64 - 1])
 def test_the_first_words_of_all_samples_are_those_of_their_generators(seed: int) -> None:
     epochs, indices = np.random.default_rng(0).integers(0, 2**40, (2, 60))
-    words, generator = first_words((seed, SAMPLES), epochs, indices), SampleGenerator()
+    words, generator = first_words((seed, SAMPLES), epochs, indices, blocks=3), SampleGenerator()
     for row, key in enumerate(zip(epochs.tolist(), indices.tolist(), strict=True)):
-        raw = generator.at(seed, *key).bit_generator.random_raw(4)
+        raw = generator.at(seed, *key).bit_generator.random_raw(12)
         assert words[:, row].tolist() == raw.tolist()
 
 
@@ -69,16 +69,17 @@ def test_a_batch_has_the_pixels_of_its_samples(size: int, settings: dict, channe
         assert np.array_equal(contiguous(found), contiguous(expected))
 
 
-def test_the_first_boxes_of_a_batch_are_those_of_its_generators() -> None:
-    image, augment = ImageConfig(size=32), AugmentConfig(crop_area=(0.1, 0.6))
+def test_the_boxes_and_flips_of_a_batch_are_those_of_its_generators() -> None:
+    image, augment = ImageConfig(size=32), AugmentConfig(crop_area=(0.1, 0.6), flip=0.5)
     zeros, indices, generator = np.zeros(400, np.int64), np.arange(400), SampleGenerator()
     batch = training_batch(TrainingImages(image, augment), generator, 3, zeros, indices)
-    # With these sides, some boxes do not fit, and some are as high as the image.
-    boxes = [batch.first_box(row, 20, 60) for row in range(400)]
-    assert 50 < boxes.count(None) < 350
-    for row, box in enumerate(boxes):
+    # With these sides, many boxes do not fit, and some are as high as the image.
+    drawn = [batch.box(row, 20, 60) for row in range(400)]
+    assert 10 < drawn.count((None, None)) < 200
+    for row, (box, is_flipped) in enumerate(drawn):
         rng = generator.at(3, 0, row)
-        assert box in (None, augment.box(20, 60, rng))
+        expected = augment.box(20, 60, rng), bool(rng.random() < 0.5)
+        assert (box, is_flipped) in ((None, None), expected)
 
 
 def test_numbers_that_a_generator_draws_again_are_drawn_again() -> None:
