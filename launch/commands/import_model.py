@@ -14,8 +14,8 @@ def import_model(
         str,
         typer.Argument(
             metavar="FOLDER|hub:NAME|FILE.yaml",
-            help="folder of a transformers or timm classifier, its name on the hub, or a file that "
-            "describes the files of a Partial FC run",
+            help="folder of a transformers or timm classifier, hub: and its name on the Hugging Face Hub, or a file that "
+            "lists the files of a Partial FC run",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
@@ -23,27 +23,28 @@ def import_model(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="text file with one class name per line; default: those of the model",
+            help="text file with one class name per line; default: the names in the model",
         ),
     ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
-            help="maximum number of tokens of a text; default: that of the tokenizer", min=1
+            help="maximum number of tokens of a text; default: that of the tokenizer or model",
+            min=1,
         ),
     ] = None,
     max_gib: Annotated[
         float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
     ] = 16,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
+        bool, typer.Option("--onnx", help="also export the backbone for ONNX Runtime")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
     """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
 
-    Reads only safetensors weights. The logits of the bundle are compared with those of the original
-    model before the bundle is published.
+    Reads only safetensors weights (Partial FC: also npy) and no pickles. Before the bundle is
+    published, its logits are compared with those of the original model.
     """
     if out.exists() and not force:
         raise ValueError(
