@@ -14,8 +14,8 @@ def import_model(
         str,
         typer.Argument(
             metavar="FOLDER|hub:NAME|FILE.yaml",
-            help="folder of a transformers or timm classifier, its name on the Hugging Face Hub, or "
-            "a file that describes a Partial FC run",
+            help="folder of a transformers or timm classifier, its name on the Hugging Face Hub, "
+            "or a file that describes a Partial FC run",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
