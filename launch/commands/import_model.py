@@ -68,5 +68,5 @@ def import_model(
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:
-        print(f"{found.num_renamed:,} classes without a unique name got the number of their class")
+        print(f"renamed {found.num_renamed:,} classes without a unique name after their class IDs")
     print(printable(f"{out} is ready: kway serve {out}"))
