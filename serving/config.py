@@ -151,7 +151,7 @@ class ServingConfig(BaseModel):
     state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
         description="folder that keeps watches, hits and changes of galleries across restarts "
-        "(default: BUNDLE-state, beside the bundle); created if it does not exist",
+        "(default: BUNDLE-state, next to the bundle); created if it does not exist",
     )
     webhook_hosts: Annotated[
         tuple[str, ...], Option("--webhook-host", metavar="HOST[:PORT]", type=list[str])
