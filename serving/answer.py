@@ -14,8 +14,9 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.thresholds import Share
 
 NOT_ALIGNED = (
-    "this model was trained with {kind}, which does not follow the Principle of Logit Separation: "
-    "the logit of a single class is not a reliable score, so interpret these verdicts with care"
+    "this model was trained with {kind}, which is not aligned with the Principle of Logit "
+    "Separation: the logit of a single class is not a reliable score, so interpret these verdicts "
+    "with care"
 )
 
 

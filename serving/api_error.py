@@ -27,7 +27,7 @@ def too_many_requests() -> ApiError:
 
 
 def watches_down(error: Exception) -> ApiError:
-    """Return the error for a process that stores watches and does not respond."""
+    """Return the error to raise if the process that stores watches does not respond."""
     return ApiError(503, "watches_down", str(error), RETRY)
 
 

@@ -27,7 +27,7 @@ class QueueFullError(Exception):
 
 @dataclass(eq=False)
 class _Request:
-    """A request. The thread of the batches fills `rows`, one per input, and sets `value` or
+    """A request. The batch thread fills `rows`, one per input, and sets `value` or
     `error`."""
 
     complete: Callable[[Tensor], Any]

@@ -151,7 +151,7 @@ class ServingConfig(BaseModel):
     state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
         description="folder that keeps watches, hits and changes of galleries across restarts "
-        "(default: BUNDLE-state, beside the bundle); created if it does not exist",
+        "(default: BUNDLE-state, next to the bundle); created if it does not exist",
     )
     webhook_hosts: Annotated[
         tuple[str, ...], Option("--webhook-host", metavar="HOST[:PORT]", type=list[str])
@@ -184,8 +184,8 @@ class ServingConfig(BaseModel):
     )
     models: Annotated[dict[GalleryName, Path], Option("--model", metavar="NAME=FOLDER")] = Field(
         {},
-        description="further bundle, and the name to serve it under, at /v1/models/NAME/…; can be "
-        "repeated",
+        description="additional bundle, and the name to serve it under, at /v1/models/NAME/…; can "
+        "be repeated",
     )
     max_gallery_inserts: int = Field(
         10_000,
@@ -199,13 +199,13 @@ class ServingConfig(BaseModel):
     drift_period: Annotated[int | None, Option()] = Field(
         None,
         ge=100,
-        description="number of inputs per class after which the share of passing inputs is "
-        "compared with that of the first period (default: drift is not monitored)",
+        description="number of inputs per class in a period; the share of inputs that pass the "
+        "threshold is compared with that of the first period (default: drift is not monitored)",
     )
     query_log: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
         None,
-        description="folder for logs of the numbers of each query, without its inputs "
-        "(default: queries are not logged)",
+        description="folder for logs of queries: classes, thresholds and counts, but not the "
+        "inputs (default: queries are not logged)",
     )
     max_watches: Annotated[int, Option()] = Field(
         100_000,

@@ -1,5 +1,5 @@
-"""A log of the numbers of each query, without its inputs: a JSON object per line, for example (here
-in two lines)
+"""A log of the classes, thresholds and counts of each query, without its inputs. Each query is a
+line of JSON, for example (here in two lines)
 
 {"time": 1767225600.0, "model": "pets", "version": "0b1d6a3f5c7e9124", "classes": [17],
  "thresholds": [1.73], "inputs": 8, "passed": [2]}

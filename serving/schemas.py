@@ -131,8 +131,8 @@ class InputVerdicts(BaseModel):
 
 
 class Answer(BaseModel):
-    """Verdicts for all inputs of a request. `aligned` is true if the loss follows the Principle of
-    Logit Separation, which makes the logit of a single class meaningful on its own."""
+    """Verdicts for all inputs of a request. `aligned` is true if the loss is aligned with the
+    Principle of Logit Separation, which makes the logit of a single class meaningful on its own."""
 
     version: str | None = _VERSION
     aligned: bool

@@ -21,7 +21,7 @@ def commands(heading: str) -> list[list[str]]:
     return [shlex.split(line)[1:] for line in lines]
 
 
-def test_the_commands_of_the_first_day_work(
+def test_the_commands_of_the_quick_start_work(
     tmp_path, monkeypatch: pytest.MonkeyPatch, kway, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -32,7 +32,7 @@ def test_the_commands_of_the_first_day_work(
         folder.rename(folder.with_name(names[number]))
     Path("photo.png").write_bytes(image(0))
     done = []
-    for arguments in commands("The first day"):
+    for arguments in commands("Quick start"):
         capsys.readouterr()
         if arguments[0] == "serve":
             served = ask(application(Path(arguments[1])), "GET", "/v1/model").json()

@@ -47,8 +47,8 @@ def calibrate(
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="JSON object from names of classes in the shards to names in the bundle; classes "
-            "without an entry have the same name in both",
+            help="file with a JSON object that maps class names in the shards to class names in "
+            "the bundle; classes without an entry have the same name in both",
         ),
     ] = None,
     out: Annotated[

@@ -14,8 +14,8 @@ def import_model(
         str,
         typer.Argument(
             metavar="FOLDER|hub:NAME|FILE.yaml",
-            help="folder of a transformers or timm classifier, its name on the hub, or a file that "
-            "describes the files of a Partial FC run",
+            help="folder of a transformers or timm classifier, its name on the Hugging Face Hub, "
+            "or a file that describes a Partial FC run",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
@@ -23,27 +23,28 @@ def import_model(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="text file with one class name per line; default: those of the model",
+            help="text file with one class name per line; default: the names in the model",
         ),
     ] = None,
     max_length: Annotated[
         int | None,
         typer.Option(
-            help="maximum number of tokens of a text; default: that of the tokenizer", min=1
+            help="maximum number of tokens of a text; default: that of the tokenizer or model",
+            min=1,
         ),
     ] = None,
     max_gib: Annotated[
         float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
     ] = 16,
     onnx: Annotated[
-        bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
+        bool, typer.Option("--onnx", help="also export the backbone for ONNX Runtime")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
     """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
 
-    Reads only safetensors weights. The logits of the bundle are compared with those of the original
-    model before the bundle is published.
+    Reads only safetensors weights (Partial FC: also npy) and no pickles. Before the bundle is
+    published, its logits are compared with those of the original model.
     """
     if out.exists() and not force:
         raise ValueError(
@@ -67,5 +68,5 @@ def import_model(
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:
-        print(f"{found.num_renamed:,} classes without a unique name got the number of their class")
+        print(f"renamed {found.num_renamed:,} classes without a unique name after their class IDs")
     print(printable(f"{out} is ready: kway serve {out}"))

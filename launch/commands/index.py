@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def index(
     bundle: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="bundle folder, created by `kway export`")
+        Path, typer.Argument(metavar="BUNDLE", help="bundle folder (`kway export`, `kway import`)")
     ],
     collection: Annotated[
         Path,
@@ -66,7 +66,7 @@ def index(
     allow_import: AllowImport = None,
     ray: RayAddress = None,
 ) -> None:
-    """Create or update a gallery. An update computes only new and changed items."""
+    """Create or update a gallery. An update computes features only of new and changed items."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import IndexOptions, index_collection
     from serving.galleries.collection import open_collection

@@ -124,8 +124,8 @@ def serving(
         str | None,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of copies of the model, depending on the load: one per pod, or all in "
-            "the pod of a statefulset; default: 2:4, or 1 for a statefulset",
+            help="number of copies of the model; MIN:MAX: depending on the load. One per pod, or "
+            "all in the pod of a statefulset; default: 2:4, or 1 for a statefulset",
         ),
     ] = None,
     device: Annotated[
@@ -151,8 +151,8 @@ def serving(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="also print the Secret kway-tokens with the tokens in this file; default: it "
-            "already exists",
+            help="also print the Secret kway-tokens with the tokens in this file; default: the "
+            "Secret must already exist",
         ),
     ] = None,
     no_tokens: Annotated[
@@ -197,7 +197,7 @@ def serving(
     claims: PrintClaims = True,
     allow_import: AllowImport = None,
 ) -> None:
-    """Print the manifests for a server of a bundle.
+    """Print the manifests of a server for a bundle.
 
     The bundle is checked as `kway serve` checks it.
     """

@@ -23,7 +23,7 @@ from launch.output_path import explain_write_errors
 
 
 def quantize(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle folder, in float32")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="folder of a float32 bundle")],
     shards: LabeledShards,
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the new bundle")],
     precision: Annotated[
@@ -39,8 +39,8 @@ def quantize(
 ) -> None:
     """Write a bundle whose backbone runs in bf16 or int8 on CPUs, with thresholds for its scores.
 
-    The labeled shards set the thresholds, the ranges of int8 values, and the comparison with
-    float32 that is printed. Classes are matched by name.
+    Uses the labeled shards to compute the thresholds, the ranges of int8 values, and a comparison
+    with float32, which it prints. Classes are matched by name.
     """
     check_promises(recall, confidence)
     if out.exists():

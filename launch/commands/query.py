@@ -50,7 +50,7 @@ def query(
     texts: Annotated[Path | None, typer.Option(help="file with one text per line")] = None,
     recall: Annotated[
         float | None,
-        typer.Option(help="target recall that selects the per-class thresholds"),
+        typer.Option(help="target recall, which selects the threshold of each class"),
     ] = None,
     threshold: Annotated[
         float | None, typer.Option(help="minimum score of a match, the same for all classes")

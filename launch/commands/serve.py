@@ -23,14 +23,14 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve(
     given: Given,
     bundle: Annotated[
-        Path, typer.Argument(metavar="BUNDLE", help="bundle folder, created by `kway export`")
+        Path, typer.Argument(metavar="BUNDLE", help="bundle folder (`kway export`, `kway import`)")
     ],
     replicas: Annotated[
         str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of processes, each of which loads the model; 1:4: one to four, depending "
-            "on the load",
+            help="number of processes, each with its own copy of the model; 1:4: one to four, "
+            "depending on the load",
         ),
     ] = str(ServingConfig().replicas),
     no_tokens: Annotated[

@@ -43,7 +43,7 @@ class QueryMetrics:
         self._is_scheduled = False
         self._requests = Counter(
             "kway_query_requests_total",
-            description="Number of requests to /v1/query by outcome: ok or the error code.",
+            description="Number of requests by outcome: ok or the error code.",
             tag_keys=("outcome",),
         )
         self._inputs = Counter("kway_query_inputs_total", description="Number of inputs answered.")
@@ -110,7 +110,7 @@ class ReplicaMetrics:
         """`state` is called from another thread."""
         self._aligned = Gauge(
             "kway_model_aligned",
-            description="1 if the model's loss follows the Principle of Logit Separation, else 0.",
+            description="1 if the model's loss is aligned with the Principle of Logit Separation.",
             tag_keys=("model", "loss"),  # type: ignore[arg-type]
         )
         self._versions = Gauge(

@@ -1,7 +1,7 @@
 """Build a gallery: list the collection, compute the features of new items, and write and publish
 the gallery.
 
-If the process is killed, only a few seconds of work are lost, and the previous gallery remains
+If the process is killed, at most ten seconds of work are lost, and the previous gallery remains
 intact.
 """
 

@@ -27,7 +27,7 @@ from serving.galleries.gallery import Gallery
 from serving.galleries.item import Item
 from serving.watches.watch import WatchesDownError
 
-# While the process that stores the changes does not respond, it is asked this often.
+# How often to request the changes while the process that stores them does not respond.
 _RETRY_SECONDS = 1.0
 _log = logging.getLogger("kway.serving")
 

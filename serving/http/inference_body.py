@@ -71,7 +71,7 @@ class ResponseOutput(BaseModel):
 
 
 class InferenceResponse(BaseModel):
-    """The response. `parameters` indicates whether the loss follows the Principle of Logit
+    """The response. `parameters` states whether the loss is aligned with the Principle of Logit
     Separation."""
 
     model_name: str

@@ -41,8 +41,8 @@ def request_body(model: type[BaseModel], kind: str = "application/json") -> dict
 
 
 def raw_inputs(where: str) -> dict[str, Any]:
-    """Return the content types of a body that is a single input. `where` tells where its parameters
-    are."""
+    """Return the content types of a body that is a single input. `where` describes the location
+    of its parameters."""
     file = {"type": "string", "format": "binary", "description": f"one image; {where}"}
     text = {"type": "string", "description": f"one text; {where}"}
     images = {kind: {"schema": file} for kind in (*_IMAGES, "application/octet-stream")}

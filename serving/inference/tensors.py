@@ -117,8 +117,8 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
             raise ApiError(
                 422,
                 "no_threshold",
-                "a class has no threshold, because it has no validation samples. Send a threshold "
-                "instead of a recall",
+                "a class does not have a threshold for this recall. Send a threshold instead of a "
+                "recall",
             )
         tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], thresholds)
         matches = [bool(v.match) for row in rows for v in row]

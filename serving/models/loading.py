@@ -59,7 +59,7 @@ class Loader:
 
         The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
         gallery is damaged or incomplete, if the bundle fails its self-check or reads another kind
-        of input, or if a gallery that is offered now has features of another backbone.
+        of input, or if a gallery that is served now has features of another backbone.
         """
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self.paths[name]))

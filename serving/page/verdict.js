@@ -58,7 +58,7 @@ export function validationText(decided) {
   const known = `${promiseText(decided)} Expected precision ${precisionText(decided)}.`;
   if (reached === null) return `${known} The bundle was exported by an older version of kway.`;
   const others = `${count(decided.all_reached - reached, "sample")} of other classes`;
-  const own = samples ? `${reached} of the ${count(samples, "validation sample")} of this class` : "No validation sample is of this class;";
+  const own = samples ? `${reached} of the ${count(samples, "validation sample")} of this class` : "This class has no validation samples;";
   return `${known} ${own}${samples ? " and" : ""} ${others} reach the threshold.`;
 }
 

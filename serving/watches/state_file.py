@@ -107,8 +107,8 @@ class StateFile:
 
 
 def default_folder(bundle: Path) -> Path:
-    """Return the state folder of a bundle's server: beside the bundle, whose own files are
-    verified. If the bundle is a symbolic link, the folder is beside the link, so that a new target
+    """Return the state folder of a bundle's server: next to the bundle, whose own files are
+    verified. If the bundle is a symbolic link, the folder is next to the link, so that a new target
     has the same watches."""
     absolute = Path(os.path.abspath(bundle))
     return absolute.with_name(f"{absolute.name}-state")

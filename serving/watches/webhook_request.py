@@ -2,7 +2,7 @@
 
 The signature follows the Standard Webhooks specification 1.0 (standardwebhooks.com): HMAC-SHA256 of
 the id, the time and the body. A redirect is an error, because it could lead to a host that is not
-allowed, and responses are not decompressed and hardly read.
+allowed, and responses are not decompressed. At most 4 KiB of a response are read.
 """
 
 import asyncio

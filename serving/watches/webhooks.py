@@ -24,8 +24,8 @@ from serving.watches.webhook_request import DeliveryError, Sender
 
 _SENT = "sent/"
 _MAX_BATCH_HITS = 100
-# At the same time, per client and receiving host. A receiver that does not respond occupies only
-# the requests of its own watches.
+# Maximum number of concurrent requests per client and receiving host. A receiver that does not
+# respond delays only requests of the same client to the same host.
 _MAX_REQUESTS = 4
 _MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 1.0, 300.0
 
@@ -114,7 +114,8 @@ class Webhooks:
         self._states[watch_id] = state
 
     def update(self, watch: Watch) -> None:
-        """Follow a change of a watch. A changed webhook is tried at once."""
+        """Apply a change of a watch's webhook, and send a request without waiting for the next
+        attempt."""
         if watch.webhook is None:
             self.end(watch.id)
             return

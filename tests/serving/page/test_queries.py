@@ -140,7 +140,7 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
     for text in (
         "Not set for this class. About 90%, between 70% and 98% of new samples of this class pass",
         "In 25% of the classes, fewer than 90% of the validation samples pass.",
-        "No validation sample is of this class; 4 samples of other classes reach the threshold.",
+        "This class has no validation samples; 4 samples of other classes reach the threshold.",
     ):
         expect(lines.last).to_contain_text(text)
     assert "at least" not in lines.last.inner_text().lower()
