@@ -102,7 +102,6 @@ class Batcher:
         and `complete` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
-            self._statistics.add_failure(0)
             raise QueueFullError
         loop = asyncio.get_running_loop()
         request = _Request(complete, loop.create_future(), len(inputs))

@@ -224,6 +224,7 @@ class Service:
             message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
+            self.statistics.add_failure(0)
             raise too_many_requests() from error
         finally:
             progress.release_slot()

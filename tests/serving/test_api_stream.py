@@ -18,6 +18,7 @@ from PIL import Image
 from serving.http.streams import split_lines
 from serving.model import Model
 from serving.service import Service
+from serving.statistics import REQUESTS
 from tests.serving.bad_images import encoded
 from tests.serving.in_process import NoCounts, application, ask, post, refusal
 from tests.tiny_bundle import write, write_of_texts
@@ -347,9 +348,18 @@ def test_a_full_queue_delays_a_stream_but_its_lines_succeed(
     bundle: Path,
 ) -> None:
     small = application(bundle, max_queued_inputs=1, batch_size=1, max_lines_in_flight=8)
+
+    def counts() -> dict[str, float]:
+        statistics = small.state.resources.of().service.statistics.series()
+        return {labels["result"]: count for name, labels, count in statistics if name == REQUESTS}
+
     *found, last = streamed(small, "?classes=husky", lines_of(*[{"text": "a cat"}] * 20))
     assert [one["line"] for one in found] == list(range(20))
     assert last["done"]["errors"] == 0
+    assert counts() == {"success": 20, "fail": 0}
+    body = {"classes": ["husky"], "texts": ["a cat", "a dog"]}
+    assert ask(small, "POST", "/v1/query", json=body).status_code == 429
+    assert counts() == {"success": 20, "fail": 1}
 
 
 def test_a_line_that_times_out_is_reported_and_the_stream_continues(

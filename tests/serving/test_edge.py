@@ -512,7 +512,7 @@ def test_the_proxy_settings_match_the_route_declarations(tmp_path: Path) -> None
         "watches/{watch_id}/live",
         "admin/reload",
     }
-    idempotent = {"query", "classify", "admin/reload"}
+    idempotent = {"query", "classify", "galleries/{name}/search", "admin/reload"}
     for found, expected in ((saved.stream_paths, streams), (saved.idempotent_paths, idempotent)):
         of_models = {f"models/{{model}}/{path}" for path in expected}
         assert set(found) == {f"/v1/{path}" for path in expected | of_models}

@@ -24,7 +24,7 @@ from serving.http.query_body import (
     max_values,
 )
 from serving.http.request_body import parse_json, read_body
-from serving.http.routing import ResourcesDep
+from serving.http.routing import ResourcesDep, facts
 from serving.schemas import (
     ErrorBody,
     GalleryFound,
@@ -100,6 +100,7 @@ async def listed(resources: ResourcesDep) -> GalleryList:
 @router.post(
     "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
+@facts(is_idempotent=True)
 async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
     """Search a gallery for classes, or for items that are similar to some of its items.
 
