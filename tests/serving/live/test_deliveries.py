@@ -41,12 +41,15 @@ def test_the_death_of_the_actor_delays_a_delivery_even_if_no_one_uses_the_server
     psutil.wait_procs([actor], timeout=30)
     receiver.messages.clear()
     receiver.respond = lambda message: 200
-    eventually(lambda: receiver.accepted() == [hit])
-    assert receiver.problems == []
+    eventually(lambda: bool(receiver.accepted()))
     eventually(lambda: client.get(path).status_code == 200)
+    # The receiver may also have accepted the last request of the killed actor.
+    eventually(lambda: client.get(path).json()["webhook"]["cursor"] == 1)
     found = client.get(path).json()["webhook"]
-    assert (found["cursor"], found["pending"], found["failures"]) == (1, 0, 0)
+    assert (found["pending"], found["failures"]) == (0, 0)
     assert found["delivered_at"] is not None
+    assert all(one == hit for one in receiver.accepted())
+    assert receiver.problems == []
     assert SECRET not in server.errors.read_text()
 
     def is_counted() -> bool:
