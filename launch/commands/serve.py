@@ -86,8 +86,8 @@ def serve(
     with ExitStack() as opened_server:
         try:
             url, grpc = opened_server.enter_context(running(bundle, config, prepared))
-        except Exception:
-            if stop.was_received:  # libraries may replace the SystemExit with other exceptions
+        except (Exception, SystemExit):
+            if stop.was_received:  # libraries may replace it; Ray raises SystemExit(1) instead
                 raise SystemExit(0) from None
             raise
         typer.echo(f"ready: {url}  (API docs: {url}/docs; press Ctrl-C to stop)")

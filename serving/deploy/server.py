@@ -25,7 +25,7 @@ from serving.deploy.private_ray import (
     unhide_pandas,
     without_unused_daemons,
 )
-from serving.deploy.session import cleaned_up, free_port, make_session
+from serving.deploy.session import cleaned_up, free_port, kill_writers, make_session
 from serving.deploy.stop_signal import ServerLostError
 from serving.models.published import Attempts, LastServedFiles
 from serving.watches.state_file import default_folder, held_folder
@@ -83,6 +83,8 @@ def _running(bundle: Path, config: ServingConfig, routes: RoutePaths) -> Iterato
             # the remaining processes.
             if not isinstance(sys.exception(), ServerLostError):
                 _stop(before)
+                # HAProxy's manager may have started another HAProxy process in the meantime.
+                psutil.wait_procs(kill_writers(session, os.getpid()), timeout=5)
                 shutil.rmtree(session, ignore_errors=True)
 
 

@@ -146,15 +146,20 @@ def clean(session: Path, owner: int) -> None:
     for _ in range(_MAX_ROUNDS):
         if quiet_rounds == _QUIET_ROUNDS or not session.exists():
             break
-        excluded = (owner, os.getpid())
-        others = (one for one in psutil.process_iter() if one.pid not in excluded)
-        found = [process for process in others if _writes(process, session)]
-        for process in found:
-            process.kill()
         # A process that is still starting is found in a later round.
-        quiet_rounds = 0 if found else quiet_rounds + 1
+        quiet_rounds = 0 if kill_writers(session, owner) else quiet_rounds + 1
         time.sleep(_ROUND_SECONDS)
     shutil.rmtree(session, ignore_errors=True)
+
+
+def kill_writers(session: Path, owner: int) -> list[psutil.Process]:
+    """Kill all processes that write to `session`, except `owner` and this one, and return them."""
+    excluded = (owner, os.getpid())
+    others = (one for one in psutil.process_iter() if one.pid not in excluded)
+    found = [process for process in others if _writes(process, session)]
+    for process in found:
+        process.kill()
+    return found
 
 
 def _writes(process: psutil.Process, session: Path) -> bool:

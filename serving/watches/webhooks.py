@@ -164,6 +164,7 @@ class Webhooks:
             async with self._slots[client, webhook.host]:
                 if self._due(watch_id, state) != due:  # it has changed in the meantime
                     continue
+                state.retry.clear()  # a change during the request is tried at once
                 end, error = await self._attempt(watch_id, webhook, state)
             if self._states.get(watch_id) is not state:
                 return
@@ -219,7 +220,6 @@ class Webhooks:
         longest = min(_MAX_RETRY_SECONDS, _MIN_RETRY_SECONDS * 2.0 ** min(state.failures - 1, 60))
         seconds = longest * random.uniform(0.5, 1.0)
         state.next_attempt_at = self._clock() + seconds
-        state.retry.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await state.retry.wait()

@@ -266,6 +266,34 @@ def test_the_state_of_the_delivery_is_shown(
     assert len(receiver.messages) == 2
 
 
+def test_a_webhook_that_is_changed_during_a_failing_request_is_tried_at_once(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "_MIN_RETRY_SECONDS", 1000)
+    monkeypatch.setattr(webhooks, "_MAX_RETRY_SECONDS", 2000)
+    has_begun, is_changed = threading.Event(), threading.Event()
+
+    def respond(message: Message) -> int:
+        has_begun.set()
+        is_changed.wait(90)
+        return 200 if message.path == "/new" else 503
+
+    receiver.respond = respond
+
+    async def work(board: Board) -> None:
+        watch = await board.create("a", terms(Webhook(url=f"{receiver.url}/")))
+        await publish(board, watch, 1)
+        await until(has_begun.is_set)
+        await board.change("a", watch.id, {"webhook": Webhook(url=f"{receiver.url}/new")})
+        is_changed.set()
+        await until(lambda: len(receiver.accepted("/new")) == 1)
+
+    try:
+        on_board(receiver, work)
+    finally:
+        is_changed.set()
+
+
 def test_a_restarted_board_delivers_what_was_not_delivered(receiver: Receiver) -> None:
     storage = MemoryStorage()
     made: list[Watch] = []

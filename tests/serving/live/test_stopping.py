@@ -56,6 +56,25 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     assert client.get("/v1/model").status_code == 200
 
 
+def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
+    open_server: SharedServer, temporary_folder: Path
+) -> None:
+    server = open_server.get()
+    (session,) = temporary_folder.glob("kway-ray-*")
+    # Like a new HAProxy process, it writes to the folder, and the server does not know it.
+    log = session / "late.log"
+    with subprocess.Popen(["sh", "-c", 'exec sleep 300 > "$0"', str(log)]) as late:
+        try:
+            while not log.exists():
+                time.sleep(0.01)
+            server.process.terminate()
+            assert server.process.wait(timeout=60) == 0
+            assert late.wait(timeout=10) == -signal.SIGKILL
+        finally:
+            late.kill()
+    assert list(temporary_folder.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
     open_server: SharedServer,
