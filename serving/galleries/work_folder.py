@@ -45,8 +45,8 @@ class WorkFolder:
     """The paths and operations of a work folder. Use `work_folder` to create it."""
 
     def __init__(self, gallery: Path) -> None:
-        self.gallery = gallery
-        self.path = _work_path(gallery)
+        self.gallery = Path(os.path.realpath(gallery))  # keep a symbolic link
+        self.path = _work_path(self.gallery)
         self.listing, self.missing = self.path / "listing.jsonl", self.path / "missing.jsonl"
         self.unreadable = self.path / "unreadable.jsonl"
         self.finished, self._old = self.path / "gallery", self.path / "old"

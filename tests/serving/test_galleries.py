@@ -176,6 +176,19 @@ def test_only_new_and_changed_items_are_computed(bundle: Path, tmp_path: Path) -
     Gallery(path, Bundle.open(bundle)).verify()
 
 
+def test_a_symbolic_link_to_a_gallery_stays_and_its_target_is_updated(
+    bundle: Path, tmp_path: Path
+) -> None:
+    folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
+    command(bundle, folder, "-o", path)
+    (tmp_path / "link").symlink_to("out")
+    (folder / "0.png").unlink()
+    assert summary(command(bundle, folder, "-o", tmp_path / "link")) == [13, 0, 13, 1]
+    assert (tmp_path / "link").is_symlink()
+    assert not [one for one in tmp_path.iterdir() if one.name.endswith(".partial")]
+    Gallery(path, Bundle.open(bundle)).verify()
+
+
 _INTERRUPTED = """
 import sys, time
 from pathlib import Path

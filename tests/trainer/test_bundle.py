@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +34,11 @@ from tests.tiny_bundle import (
     write_of_format_4,
     write_of_texts,
 )
+from trainer.bundle import writing
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
 from trainer.bundle.thresholds import ClassThresholds, Share, Threshold
+from trainer.bundle.writing import rewrite_bundle
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +267,40 @@ def test_an_existing_path_is_replaced_only_with_force(copy: Path) -> None:
     assert not (copy / "stray").exists()
     assert os.listdir(copy.parent) == [copy.name]
     Bundle.open(copy).verify()
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_symbolic_link_stays_and_its_target_is_replaced(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(writing, "_exchanged", lambda *_: False)
+    (tmp_path / "link").symlink_to(copy)
+    (copy / "stray").write_text("from before")
+    with Bundle.open(copy) as before:
+        found = before.thresholds
+        rewrite_bundle(tmp_path / "link", tmp_path / "link", thresholds=found, model_card="# new\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (copy / "MODEL_CARD.md").read_text() == "# new\n"
+    assert sorted(os.listdir(tmp_path)) == sorted({copy.name, "link"})
+    Bundle.open(tmp_path / "link").verify()
+
+
+def test_a_bundle_exists_at_all_times_while_it_is_replaced(copy: Path) -> None:
+    is_over, missing = threading.Event(), []
+
+    def look() -> None:
+        while not is_over.is_set():
+            if not (copy / "bundle.json").exists():
+                missing.append(1)
+
+    with Bundle.open(copy) as bundle, ThreadPoolExecutor(1) as pool:
+        looked = pool.submit(look)
+        for _ in range(30):
+            rewrite_bundle(copy, copy, thresholds=bundle.thresholds, model_card="# new\n")
+        is_over.set()
+        looked.result()
+    assert not missing
 
 
 @pytest.mark.parametrize(

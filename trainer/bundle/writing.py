@@ -1,5 +1,6 @@
 """Writes a bundle atomically. The files are synced to disk and readable by all users."""
 
+import ctypes
 import os
 import shutil
 import tempfile
@@ -37,6 +38,9 @@ from trainer.bundle.thresholds import ClassThresholds
 from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.imports import source_version
 
+# AT_FDCWD and RENAME_EXCHANGE of Linux.
+_WORKING_FOLDER, _EXCHANGE = -100, 2
+
 
 def write_bundle(
     path: Path,
@@ -68,6 +72,7 @@ def write_bundle(
         )
     if backbone.dim != spec.dim:
         raise ValueError(f"the backbone has dim {backbone.dim}, but the bundle has dim {spec.dim}")
+    path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
@@ -128,6 +133,7 @@ def rewrite_bundle(
         changes["precision"] = precision
         kept -= {ONNX}
     model = manifest.model.model_copy(update=changes)
+    out = Path(os.path.realpath(out))
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
     try:
@@ -203,10 +209,23 @@ def _make_durable(folder: Path) -> None:
 
 def _publish(temporary: Path, path: Path, *, force: bool) -> None:
     if force and path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
-        os.rename(path, old / path.name)
-        os.rename(temporary, path)
-        shutil.rmtree(old)
+        if not _exchanged(temporary, path):  # readers find no bundle between these two renames
+            old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
+            os.rename(path, old / path.name)
+            os.rename(temporary, path)
+            temporary = old
+        shutil.rmtree(temporary)
     else:
         os.rename(temporary, path)
     sync(path.parent)
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchange two folders atomically. Return False if the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)  # glibc 2.28, Linux 3.15
+    if rename is None:
+        return False
+    failed: int = rename(
+        _WORKING_FOLDER, os.fsencode(one), _WORKING_FOLDER, os.fsencode(other), _EXCHANGE
+    )
+    return failed == 0

@@ -30,7 +30,7 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         deadline = time.monotonic() + 60
         children: list[psutil.Process] = []
-        # The first child is the clean-up process.
+        # One child checks the bundle and exits. Then the clean-up process and those of Ray start.
         while len(children) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
             children = psutil.Process(process.pid).children(recursive=True)
