@@ -56,7 +56,7 @@ format: $(READY) ## format the sources with ruff
 bench-heads: $(READY)  ## measure speed and memory of the heads, as ratios (<20 min)
 	$(BIN)/python -m benchmarks.heads
 
-bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (5-15 min, 3 GB)
+bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (3-15 min, 3 GB)
 	$(BIN)/python -m benchmarks.data
 
 bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 min)
