@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from serving.deploy import server
-from serving.deploy.session import make_session
+from serving.deploy.session import kill_writers, make_session
 from tests.tiny_bundle import write
 
 
@@ -42,6 +44,20 @@ def test_a_folder_path_too_long_for_sockets_is_rejected(
     with pytest.raises(OSError, match="at most 21 characters"):
         make_session()
     assert list(folder.iterdir()) == []
+
+
+def test_processes_that_write_to_a_session_folder_are_killed_but_not_those_that_read(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "late.log"
+    with subprocess.Popen(["sh", "-c", 'exec sleep 300 > "$0"', str(log)]) as writer:
+        while not log.exists():
+            time.sleep(0.01)
+        with subprocess.Popen(["tail", "-f", str(log)]) as reader:
+            assert [one.pid for one in kill_writers(tmp_path, os.getpid())] == [writer.pid]
+            assert writer.wait(timeout=10) == -signal.SIGKILL
+            assert reader.poll() is None
+            reader.kill()
 
 
 @pytest.mark.parametrize("replacement", [RuntimeError("cannot build a schema"), SystemExit(1)])

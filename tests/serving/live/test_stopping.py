@@ -56,6 +56,7 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     assert client.get("/v1/model").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
     open_server: SharedServer, temporary_folder: Path
 ) -> None:
