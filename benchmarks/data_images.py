@@ -43,11 +43,14 @@ from data.sources import ImageFolder
 BATCH = 142
 PACKED_SIDE = 256
 READS = 20_000
-CROP_AND_SKIP = "hand-written loop, libjpeg-turbo decodes only the crop, {} settings"
-CROP_AND_SKIP_KINDS = [CROP_AND_SKIP.format(kind) for kind in ("fastest", "default")]
+# In the order of the functions that `compiled_crop_and_skip` returns.
+CROP_AND_SKIP = [
+    f"hand-written loop, libjpeg-turbo decodes only the crop, {kind} settings"
+    for kind in ("fastest", "default")
+]
 # By peer: the target for the ratio of the loader's rate to the peer's rate on the same files.
 TARGETS = {
-    **dict.fromkeys(CROP_AND_SKIP_KINDS, 0.95),
+    **dict.fromkeys(CROP_AND_SKIP, 0.95),
     "hand-written loop, simplejpeg": 1.0,
     "hand-written loop, OpenCV": 1.0,
     "webdataset + simplejpeg": 1.0,
@@ -119,7 +122,7 @@ def _same_files(split: Split, files: str) -> Iterator[Row]:
         peers: dict[str, Iterator[object]] = {
             **{
                 name: TarSamples(tars, sampled).batches(BATCH)
-                for name, sampled in zip(CROP_AND_SKIP_KINDS, compiled, strict=False)
+                for name, sampled in zip(CROP_AND_SKIP, compiled, strict=False)
             },
             "hand-written loop, simplejpeg": TarSamples(tars, with_simplejpeg).batches(BATCH),
             "hand-written loop, OpenCV": TarSamples(tars, with_opencv).batches(BATCH),

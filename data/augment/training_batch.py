@@ -36,6 +36,10 @@ class TrainingBatch:
         self._images = images
         self._generator = generator
         self._seed, self._epochs, self._indices = seed, epochs, indices
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Compute what all rows share."""
 
     def decode(self, row: int, data: bytes) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]."""
@@ -56,17 +60,12 @@ class _ShiftedBatch(TrainingBatch):
     so they are computed together.
     """
 
-    def __init__(
-        self,
-        images: TrainingImages,
-        generator: SampleGenerator,
-        seed: int,
-        epochs: np.ndarray,
-        indices: np.ndarray,
-    ) -> None:
-        super().__init__(images, generator, seed, epochs, indices)
+    def _prepare(self) -> None:
+        images = self._images
         self._config, self._pad = images.config, images.augment.pad
-        starts, uniform = shifts_and_flips(generator, seed, epochs, indices, self._pad)
+        starts, uniform = shifts_and_flips(
+            self._generator, self._seed, self._epochs, self._indices, self._pad
+        )
         is_flipped = uniform < images.augment.flip.root
         # In a mirrored image, columns are counted from the other side.
         starts[1, is_flipped] = 2 * self._pad - starts[1, is_flipped]
@@ -94,23 +93,15 @@ class _ShiftedBatch(TrainingBatch):
 class _CroppedBatch(TrainingBatch):
     """Like `TrainingBatch`, for random crops that are only flipped, with the same results.
 
-    The numbers of most samples are computed together, which takes a third of the time: those of the
-    first `_BOXES` boxes, of which the first one that fits is used. The generator draws the numbers
-    of the other samples.
+    The numbers of the first `_BOXES` boxes of all samples are computed together, which takes less
+    time, and the first box that fits is used. If none fits, the generator draws all numbers.
     """
 
-    def __init__(
-        self,
-        images: TrainingImages,
-        generator: SampleGenerator,
-        seed: int,
-        epochs: np.ndarray,
-        indices: np.ndarray,
-    ) -> None:
-        super().__init__(images, generator, seed, epochs, indices)
-        augment = images.augment
+    def _prepare(self) -> None:
+        augment = self._images.augment
         assert augment.crop_area is not None
-        words = first_words((seed, SAMPLES), epochs, indices, blocks=_BLOCKS)
+        key = self._seed, SAMPLES
+        words = first_words(key, self._epochs, self._indices, blocks=_BLOCKS)
         numbers = as_doubles(words)
         # Each box uses two words, and the one that fits uses two more: for its position and for the
         # flip.

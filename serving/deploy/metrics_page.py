@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 # A histogram. Replicas count its buckets, its sum and the number of requests in counters.
 QUERY_SECONDS = "kway_query_seconds"
 # The upper ends of the buckets.
-BUCKETS = (*(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30), math.inf)
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, math.inf)
 _PARTS = "bucket", "count", "sum"
 _PREFIX = "ray_"
 # Ray's label name -> kway's.
@@ -71,7 +71,7 @@ def _collect(text: str, families: dict[str, Metric]) -> None:
 
 
 def render(families: dict[str, Metric]) -> bytes:
-    """Render `families` as Prometheus text, with the histogram of the request times in place of its
+    """Render `families` as Prometheus text, with the histogram of the request times instead of its
     counters."""
     parts = {end: families.pop(f"{QUERY_SECONDS}_{end}", None) for end in _PARTS}
     histogram = Metric(

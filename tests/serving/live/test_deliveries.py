@@ -1,31 +1,14 @@
 """Webhooks of a real server: delivery from the Ray actor, its death, and the metrics."""
 
-from collections.abc import Iterator
-
 import httpx
 import psutil
-import pytest
 
-from tests.serving.live.test_feeds import eventually, images, processes
+from tests.serving.live.test_feeds import client, eventually, images, processes, server
 from tests.serving.receiver import SECRET, Receiver
-from tests.serving.started import Server, SharedServer
+from tests.serving.started import Server
 from tests.serving.watching import create_watch, frames, send_frames
 
-__all__ = ["images"]  # a fixture
-
-
-@pytest.fixture
-def server(open_server: SharedServer) -> Server:
-    return open_server.get()
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[httpx.Client]:
-    """A client whose watches are deleted after the test."""
-    with httpx.Client(base_url=server.url, timeout=30) as opened:
-        yield opened
-        for one in opened.get("/v1/watches").json()["watches"]:
-            opened.delete(f"/v1/watches/{one['id']}")
+__all__ = ["client", "images", "server"]  # fixtures
 
 
 def test_the_death_of_the_actor_delays_a_delivery_even_if_no_one_uses_the_server(
