@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install demo test test-slow baseline check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -39,12 +39,16 @@ soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>
 container-check: $(READY)  ## build the Dockerfile without a container engine (10 min)
 	$(BIN)/python -m tests.container $(CONTAINER)
 
-check: $(READY)  ## run ruff, mypy and import-linter, and check the links in the docs
+check: $(READY)  ## run ruff, mypy, import-linter and tests/size.py, and build the docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(MKDOCS) build --strict --quiet
+	$(BIN)/python -m tests.size
+	$(MKDOCS) build --strict  # --quiet would hide warnings from --strict
+
+baseline: $(READY)  ## compare losses, samples, runs, answers and exit codes with tests/baseline
+	$(BIN)/python -m tests.baseline
 
 docs: $(READY)   ## build the documentation site in site/
 	$(MKDOCS) build --strict

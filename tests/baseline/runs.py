@@ -1,0 +1,225 @@
+"""Checkpoints, evaluations and bundles of short runs, and the exit codes of commands."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import yaml
+from safetensors import safe_open
+
+from tests.baseline.commands import inside, kway, must
+from tests.baseline.samples import write_table
+from tests.baseline.values import Record, digest, exact, near, summary
+from tests.shards import TINY_BERT, TINY_RESNET
+
+# Float32 operations round differently on other processors, and training amplifies this.
+_TOLERANCE = 1e-3
+_CLASSES = 12
+# What a checkpoint's state.json says about the run rather than about the machine.
+_STATE = ("step", "cursor", "tree", "data", "evaluated", "skipped")
+
+_IMAGES: dict[str, Any] = {
+    "run": "images",
+    "data": {
+        "shards": "image-shards",
+        "image": {"size": 16, "channels": 1, "mean": [0.5], "std": [0.25]},
+        "augment": {"crop_area": [0.7, 1.0], "flip": 0},
+    },
+    "backbone": {"config": {**TINY_RESNET, "num_channels": 1}},
+    "head": {
+        "weights": {"kind": "vtree"},
+        "logits": {"kind": "dot", "learn_scale": True},
+        "loss": {"kind": "batch_ce"},
+    },
+    "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9},
+    "train": {
+        "duration": {"steps": 8},
+        "global_batch": 24,
+        "micro_batches": 2,
+        "clip_norm": 1.0,
+        "ema": {"decay": 0.9},
+    },
+    "checkpoint": {"every": {"steps": 4}, "keep_last": 2},
+    "telemetry": {"log_every": 1, "sample_ids": True},
+}
+_TEXTS: dict[str, Any] = {
+    "run": "texts",
+    "data": {
+        "shards": "text-shards",
+        "text": {"tokenizer": "tokenizer", "max_length": 20, "batches_by_length": 1},
+    },
+    "backbone": {"config": {**TINY_BERT, "vocab_size": 150}, "pooling": "mean"},
+    "head": {"loss": {"kind": "smooth_topk", "k": 2}, "dtype": "bf16"},
+    "optimizer": {"kind": "adamw", "lr": 0.003},
+    "train": {"duration": {"steps": 4}, "global_batch": 12},
+    "telemetry": {"log_every": 1},
+}
+
+
+def record(folder: Path) -> Record:
+    with inside(folder):
+        _write_inputs()
+        found: Record = {}
+        for name, ranks, recipe in (("images", 2, _IMAGES), ("texts", 1, _TEXTS)):
+            Path(f"{name}.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+            _train(f"{name}.yaml", ranks)
+            found |= _run(name)
+            must("export", name, "-o", f"{name}-bundle")
+            found |= _bundle(f"{name}-bundle")
+        found |= _exit_codes()
+        # Another number of ranks continues the run.
+        _train("images.yaml", 1, "train.duration.steps=10")
+        return found | {f"resumed {key}": entry for key, entry in _run("images").items()}
+
+
+def _write_inputs() -> None:
+    rng = np.random.default_rng(0)
+    for label in range(_CLASSES):
+        folder = Path("files") / f"class {label}"
+        folder.mkdir(parents=True)
+        for number in range(10):
+            image = rng.integers(0, 120, (16, 16, 3), dtype=np.uint8)
+            image[:, label : label + 5] += 100
+            cv2.imwrite(str(folder / f"{number}.png"), image)
+    centers = rng.normal(size=(3, 6))
+    vectors = centers[np.arange(_CLASSES) % 3] + 0.3 * rng.normal(size=(_CLASSES, 6))
+    names = [f"class {label}" for label in range(_CLASSES)]
+    np.savez("vectors.npz", vectors=vectors.astype(np.float32), names=names)
+    packed = ("--original", "--test-fraction", 0.3, "--vectors", "vectors.npz", "--workers", 0)
+    must("shard", "imagefolder", "files", "-o", "image-shards", *packed)
+    write_table(Path("table.csv"))
+    columns = ("--text", "text", "--label", "label", "--split", "split")
+    must("shard", "table", "table.csv", "-o", "text-shards", *columns)
+    must("tokenizer", "text-shards", "-o", "tokenizer", "--vocab-size", 150, "--workers", 1)
+
+
+def _train(recipe: str, ranks: int, *overrides: str) -> None:
+    command = ["train", recipe, "--nproc", str(ranks), "train.device=cpu", *overrides]
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "launch", *command],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if ran.returncode:
+        raise RuntimeError(f"kway {' '.join(command)} exited with {ran.returncode}: {ran.stderr}")
+
+
+def _run(name: str) -> Record:
+    """Record the newest checkpoint, the logged losses and samples, and the evaluation of a run."""
+    run = Path(name)
+    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    state = json.loads((run / "checkpoints" / checkpoints[-1] / "state.json").read_text())
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if event["event"] == "step"]
+    evaluation = json.loads((run / "evaluations" / f"{checkpoints[-1]}.json").read_text())
+    samples = sorted(run.glob("samples-rank*.jsonl"))
+    return {
+        f"{name}/checkpoints": exact(checkpoints),
+        f"{name}/state": exact({key: state.get(key) for key in _STATE}),
+        f"{name}/losses": near(losses, _TOLERANCE),
+        # A measure can jump when rounding swaps two scores.
+        f"{name}/evaluation": near(evaluation, 0.05),
+        f"{name}/samples": exact([digest(path) for path in samples]),
+        **_tensors(run / "checkpoints" / checkpoints[-1], name),
+        **_tensors(run / "evaluations", name),
+    }
+
+
+def _tensors(folder: Path, name: str) -> Record:
+    """Record the shape, type and numbers of every tensor in a folder."""
+    found: Record = {}
+    for path in sorted(folder.rglob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for key in sorted(file.keys()):
+                tensor = file.get_tensor(key)
+                entry: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+                if tensor.is_floating_point():
+                    entry["numbers"] = summary(tensor.float().numpy())
+                else:
+                    entry["digest"] = digest(tensor.numpy().tobytes())
+                found[f"{name}/{path.name}/{key}"] = near(entry, _TOLERANCE)
+    return found
+
+
+def _bundle(name: str) -> Record:
+    folder = Path(name)
+    files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    spec = json.loads((folder / "bundle.json").read_text())
+    return {
+        f"{name}/files": exact(files),
+        f"{name}/bundle.json": near({**spec, "files": sorted(spec["files"])}, _TOLERANCE),
+        f"{name}/classes.jsonl": exact(digest(folder / "classes.jsonl")),
+        f"{name}/encoder": exact(digest(*sorted((folder / "encoder").iterdir()))),
+        **_tensors(folder, name),
+    }
+
+
+def _exit_codes() -> Record:
+    """Record the exit code of each command, and the number of lines that a mistake prints."""
+    Path("typing-error.yaml").write_text("run: x\ndata: {shard: image-shards}\n")
+    Path("broken.yaml").write_text("run: [\n")
+    Path("empty").mkdir()
+    Path("not-an-image.png").write_bytes(b"text")
+    Path("classes.csv").write_text("class\n")
+    image, tree = "files/class 3/1.png", ("tree", "build", "vectors.npz")
+    commands: list[tuple[object, ...]] = [
+        ("--help",),
+        (),
+        ("losses",),
+        ("trian",),
+        ("train", "none.yaml"),
+        ("train", "broken.yaml"),
+        ("train", "typing-error.yaml"),
+        ("train", "images.yaml", "--fast"),
+        ("train", "images.yaml", "optimizer.lr=fast"),
+        ("train", "images.yaml", "--nproc", 0),
+        ("train", "images.yaml", "--print-config"),
+        ("eval", "images"),
+        ("eval", "none"),
+        ("eval", "images", "--checkpoint", 7),
+        ("eval", "images", "--set", "evaluation.recalls=[2]"),
+        ("export", "images", "-o", "images-bundle"),
+        ("export", "images", "-o", "images-bundle", "--force"),
+        ("export", "images", "-o", "x", "--recall", 1.5),
+        ("query", "images-bundle", "--class", "class 3", image),
+        ("query", "images-bundle", "--class", "class 3", "--recall", 0.9, "--json", image),
+        ("query", "images-bundle", "--class", "class 99", image),
+        ("query", "images-bundle", "--class", "class 3", "none.png"),
+        ("query", "images-bundle", "--class", "class 3", "not-an-image.png"),
+        ("query", "texts-bundle", "--class", "red", "--text", "a red fox"),
+        ("query", "empty", "--class", "red", "--text", "a red fox"),
+        ("calibrate", "images-bundle", "image-shards", "-o", "calibrated"),
+        ("calibrate", "images-bundle", "text-shards", "-o", "x"),
+        ("quantize", "images-bundle", "image-shards", "-o", "quantized", "--precision", "bf16"),
+        ("index", "images-bundle", "files", "-o", "gallery"),
+        ("index", "images-bundle", "empty", "-o", "x"),
+        ("shard", "imagefolder", "none", "-o", "x"),
+        ("shard", "imagefolder", "empty", "-o", "x"),
+        ("shard", "imagefolder", "files", "-o", "image-shards"),
+        ("shard", "table", "classes.csv", "-o", "x", "--text", "text", "--label", "class"),
+        ("shard", "show", "image-shards"),
+        ("shard", "verify", "image-shards", "--decode"),
+        ("shard", "verify", "empty"),
+        (*tree, "-o", "tree.safetensors"),
+        (*tree, "-o", "tree.safetensors", "--base", 0.5),
+        ("tokenizer", "image-shards", "-o", "x"),
+        ("report", "images", "-o", "report.html"),
+        ("report", "none", "-o", "x.html"),
+        ("plan", "images.yaml", "--classes", 1),
+        ("serve", "none"),
+        ("serve", "images-bundle", "--timeout", "nan"),
+        ("serve", "images-bundle", "--host", "0.0.0.0"),
+        ("k8s", "render", "training", "none.yaml"),
+    ]
+    found: Record = {}
+    for command in commands:
+        ran = kway(*command)
+        entry = {"code": ran.code, "lines": len(ran.errors.splitlines()) if ran.code else 0}
+        found[f"exit/{' '.join(map(str, command))}"] = exact(entry)
+    return found

@@ -1,0 +1,198 @@
+"""Shard files, and the samples that training and evaluation read from them: their order, pixels and
+token IDs.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+
+from data.config import DataConfig
+from data.loading.batch import Batch, Cursor
+from data.loading.loader import EvalLoader, TrainLoader
+from data.shards.mixture import load_manifest, open_mixture
+from data.shards.split import open_split
+from tests.baseline.commands import inside, must
+from tests.baseline.values import Record, digest, exact
+
+_BATCH = 16
+# Ranks, and the steps for which they read. The last schedule changes the number of ranks twice.
+_SCHEDULES = {
+    "1 rank": [(1, 18)],
+    "2 ranks": [(2, 18)],
+    "3 ranks": [(3, 18)],
+    "1, 3 and 2 ranks": [(1, 5), (3, 6), (2, 7)],
+}
+_IMAGE = {"size": 24, "resize": 28, "mean": [0.5] * 3, "std": [0.25] * 3}
+_AUGMENT = {
+    "colour": {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1},
+    "grey": 0.2,
+    "rand_augment": {"operations": 2, "magnitude": 9},
+    "erase": 0.5,
+    "mix": {"mixup_alpha": 0.4, "cutmix_alpha": 1.0, "probability": 0.8},
+}
+_WORDS = ("the", "quick", "brown", "fox", "lazy", "dog", "while", "été", "東京", "Москва", "🍕")
+
+
+def record(folder: Path) -> Record:
+    with inside(folder):
+        return {**_shards(), **_orders(), **_inputs()}
+
+
+def write_images(folder: Path, counts: dict[str, int], seed: int) -> None:
+    """Write PNG and JPEG images of several sizes, some of them gray, in class folders."""
+    rng = np.random.default_rng(seed)
+    for name, count in counts.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            height, width = rng.integers(30, 90, 2).tolist()
+            channels = 1 if number % 5 == 4 else 3
+            noise = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+            path = folder / name / f"{number}.{'png' if number % 2 else 'jpg'}"
+            cv2.imwrite(str(path), cv2.blur(noise, (5, 5)))
+
+
+def write_table(path: Path) -> None:
+    """Write a CSV file of 120 texts in four classes and two splits."""
+    rng = np.random.default_rng(0)
+    lines = ["text,label,split"]
+    for number in range(120):
+        name = ("red", "green", "blue", "white")[number % 4]
+        words = " ".join([name, *rng.choice(_WORDS, size=int(rng.integers(0, 30)))])
+        lines.append(f'"{words}",{name},{"test" if number % 5 == 0 else "train"}')
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _shards() -> Record:
+    """Record a digest of every file that `kway shard` and `kway tokenizer` write."""
+    write_images(Path("images"), {"apple": 30, "birne": 17, "kiwi": 3}, seed=0)
+    write_images(Path("more-images"), {"date": 9, "apple": 40}, seed=1)
+    write_table(Path("table.csv"))
+    must("shard", "glyphs", "-o", "glyphs", "--classes", 30, "--samples", 1, "--workers", 0)
+    names = ("--languages", "en,fr,ja", "--test-languages", "fr", "--classes", 40)
+    must("shard", "emoji-names", "-o", "emoji-names", *names, "--workers", 2)
+    packed = ("--test-fraction", 0.2, "--samples-per-shard", 9, "--workers", 0)
+    must("shard", "imagefolder", "images", "-o", "imagefolder", "--short-side", 40, *packed)
+    for name in ("images", "more-images"):
+        must("shard", "imagefolder", name, "-o", f"{name}-original", "--original", *packed)
+    shutil.copytree("images-original", "damaged")
+    with Path("damaged/train-000000.tar").open("r+b") as shard:
+        shard.seek(700)  # in the first image
+        shard.write(b"damaged")
+    columns = ("--text", "text", "--label", "label", "--split", "split")
+    must("shard", "table", "table.csv", "-o", "table", *columns, "--samples-per-shard", 20)
+    must("tokenizer", "table", "-o", "tokenizer", "--vocab-size", 150, "--workers", 1)
+    folders = ("glyphs", "emoji-names", "imagefolder", "images-original", "table", "tokenizer")
+    return {
+        str(path): exact(digest(path))
+        for folder in folders
+        for path in sorted(Path(folder).rglob("*"))
+        if path.is_file()
+    }
+
+
+def _images(**changes: Any) -> DataConfig:
+    settings = {"shards": "images-original", "image": _IMAGE, **changes}
+    return DataConfig.model_validate(settings)
+
+
+def _texts(**changes: Any) -> DataConfig:
+    text = {"tokenizer": "tokenizer", "max_length": 20, **changes}
+    return DataConfig.model_validate({"shards": "table", "text": text})
+
+
+def _orders() -> Record:
+    """Record the global batches of every kind of order on several numbers of ranks."""
+    both = [{"shards": "images-original"}, {"shards": "more-images-original", "weight": 2}]
+    orders = {
+        "images": _images(),
+        "shuffled shards": _images(shuffle_shards=2),
+        "sampling": _images(sampling={"power": 0.5, "epoch_samples": 50}),
+        "mixture": _images(mixture=both),
+        "texts": _texts(batches_by_length=1),
+        "texts by length": _texts(),
+    }
+    return {
+        f"order/{name}/{schedule}": exact(_ledger(config, segments))
+        for name, config in orders.items()
+        for schedule, segments in _SCHEDULES.items()
+    }
+
+
+def _ledger(config: DataConfig, segments: list[tuple[int, int]]) -> dict[str, Any]:
+    batches = [
+        np.concatenate([b.indices.numpy() for b in ranks]) for ranks in _read(config, segments)
+    ]
+    indices = np.concatenate(batches)
+    return {
+        "first": indices[:8].tolist(),
+        "times": np.bincount(np.bincount(indices)).tolist(),
+        "digest": digest(indices.astype("<i8").tobytes()),
+    }
+
+
+def _read(config: DataConfig, segments: list[tuple[int, int]]) -> Iterator[list[Batch]]:
+    """Yield the batches of all ranks at each step. A segment resumes where the last one stopped."""
+    cursor = Cursor(seed=5)
+    for world_size, steps in segments:
+        with ExitStack() as stack:
+            manifest = load_manifest(config)
+            opened = (
+                open_mixture(config, manifest)
+                if config.mixture
+                else open_split(config.shards, config.train_split)
+            )
+            split = stack.enter_context(opened)
+            loaders = [
+                TrainLoader(
+                    split,
+                    config,
+                    global_batch=_BATCH,
+                    rank=rank,
+                    world_size=world_size,
+                    cursor=cursor,
+                )
+                for rank in range(world_size)
+            ]
+            streams = [iter(loader) for loader in loaders]
+            for _ in range(steps):
+                yield [next(stream) for stream in streams]
+        cursor = Cursor(cursor.seed, cursor.samples + steps * _BATCH)
+
+
+def _inputs() -> Record:
+    """Record what the network gets: augmented pixels, token IDs and evaluation inputs."""
+    training = {
+        "plain images": _images(),
+        "augmented images": _images(augment=_AUGMENT),
+        "progressive sizes": _images(
+            augment={"progressive": [{"until": {"steps": 2}, "size": 16}]}
+        ),
+        "a damaged image": _images(shards="damaged"),
+        "texts": _texts(),
+    }
+    found: Record = {
+        f"training/{name}": exact([_content(ranks) for ranks in _read(config, [(1, 4)])])
+        for name, config in training.items()
+    }
+    evaluation = {
+        "images": _images(),
+        "ten crops": _images(image={**_IMAGE, "crops": 10}),
+        "bicubic": _images(image={**_IMAGE, "interpolation": "bicubic"}),
+        "texts": _texts(),
+    }
+    for name, config in evaluation.items():
+        with open_split(config.shards, config.eval_split) as split:
+            loader = EvalLoader(split, config, batch=8)
+            found[f"evaluation/{name}"] = exact([_content([batch]) for batch in loader])
+    return found
+
+
+def _content(batches: list[Batch]) -> str:
+    """Return a digest of the tensors of the ranks' batches."""
+    tensors = [tensor.numpy() for batch in batches for tensor in batch.tensors()]
+    return digest(*(np.ascontiguousarray(tensor).tobytes() for tensor in tensors))
