@@ -35,10 +35,10 @@ def main() -> int:
         for future in as_completed(started):
             section, records[section], seconds = future.result()
             print(f"{section}: {len(records[section]):,} entries, {seconds:.0f} s", flush=True)
+            if options.out is not None:
+                options.out.mkdir(parents=True, exist_ok=True)
+                write(options.out / f"{section}.json", records[section])
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        for section, record in records.items():
-            write(options.out / f"{section}.json", record)
         return 0
     found = [
         (f"{section}/{key}", what)
