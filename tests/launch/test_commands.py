@@ -409,14 +409,6 @@ def test_the_demo_ignores_evaluations_of_an_older_run(run, tmp_path):
     assert runs.DENSE_CE.measures(tmp_path) == expected
 
 
-def test_the_demo_finds_its_recipe_from_any_directory(tmp_path, monkeypatch):
-    for folder in (ROOT, tmp_path):
-        monkeypatch.chdir(folder)
-        named, *_ = runs.DENSE_CE.arguments(tmp_path, tmp_path / "shards", 1.0)
-        assert Path(named).samefile(runs.RECIPE)
-        assert Path(named).is_absolute() is (folder == tmp_path)
-
-
 @pytest.mark.slow
 def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
     """The second time, the runs are already finished, so no step runs again."""

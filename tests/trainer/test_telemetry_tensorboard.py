@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from data.extras import install_command
 from tests.system.processes import ROOT
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
 
@@ -65,4 +66,4 @@ def test_a_missing_package_raises_a_one_line_error_with_the_fix():
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     line = finished.stderr.splitlines()[-1]
     assert line.startswith("ValueError: telemetry.tensorboard is true")
-    assert "pip install 'kway[tensorboard]'" in line
+    assert install_command("tensorboard") in line
