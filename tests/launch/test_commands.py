@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ def test_help_lists_every_command(kway, capsys):
     for name in names:
         assert f"│ {name} " in shown, name
     assert "--traceback" in shown
+
+
+def test_version_is_that_of_the_installed_kway(kway, capsys):
+    assert kway("--version") == 0
+    assert capsys.readouterr().out == f"kway {version('kway')}\n"
 
 
 def test_every_command_has_help(kway, capsys):
