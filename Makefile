@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed-dev
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install install-dev demo test test-slow check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -35,6 +35,7 @@ $(READY): $(KWAY)
 	touch $@
 
 install: $(KWAY)  ## create .venv with the packages of all kway commands
+install-dev: $(READY)  ## add the packages for development
 demo: $(KWAY)    ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 

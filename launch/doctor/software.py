@@ -40,7 +40,7 @@ def packages(workload: Workload) -> Iterator[Finding]:
     """Check that every required package has a supported version. Also lists missing extras."""
     wanted = requirements()
     if not wanted:
-        remedy = f"run {install_command('all')}"
+        remedy = "run pip install --editable '.[all]' in kway's checkout"
         yield warning("packages", "kway is not installed, so its requirements are unknown", remedy)
         return
     absent = []
