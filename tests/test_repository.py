@@ -1,6 +1,7 @@
 """Rules for the repository: imports, module names, and no pickles."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -45,6 +46,32 @@ def test_no_file_marks_unfinished_work():
         if path.is_file() and is_text:
             text = path.read_text(encoding="utf-8")
             assert not any(mark in text for mark in marks), relative(path)
+
+
+def test_make_demo_installs_only_what_the_commands_need():
+    planned = {}
+    for target in ("demo", "test"):
+        command = ["make", "--dry-run", "--always-make", target]
+        planned[target] = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout
+    assert "'.[all]'" in planned["demo"]
+    assert "'.[dev]'" not in planned["demo"]
+    assert "'.[dev]'" in planned["test"]
+
+
+def test_git_ignores_what_the_commands_of_the_readme_write():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    written = set(re.findall(r"kway [^`\n]* -o ([\w./-]+)", readme))
+    assert written >= {"tokenizers/emoji-names", "galleries/images", "report.html"}
+    found = subprocess.run(
+        ["git", "check-ignore", "demo/queries", "runs/glyphs", *written],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert set(found.stdout.split()) == {"demo/queries", "runs/glyphs", *written}
 
 
 def test_the_command_loads_without_torch():

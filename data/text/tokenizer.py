@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from data.files import commit
-from data.messages import one_line
+from data.messages import kway_command, one_line
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
@@ -24,8 +24,8 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 # For these classes, transformers uses tokenizer.json unchanged. For other classes, it rebuilds
 # parts of the tokenizer.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_HUB = "hub:"
-_REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
+HUB = "hub:"
+_REMEDY = f"use another folder or {HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
 # A private-use character, which normalizers may delete, and a cuneiform sign.
 _UNKNOWN = "\ue000 \U00012000"
 
@@ -175,15 +175,16 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     fast tokenizer, and the errors of `Tokenizer.of`.
     """
     folder = Path(name)
-    if name.startswith(_HUB):
-        source = name.removeprefix(_HUB)
+    if name.startswith(HUB):
+        source = name.removeprefix(HUB)
         if Path(source).exists():  # transformers would open the local path instead
-            raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {_HUB}")
+            raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {HUB}")
         backend, roles = _of_transformers(source, name=name)
     elif not folder.is_dir():
         raise FileNotFoundError(
-            f"tokenizer {name} is not a folder: train one with kway tokenizer SHARDS -o {name}, or "
-            f"use {_HUB}{name} for a tokenizer on the hub"
+            f"tokenizer {name} is not a folder: train one with "
+            f"{kway_command('tokenizer', 'SHARDS', '-o', name)}, or use {HUB}{name} for a "
+            "tokenizer on the hub"
         )
     else:
         file = folder / TOKENIZER_FILE

@@ -668,5 +668,5 @@ def test_a_missing_package_raises_an_error_that_states_the_install_command(
         monkeypatch.setitem(sys.modules, package, None)
         # Other tests in this process may have loaded the package.
         monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
-        with pytest.raises(ValueError, match=rf"{package}.*pip install 'kway\[remote\]'"):
+        with pytest.raises(ValueError, match=rf"{package}.*run pip install .*\[remote\]"):
             Manifest.load(f"{scheme}://bucket/set", cache)

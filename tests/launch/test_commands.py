@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ def test_help_lists_every_command(kway, capsys):
     for name in names:
         assert f"│ {name} " in shown, name
     assert "--traceback" in shown
+
+
+def test_version_is_that_of_the_installed_kway(kway, capsys):
+    assert kway("--version") == 0
+    assert capsys.readouterr().out == f"kway {version('kway')}\n"
 
 
 def test_every_command_has_help(kway, capsys):
@@ -407,14 +413,6 @@ def test_the_demo_ignores_evaluations_of_an_older_run(run, tmp_path):
     expected = json.loads((folder / "step-00000004.json").read_text())
     (folder / "step-00000099.json").write_text("{}")
     assert runs.DENSE_CE.measures(tmp_path) == expected
-
-
-def test_the_demo_finds_its_recipe_from_any_directory(tmp_path, monkeypatch):
-    for folder in (ROOT, tmp_path):
-        monkeypatch.chdir(folder)
-        named, *_ = runs.DENSE_CE.arguments(tmp_path, tmp_path / "shards", 1.0)
-        assert Path(named).samefile(runs.RECIPE)
-        assert Path(named).is_absolute() is (folder == tmp_path)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`kway[train]` is enough to train and `kway[serve]` is enough to serve.
+"""The extra `train` is enough to train and `serve` is enough to serve.
 
 Each test creates a virtual environment with links to those distributions in this environment that
 the extra requires directly or indirectly.
