@@ -27,6 +27,8 @@ from tests.serving.in_process import application
 from tests.serving.relay import relayed
 from tests.tiny_bundle import write_of_texts
 
+pytestmark = pytest.mark.slow
+
 ALICE, BOB = "a" * 32, "b" * 32
 TEXTS = ["a cat", "a dog", "hund", "猫"]
 

@@ -37,6 +37,8 @@ from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
 from tests.quiet_server import QuietServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT, HEAD_SECONDS = 1000, 1.0
 ADDRESS_HEADER = "x-client"
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
