@@ -22,6 +22,8 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import query
+from tests.dispositions import default_signals
+from tests.ending import shared
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
 
@@ -79,7 +81,7 @@ def start(
 ) -> Server:
     """Start a server and wait until it is ready; `temporary` is its TMPDIR."""
     arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
-    with errors.open("w") as stderr:
+    with errors.open("w") as stderr, default_signals():
         process = subprocess.Popen(
             [*start, *arguments] if start else command(*arguments),
             cwd=cwd,
@@ -133,6 +135,7 @@ class SharedServer:
         if self._server is None or self._server.process.poll() is not None:
             self.close()
             self._server = self._launch()
+            shared.add(self._server.process.pid)
         return self._server
 
     def close(self) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.dispositions import default_signals
+from tests.process_tree import children
 from tests.system.processes import KWAY, ROOT, environment
 
 _TIMEOUT_SECONDS = 180
@@ -120,7 +122,7 @@ def launched(
     run_folder.parent.mkdir(parents=True, exist_ok=True)
     log = log or run_folder.with_suffix(".log")
     command = [*before, *KWAY, "train", str(recipe), f"run={run_folder}", "--nproc", str(num)]
-    with log.open("ab") as file:
+    with log.open("ab") as file, default_signals():
         process = subprocess.Popen(
             [*command, *options],
             cwd=ROOT,
@@ -139,34 +141,6 @@ def kill(process: "subprocess.Popen[Any]") -> None:
     """Kill a launcher, which also makes its ranks exit."""
     process.kill()
     process.wait()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return found + [below for child in found for below in descendants(child)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` for processes to exit, and return those that are still running."""
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.process_tree import descendants, left_after
 from tests.ranks import RankError, run_on_ranks
 from tests.system.processes import ROOT, environment
-from tests.system.runs import descendants, kill, launched, left_after
+from tests.system.runs import kill, launched
 from trainer.__main__ import main
 from trainer.world import is_lost_rank
 

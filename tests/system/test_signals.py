@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.dispositions import default_signals
+from tests.process_tree import children, descendants, left_after
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.runs import (
     Launched,
-    children,
-    descendants,
     final_tensors,
     kill,
     last_step,
     launched,
-    left_after,
 )
 from trainer.process.signals import Preempted, StopSignals
 
@@ -168,6 +167,7 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         assert "some ranks did not exit within 1 s of SIGTERM" in run.output
 
 
+@default_signals()
 def test_stop_signals_are_recorded_and_a_second_ctrl_c_raises():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as stop:
