@@ -48,7 +48,9 @@ def repository(tmp_path: Path) -> Path:
 
 def build(repository: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
-    return subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, check=False, timeout=240
+    )
 
 
 def test_links_to_files_outside_docs_become_pages(repository):

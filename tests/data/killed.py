@@ -36,7 +36,7 @@ def check_killed_and_resumed(
         time.sleep(0.01)
     children = psutil.Process(process.pid).children()
     process.kill()
-    process.join()
+    process.join(60)
     assert not (out / MANIFEST).exists()
     first = (out / "train-000000.tar").stat().st_mtime_ns
     written = write_shards(source, out, samples_per_shard=samples_per_shard, workers=1)

@@ -63,7 +63,7 @@ class Driver:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(60)
 
 
 def _run(

@@ -476,7 +476,7 @@ def kill(function: Any, folder: Path, source: Texts, where: Any) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.kill()
-    process.join()
+    process.join(60)
 
 
 @pytest.mark.parametrize("shard", ["train-000003.tar", "train-000005.tar", "test-000001.tar"])
@@ -510,7 +510,7 @@ def test_a_process_killed_between_renames_leaves_the_set_intact_and_can_be_resum
         folder = shutil.copytree(tmp_path / "before", tmp_path / str(renames))
         process = forked(append_and_stop_after, folder, texts, source.file, renames)
         process.start()
-        process.join()
+        process.join(60)
         if renames == 6:
             assert process.exitcode == 0
         else:

@@ -154,7 +154,7 @@ def test_a_killed_writer_is_resumed(
     write(source, tmp_path / "whole")
     process = forked(_killed, source, url, server)
     process.start()
-    process.join()
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
     assert MANIFEST not in objects(url)
     with pytest.raises(ValueError, match=r"samples_per_shard=5.*, not .*samples_per_shard=6"):

@@ -177,7 +177,7 @@ def test_a_command_that_is_killed_twice_resumes_with_other_workers_and_locally(
         killed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
         wait_until(lambda least=num_finished: _num_finished(out) >= least)
         killed.kill()
-        killed.communicate()
+        killed.communicate(timeout=60)
         assert not (out / MANIFEST).exists()
         wait_until(lambda: not cluster.workers())
     resumed = _start(cluster, tmp_path, *command)

@@ -285,7 +285,7 @@ def test_a_killed_first_pass_can_be_resumed(
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(60)
     reported: list[tuple[int, int]] = []
     source = Tweets((file,), tmp_path / "work", report=lambda *now: reported.append(now))
     tasks = source.splits()

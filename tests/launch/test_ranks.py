@@ -20,6 +20,7 @@ from launch.ranks.agent import (
 )
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
 from launch.ranks.stop import SignalException, StopRequest, end_processes
+from tests.dispositions import default_signals
 
 
 @pytest.mark.parametrize(
@@ -183,6 +184,7 @@ def test_a_process_that_ignores_the_signal_is_killed_after_the_timeout():
     assert process.returncode == -signal.SIGTERM
 
 
+@default_signals()
 def test_ctrl_c_after_another_signal_makes_a_stop_request_urgent():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:

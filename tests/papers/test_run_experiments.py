@@ -21,6 +21,7 @@ from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.page import page_text
 from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from tests.dispositions import default_signals
 from tests.system.processes import ROOT, environment
 
 
@@ -189,6 +190,7 @@ def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@default_signals()
 def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     code = "import sys; from pathlib import Path; from tests.papers.sleeper import sleep_in_runner"
     command = [sys.executable, "-c", f"{code}; sleep_in_runner(Path(sys.argv[1]))", str(tmp_path)]
@@ -199,7 +201,7 @@ def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal
         assert started.wait(20) != 0
     finally:
         started.kill()
-        started.wait()
+        started.wait(60)
     worker = int((tmp_path / "worker").read_text())
     _until(lambda: not Path(f"/proc/{worker}").exists())
 

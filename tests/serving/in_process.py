@@ -79,7 +79,7 @@ def listening(api: FastAPI, **options: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(60)
 
 
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:

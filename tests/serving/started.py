@@ -22,7 +22,6 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import query
-from tests.dispositions import default_signals
 from tests.ending import shared
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
@@ -81,7 +80,7 @@ def start(
 ) -> Server:
     """Start a server and wait until it is ready; `temporary` is its TMPDIR."""
     arguments = ["serve", str(bundle), "--port", "0", *map(str, options)]
-    with errors.open("w") as stderr, default_signals():
+    with errors.open("w") as stderr:
         process = subprocess.Popen(
             [*start, *arguments] if start else command(*arguments),
             cwd=cwd,

@@ -183,7 +183,7 @@ def test_streams_are_retried_while_the_server_is_full(url: str, client: Client) 
     time.sleep(0.5)
     assert not results
     first.close()
-    second.join()
+    second.join(60)
     assert len(results) == len(TEXTS) + 1
 
 
@@ -242,7 +242,7 @@ def test_a_stream_without_its_last_line_raises_connection_error(head: bytes) -> 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url) as client, pytest.raises(ConnectionError, match="lost the connection"):
             list(client.stream(["husky"], TEXTS))
-        thread.join()
+        thread.join(60)
 
 
 def test_a_stream_ended_by_the_server_raises_an_error_with_the_reason(

@@ -132,7 +132,7 @@ def test_requests_that_change_watches_are_sent_only_once() -> None:
                     call()
             assert len(received) == 1
             socket.create_connection(listener.getsockname()).close()
-            thread.join()
+            thread.join(60)
 
 
 BUSY = (

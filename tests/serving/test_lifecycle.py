@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, listening
 from tests.serving.started import Server, bundle, end, start
@@ -206,7 +207,7 @@ def slow_server() -> Iterator[Slow]:
     finally:
         server.answers.set()
         server.shutdown()
-        thread.join()
+        thread.join(60)
         server.server_close()
 
 
@@ -244,6 +245,17 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr.read() == ""
+
+
+@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
+    with slow_server() as server, waiting_process(server.url) as process:
+        server.answers.set()
+        wait_for_answers(server)
+        assert is_ignored(process.pid, signal.SIGINT)
+        assert is_ignored(process.pid, signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> None:

@@ -12,6 +12,7 @@ import pytest
 from data.retry import TransientError
 from serving.config import ServingConfig
 from serving.deploy.preparation import prepare
+from tests.dispositions import default_signals
 from tests.tiny_bundle import write
 from trainer.bundle.spec import read_manifest
 
@@ -51,6 +52,7 @@ def test_an_error_of_the_check_is_raised_in_the_server(
         assert f"{tmp_path}/fastapi.py" in caught.value.__notes__[0]
 
 
+@default_signals()
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
 )

@@ -97,7 +97,7 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
             assert result.outcome == "switched"
             assert result.version == expected.versions[(number + 1) % 2]
         is_over.set()
-        seen = [each.result() for each in asking]
+        seen = [each.result(60) for each in asking]
     assert problems == []
     assert set.union(*seen) == set(expected.versions)
     assert served.counts.reloads == [("pets", "switched")] * 6
@@ -155,7 +155,7 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(served: Publishe
             served.reloader.poll()
             assert old_model() is not None
             sent.set()
-            response = streaming.result()
+            response = streaming.result(60)
         assert response.headers["kway-model-version"] == first
         scores = [
             json.loads(line)["verdicts"][0]["score"] for line in response.text.splitlines()[:2]
@@ -494,7 +494,7 @@ def test_replicas_load_new_versions_one_at_a_time(tmp_path: Path) -> None:
         thread.start()
         assert not started.wait(0.3)
     assert started.wait(20)
-    thread.join()
+    thread.join(60)
 
 
 # ---------------------------------------------------------------------------- administrators

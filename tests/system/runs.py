@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from tests.dispositions import default_signals
 from tests.process_tree import children
 from tests.system.processes import KWAY, ROOT, environment
 
@@ -122,7 +121,7 @@ def launched(
     run_folder.parent.mkdir(parents=True, exist_ok=True)
     log = log or run_folder.with_suffix(".log")
     command = [*before, *KWAY, "train", str(recipe), f"run={run_folder}", "--nproc", str(num)]
-    with log.open("ab") as file, default_signals():
+    with log.open("ab") as file:
         process = subprocess.Popen(
             [*command, *options],
             cwd=ROOT,
@@ -140,7 +139,7 @@ def launched(
 def kill(process: "subprocess.Popen[Any]") -> None:
     """Kill a launcher, which also makes its ranks exit."""
     process.kill()
-    process.wait()
+    process.wait(60)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -34,7 +34,7 @@ def test_all_ranks_exit_if_their_launcher_is_killed(num_processes, endless, tmp_
 
 def test_a_rank_without_its_launcher_does_not_start(endless):
     command = [sys.executable, "-m", "trainer", "--launcher", "1", str(endless)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment(), check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dispositions import default_signals
+from tests.dispositions import default_signals, ignored, is_ignored
 from tests.process_tree import children, descendants, left_after
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.runs import (
@@ -38,6 +38,7 @@ from trainer.process.signals import Preempted, StopSignals
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
+@default_signals()
 def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for_step(2)
@@ -58,6 +59,7 @@ def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, 
 
 
 @pytest.mark.slow
+@default_signals()
 def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
     folder = tmp_path / "run"
     terminal, child_end = os.openpty()
@@ -147,6 +149,7 @@ def test_a_launcher_stopped_while_its_ranks_are_importing_exits_as_preempted(end
 
 
 @pytest.mark.slow
+@default_signals()
 def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeout(
     endless, tmp_path
 ):
@@ -165,6 +168,17 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         os.kill(run.process.pid, signal.SIGTERM)
         assert run.end() == 128 + signal.SIGKILL
         assert "some ranks did not exit within 1 s of SIGTERM" in run.output
+
+
+@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+def test_a_run_ignores_the_signals_that_its_parent_ignored_except_sigterm(endless, tmp_path):
+    with launched(endless, tmp_path / "run", num=1) as run:
+        run.wait_for_step(1)
+        for pid in (run.process.pid, *run.ranks):
+            assert is_ignored(pid, signal.SIGINT)
+            assert is_ignored(pid, signal.SIGHUP)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.end() == 75, run.output
 
 
 @default_signals()

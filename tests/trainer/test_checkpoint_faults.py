@@ -31,13 +31,13 @@ def mounted(disk: Path) -> Iterator[None]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root and mount")
-    finished = subprocess.run(mount, capture_output=True, text=True)
+    finished = subprocess.run(mount, capture_output=True, text=True, timeout=60)
     if finished.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted here: {finished.stderr.strip()}")
     try:
         yield
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", str(disk)], check=True, timeout=60)
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_a_run_does_not_notice_that_another_process_appends(shards: Path, tmp_pa
     for characters in (15, 16):
         extend(shards, characters)
         assert run.is_alive()
-    run.join()
+    run.join(60)
     assert run.exitcode == 0
     assert RunFolder(tmp_path / "run").load_recipe().data.generation == 1
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")

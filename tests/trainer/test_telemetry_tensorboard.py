@@ -62,7 +62,9 @@ def test_a_missing_package_raises_a_one_line_error_with_the_fix():
         "board.check_tensorboard()"
     )
     command = [sys.executable, "-c", code]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    finished = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
     line = finished.stderr.splitlines()[-1]
     assert line.startswith("ValueError: telemetry.tensorboard is true")
     assert "pip install 'kway[tensorboard]'" in line

@@ -64,7 +64,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
     thread.start()
     yield found
     server.shutdown()
-    thread.join()
+    thread.join(60)
     server.server_close()
 
 

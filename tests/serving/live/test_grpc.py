@@ -556,7 +556,11 @@ print(json.dumps({
 @pytest.mark.slow
 def test_the_cluster_config_file_enables_grpc_only_if_requested() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", _WRITE_AND_READ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {

@@ -509,7 +509,7 @@ def test_querying_a_server_other_than_kway_prints_a_one_line_error(
                 ask(f"http://127.0.0.1:{other.server_port}", "--class", "husky", images[0])
         finally:
             other.shutdown()
-            thread.join()
+            thread.join(60)
     assert "\n" not in str(caught.value)
 
 

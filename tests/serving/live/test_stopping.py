@@ -14,6 +14,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.dispositions import default_signals, is_ignored
 from tests.serving.started import Server, SharedServer, command
 from tests.serving.watching import create_watch
 
@@ -23,6 +24,7 @@ from tests.serving.watching import create_watch
     [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
     ids=lambda number: number.name,
 )
+@default_signals()
 def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
     bundle: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -84,7 +86,7 @@ def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
     with httpx.Client(base_url=server.url, timeout=30) as client:
         lasting, short = [create_watch(client, ttl_seconds=seconds) for seconds in (600, 10)]
     server.process.kill()
-    server.process.wait()
+    server.process.wait(60)
     restarted = open_server.get()
     with httpx.Client(base_url=restarted.url, timeout=30) as client:
         while len(found := client.get("/v1/watches").json()["watches"]) > 1:
@@ -121,6 +123,12 @@ async def statuses_during_shutdown(
             await asyncio.sleep(0.01)
         os.killpg(server.process.pid, signal.SIGTERM)
     return found
+
+
+def test_a_server_ignores_sigint_if_its_parent_did(server: Server, client: httpx.Client) -> None:
+    assert is_ignored(server.process.pid, signal.SIGINT)
+    server.process.send_signal(signal.SIGINT)
+    assert client.get("/v1/model").status_code == 200
 
 
 def test_sigterm_to_the_process_group_under_load_never_causes_404_and_leaves_no_process(
