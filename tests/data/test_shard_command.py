@@ -21,6 +21,7 @@ from tests.data.foreign_tars import Planted
 from tests.data.killed import contents
 from tests.dispositions import ignored, is_ignored
 from tests.system.processes import ROOT
+from tests.waiting import wait_until
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -66,14 +67,11 @@ def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_pat
 def test_the_command_ignores_the_signals_that_its_parent_ignored_except_sigterm(
     tmp_path: Path,
 ) -> None:
-    out, ended = tmp_path / "out", time.monotonic() + 60
+    out = tmp_path / "out"
     command = [sys.executable, "-m", "launch", "shard", "glyphs", "-o", str(out)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
         try:
-            while not out.exists():
-                assert process.poll() is None
-                assert time.monotonic() < ended
-                time.sleep(0.05)
+            wait_until(out.exists, possible=lambda: process.poll() is None)
             assert is_ignored(process.pid, signal.SIGINT)
             assert is_ignored(process.pid, signal.SIGHUP)
             process.terminate()

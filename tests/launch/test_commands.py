@@ -24,6 +24,7 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment, write_recipe
 from tests.tiny_bundle import write as write_bundle
+from tests.waiting import wait_until
 from trainer.bundle.bundle import Bundle
 from trainer.recipe import load_recipe
 from trainer.run.folder import RunFolder
@@ -459,8 +460,7 @@ def test_processes_with_finds_grandchildren():
         env=os.environ | {"KWAY_TEST_MARK": mark},
     )
     try:
-        while len(processes_with(mark)) < 2:
-            assert child.poll() is None
+        wait_until(lambda: len(processes_with(mark)) == 2, possible=lambda: child.poll() is None)
     finally:
         child.communicate(b"\n")
     assert processes_with(mark) == []

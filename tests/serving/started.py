@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import cv2
@@ -25,6 +26,8 @@ from launch.commands import query
 from tests.ending import shared
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
+
+_START_SECONDS = 150
 
 COMMAND = """
 import sys, typer
@@ -91,7 +94,10 @@ def start(
             process_group=0,
         )
     assert process.stdout is not None
+    too_late = Timer(_START_SECONDS, process.kill)
+    too_late.start()
     output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    too_late.cancel()
     children = psutil.Process(process.pid).children(recursive=True)
     url, grpc = (
         found[1] if (found := re.match(pattern, line)) else ""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, listening
 from tests.serving.started import Server, bundle, end, start
 from tests.system.processes import ROOT
+from tests.waiting import wait_until
 
 __all__ = ["bundle"]  # a fixture
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
@@ -54,13 +55,6 @@ def answer_of(connection: socket.socket) -> tuple[int, str]:
     while status >= 400 and not body.endswith(b"}}"):
         body += connection.recv(65536)
     return status, json.loads(body)["error"]["code"] if status >= 400 else ""
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")

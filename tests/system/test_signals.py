@@ -20,6 +20,7 @@ from tests.system.runs import (
     last_step,
     launched,
 )
+from tests.waiting import wait_until
 from trainer.process.signals import Preempted, StopSignals
 
 
@@ -158,8 +159,7 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         family = descendants(run.process.pid)
         os.kill(run.ranks[1], signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGINT)
-        while run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
+        wait_until(lambda: run.process.poll() is not None or run.process.send_signal(signal.SIGINT))
         assert run.process.returncode == 130, run.output
         assert left_after(family, 3) == []
     with launched(endless, tmp_path / "other", "--shutdown-timeout", "1") as run:

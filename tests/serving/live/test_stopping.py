@@ -17,6 +17,7 @@ import pytest
 from tests.dispositions import default_signals, is_ignored
 from tests.serving.started import Server, SharedServer, command
 from tests.serving.watching import create_watch
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(
@@ -68,8 +69,7 @@ def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
     log = session / "late.log"
     with subprocess.Popen(["sh", "-c", 'exec sleep 300 > "$0"', str(log)]) as late:
         try:
-            while not log.exists():
-                time.sleep(0.01)
+            wait_until(log.exists)
             server.process.terminate()
             assert server.process.wait(timeout=60) == 0
             assert late.wait(timeout=10) == -signal.SIGKILL
@@ -89,10 +89,8 @@ def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
     server.process.wait(60)
     restarted = open_server.get()
     with httpx.Client(base_url=restarted.url, timeout=30) as client:
-        while len(found := client.get("/v1/watches").json()["watches"]) > 1:
-            assert short in found
-            time.sleep(0.2)
-        assert found == [lasting]
+        assert short in client.get("/v1/watches").json()["watches"]
+        wait_until(lambda: client.get("/v1/watches").json()["watches"] == [lasting])
         client.delete(f"/v1/watches/{lasting['id']}")
 
 
@@ -103,9 +101,10 @@ async def statuses_during_shutdown(
     while the server shuts down.
     """
     found: set[tuple[int, str | None]] = set()
+    deadline = time.monotonic() + 120
 
     async def poll(one: httpx.AsyncClient) -> None:
-        while server.process.poll() is None:
+        while server.process.poll() is None and time.monotonic() < deadline:
             try:
                 answer = await one.get("/v1/model")
             except httpx.TransportError:  # connection refused
@@ -119,8 +118,9 @@ async def statuses_during_shutdown(
     ):
         for _ in range(8):
             all_.create_task(poll(many))
-        while not found:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not found:
+                await asyncio.sleep(0.01)
         os.killpg(server.process.pid, signal.SIGTERM)
     return found
 
