@@ -220,7 +220,7 @@ def test_a_damaged_note_is_reported_and_written_again(
     repaired: list[bytes] = []
 
     def damage(done: int, total: int) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         # The writer may overwrite the damage before it reads the note.
         while done == 7 and message not in caplog.text and time.monotonic() < end:
             output.write(UNFINISHED, b"{")

@@ -132,7 +132,7 @@ def test_a_launcher_reports_that_it_waits_for_other_machines(monkeypatch, capfd)
     with kway_rendezvous.report_waiting(Placement()):
         time.sleep(0.2)
     assert capfd.readouterr().err == ""
-    output, deadline = "", time.monotonic() + 20
+    output, deadline = "", time.monotonic() + 60
     with kway_rendezvous.report_waiting(two):
         while ")" not in output and time.monotonic() < deadline:
             time.sleep(0.2)  # output that is written during a read is lost

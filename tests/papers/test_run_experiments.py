@@ -198,7 +198,7 @@ def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal
     try:
         wait_until((tmp_path / "worker").is_file)
         os.kill(started.pid, number)
-        assert started.wait(20) != 0
+        assert started.wait(60) != 0
     finally:
         started.kill()
         started.wait(60)

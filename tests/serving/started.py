@@ -200,7 +200,7 @@ def wait_for_counts(
     """Wait until each count in `grown` has increased by at least the given amount, and return the
     increase of every count. Replicas report every second.
     """
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
         if all(found.get(key, 0) >= minimum for key, minimum in grown.items()):

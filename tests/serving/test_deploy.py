@@ -159,7 +159,7 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
             process.wait(timeout=60)
-            _, remaining = psutil.wait_procs(children, timeout=20)
+            _, remaining = psutil.wait_procs(children, timeout=60)
             for child in remaining:
                 child.kill()
 

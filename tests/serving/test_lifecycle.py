@@ -43,7 +43,7 @@ def begun(
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
         f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n-"
     )
-    with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
         connection.sendall(head.encode())
         yield connection
 
@@ -237,7 +237,7 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
             server.answers.clear()
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
 
 
@@ -259,7 +259,7 @@ def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> N
             wait_for_answers(server)
             server.shutdown()
             server.server_close()
-            assert process.wait(20) == 1
+            assert process.wait(60) == 1
             assert process.stderr is not None
             last = process.stderr.read().splitlines()[-1]
             assert last.startswith("error: ")

@@ -68,5 +68,5 @@ def test_a_signal_during_the_check_leaves_no_process(
         assert process.wait(timeout=60) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    _, remaining = psutil.wait_procs(children, timeout=20)
+    _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []

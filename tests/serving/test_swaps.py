@@ -140,7 +140,7 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(served: Publishe
 
     def lines() -> Iterator[bytes]:
         yield body.encode()
-        sent.wait(20)
+        sent.wait(60)
         yield body.encode()
 
     headers = {"content-type": "application/x-ndjson"}
@@ -493,7 +493,7 @@ def test_replicas_load_new_versions_one_at_a_time(tmp_path: Path) -> None:
         thread = threading.Thread(target=load)
         thread.start()
         assert not started.wait(0.3)
-    assert started.wait(20)
+    assert started.wait(60)
     thread.join(60)
 
 

@@ -53,7 +53,7 @@ def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, 
         reported = "SIGTERM" if number == signal.SIGINT else number.name
         assert run.output.count(f"stopped by {reported}") == 1
         assert "error" not in run.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     saved = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(tmp_path / 'run'):08d}"]
     assert final_tensors(tmp_path / "run")
@@ -87,7 +87,7 @@ def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
         family = descendants(process.pid)
         os.close(terminal)
         assert process.wait(60) == 75
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     finally:
         kill(process)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
@@ -115,7 +115,7 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
         launcher = next(pid for pid in family if len(children(pid)) == 2)
         os.kill(launcher, signal.SIGTERM)
         assert running.end() == 75, running.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         os.kill(run.process.pid, signal.SIGINT)
         wait_until(lambda: run.process.poll() is not None or run.process.send_signal(signal.SIGINT))
         assert run.process.returncode == 130, run.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     with launched(endless, tmp_path / "other", "--shutdown-timeout", "1") as run:
         run.wait_for_step(2)
         os.kill(run.ranks[1], signal.SIGSTOP)

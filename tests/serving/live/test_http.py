@@ -253,7 +253,7 @@ def test_invalid_forms_are_rejected_with_a_reason(
 
 def raw(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 HEAD = (

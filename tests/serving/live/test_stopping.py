@@ -39,7 +39,7 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
             children = psutil.Process(process.pid).children(recursive=True)
         os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 0
-    _, remaining = psutil.wait_procs(children, timeout=5)
+    _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []
 
 
@@ -72,7 +72,7 @@ def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
             wait_until(log.exists)
             server.process.terminate()
             assert server.process.wait(timeout=60) == 0
-            assert late.wait(timeout=10) == -signal.SIGKILL
+            assert late.wait(timeout=60) == -signal.SIGKILL
         finally:
             late.kill()
     assert list(temporary_folder.iterdir()) == []
