@@ -27,7 +27,7 @@ from tests.ending import shared
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
 
-_START_SECONDS = 150
+_START_SECONDS = 240  # pytest-timeout ends a test after 300 s
 
 COMMAND = """
 import sys, typer

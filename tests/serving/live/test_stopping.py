@@ -31,12 +31,10 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
 ) -> None:
     arguments = command("serve", bundle, "--port", 0, "--state", tmp_path / "state")
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
-        deadline = time.monotonic() + 60
-        children: list[psutil.Process] = []
+        of_server = psutil.Process(process.pid)
         # One child checks the bundle and exits. Then the clean-up process and those of Ray start.
-        while len(children) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-            children = psutil.Process(process.pid).children(recursive=True)
+        wait_until(lambda: len(of_server.children(recursive=True)) >= 2, 150)
+        children = of_server.children(recursive=True)
         os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 0
     _, remaining = psutil.wait_procs(children, timeout=60)
