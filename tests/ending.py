@@ -106,16 +106,16 @@ def _no_process_left() -> Iterator[None]:
 
 def _own() -> set[int]:
     """The processes that this one and its fork server have started."""
-    servers = _of_multiprocessing()
+    started = children(os.getpid())
+    servers = _of_multiprocessing(started)
     forked = (child for server in servers for child in children(server))
-    return {*children(os.getpid()), *forked} - servers
+    return {*started, *forked} - servers
 
 
-def _of_multiprocessing() -> set[int]:
-    """The processes that multiprocessing starts when it first needs them, and does not stop."""
+def _of_multiprocessing(pids: list[int]) -> set[int]:
+    """Those that multiprocessing starts when it first needs them, and does not stop."""
     modules = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-    found = children(os.getpid())
-    return {pid for pid in found if any(module in command_line(pid) for module in modules)}
+    return {pid for pid in pids if any(module in command_line(pid) for module in modules)}
 
 
 def _killed(pids: list[int]) -> str:
@@ -129,7 +129,8 @@ def _killed(pids: list[int]) -> str:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
-    found = {*process_tree.processes_of(os.environ[RUN])} - {os.getpid()} - _of_multiprocessing()
+    own = {os.getpid(), *_of_multiprocessing(children(os.getpid()))}
+    found = {*process_tree.processes_of(os.environ[RUN])} - own
     if left := left_after(found, _GRACE_SECONDS):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")

@@ -22,9 +22,10 @@ RUN = "KWAY_TEST_RUN"
 def children(pid: int) -> list[int]:
     """The children of all threads of a process, zombies included."""
     found: list[int] = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # the thread has ended
-            found += map(int, path.read_text().split())
+    with suppress(OSError):  # a process or thread has ended
+        for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += map(int, file.read().split())
     return found
 
 
