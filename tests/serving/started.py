@@ -96,8 +96,10 @@ def start(
     assert process.stdout is not None
     too_late = Timer(_START_SECONDS, process.kill)
     too_late.start()
-    output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
-    too_late.cancel()
+    try:
+        output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    finally:
+        too_late.cancel()
     children = psutil.Process(process.pid).children(recursive=True)
     url, grpc = (
         found[1] if (found := re.match(pattern, line)) else ""
