@@ -48,7 +48,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
 
 
 def ask(*arguments: object) -> str:
@@ -137,11 +137,15 @@ class SharedServer:
     def __init__(self, launch: Callable[[], Server]) -> None:
         self._launch = launch
         self._server: Server | None = None
+        self._has_failed = False
 
     def get(self) -> Server:
         if self._server is None or self._server.process.poll() is not None:
+            assert not self._has_failed, "the server did not start for an earlier test"
             self.close()
+            self._has_failed = True  # until it has started: each attempt may take minutes
             self._server = self._launch()
+            self._has_failed = False
             shared.add(self._server.process.pid)
         return self._server
 
