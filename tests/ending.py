@@ -12,6 +12,7 @@ killed, another process kills everything that it has started.
 """
 
 import faulthandler
+import gc
 import os
 import subprocess
 import sys
@@ -100,8 +101,12 @@ def _no_process_left_by_test() -> Iterator[None]:
 def _no_process_left() -> Iterator[None]:
     before = _own()
     yield
-    if left := left_after(_own() - before - shared, _GRACE_SECONDS):
-        pytest.fail(_killed([*left, *(below for pid in left for below in descendants(pid))]))
+    if not (started := _own() - before - shared):
+        return
+    gc.collect()  # the workers of a DataLoader exit when its iterator is collected
+    if left := left_after(started, _GRACE_SECONDS):
+        below = [process for pid in left for process in descendants(pid)]
+        pytest.fail(_killed([*left, *below]), pytrace=False)
 
 
 def _own() -> set[int]:
