@@ -129,11 +129,13 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _exit_on_sigterm() -> None:
-    """Make SIGTERM end this process if it is PID 1 of a container.
+    """Make SIGTERM end this process even if its parent ignored it, or it is PID 1 of a container.
 
     The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
     must save data or finish requests before they exit install their own handler.
     """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGTERM, _exit)

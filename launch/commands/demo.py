@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from data.messages import kway_command, printable
+from data.processes import obeyed
 
 
 def demo(
@@ -86,6 +87,5 @@ def exit_on_signals() -> None:
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
-            signal.signal(number, leave)
+    for number in obeyed((signal.SIGTERM, signal.SIGHUP)):
+        signal.signal(number, leave)

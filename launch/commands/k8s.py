@@ -152,6 +152,7 @@ def serving(
         Path | None,
         typer.Option(
             metavar="FILE",
+            readable=False,
             help="also print the Secret kway-tokens with the tokens in this file; default: the "
             "Secret must already exist",
         ),

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from data.processes import obeyed
 from launch.options import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from launch.shipped import RECIPE, shipped_recipes
@@ -158,8 +159,7 @@ def _nothing_to_save() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
 
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in numbers}
+    before = {number: signal.signal(number, leave) for number in obeyed(STOP_SIGNALS)}
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from data.tars.indexing import index_shards
 from tests.data.file_server import FileServer, serving
+from tests.waiting import wait_until
 
 FIRST = "train-000000.tar"
 
@@ -76,13 +76,6 @@ def evicted_and_open(cache: CacheConfig) -> list[str]:
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/self/fd/{number}"))
     return [name for name in found if name.startswith(str(cache.folder)) and "deleted" in name]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 # -------------------------------------------------------------------- URLs

@@ -290,7 +290,7 @@ def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
     def samples(wait: bool) -> Iterator[Sample]:
         for task in range(20):
             if wait and task in (5, 19):
-                together.wait()
+                together.wait(60)
             yield source.render(task)
 
     def write_once(folder: Path, wait: bool) -> None:
@@ -303,7 +303,7 @@ def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert contents(tmp_path / "twice") == contents(tmp_path / "alone")
 
 
@@ -366,13 +366,13 @@ def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path
         start, outcomes = Barrier(4, timeout=30), []
 
         def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:
-            start.wait()
+            start.wait(60)
             try:
                 with claimed(folder, about):
-                    start.wait()
+                    start.wait(60)
                     outcomes.append("wrote")
             except ValueError as error:
-                start.wait()
+                start.wait(60)
                 outcomes.append(str(error))
 
         arguments = (tmp_path / f"{attempt}", start, outcomes)
@@ -380,7 +380,7 @@ def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
         assert len(outcomes) == 4
         assert outcomes.count("wrote") == 1
         assert sum("is being written by another" in line for line in outcomes) == 3

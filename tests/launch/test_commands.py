@@ -20,10 +20,12 @@ import pytest
 from heads.losses import LOSSES
 from launch.demo import runs
 from launch.main import app, main
+from tests.dispositions import default_signals
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment, write_recipe
 from tests.tiny_bundle import write as write_bundle
+from tests.waiting import wait_until
 from trainer.bundle.bundle import Bundle
 from trainer.recipe import load_recipe
 from trainer.run.folder import RunFolder
@@ -346,7 +348,7 @@ def test_traceback_shows_where_an_error_came_from(monkeypatch, tmp_path):
 
 def test_the_installed_command_exits_with_2_and_a_one_line_error():
     command = [Path(sys.executable).with_name("kway"), "train", "nothing.yaml"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("error: recipe nothing.yaml does not exist")
     assert done.stderr.count("\n") == 1
@@ -373,12 +375,15 @@ def test_run_ranks_restores_the_signal_handlers():
         "assert run_ranks('platform', [], Placement(1)) == 0\n"
         "assert [signal.getsignal(number) for number in numbers] == before\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@default_signals()
 def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
     code = (
@@ -453,8 +458,7 @@ def test_processes_with_finds_grandchildren():
         env=os.environ | {"KWAY_TEST_MARK": mark},
     )
     try:
-        while len(processes_with(mark)) < 2:
-            assert child.poll() is None
+        wait_until(lambda: len(processes_with(mark)) == 2, possible=lambda: child.poll() is None)
     finally:
         child.communicate(b"\n")
     assert processes_with(mark) == []

@@ -101,7 +101,9 @@ def words(line: str) -> list[str]:
     """Split a line into arguments as a shell does."""
     code = "import sys; print(*sys.argv[1:], sep='\\n')"
     shell = ["sh", "-c", f'TOKEN=secret; "$0" -c "$1" {line}', sys.executable, code]
-    return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
+    return subprocess.run(
+        shell, capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
 
 
 def prepared(name: str, reads: str) -> Prepared:

@@ -127,7 +127,7 @@ def test_requests_that_arrive_during_a_forward_pass_share_the_next_batch() -> No
 
     def forward(inputs: list[Tensor]) -> Tensor:
         sizes.append(len(inputs))
-        assert gate.wait(10)
+        assert gate.wait(60)
         return torch.stack(list(inputs)) * 2
 
     async def scenario() -> list[Tensor]:
@@ -155,7 +155,7 @@ def test_a_full_queue_rejects_new_inputs_and_serves_the_queued_ones() -> None:
     gate = threading.Event()
 
     def forward(inputs: list[Tensor]) -> Tensor:
-        gate.wait(10)
+        gate.wait(60)
         return torch.stack(list(inputs))
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
     gate = threading.Event()
 
     def forward(inputs: list[Tensor]) -> Tensor:
-        gate.wait(10)
+        gate.wait(60)
         seen.extend(float(one) for one in inputs)
         return torch.stack(list(inputs))
 

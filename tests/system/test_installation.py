@@ -81,6 +81,7 @@ def python(*arguments: str, packages: Path | str, cwd: Path) -> subprocess.Compl
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
 
 
@@ -138,7 +139,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the contents of kway's wheel."""
     out = tmp_path_factory.mktemp("wheel")
     build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
-    subprocess.run([sys.executable, *build], check=True)
+    subprocess.run([sys.executable, *build], check=True, timeout=600)
     (built,) = out.glob("*.whl")
     zipfile.ZipFile(built).extractall(out / "site")
     return out / "site"
