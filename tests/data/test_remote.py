@@ -198,7 +198,7 @@ def test_processes_that_open_a_shard_at_the_same_time_fetch_it_once(
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(30)
+        reader.join(60)
     assert [reader.exitcode for reader in readers] == [0, 0, 0]
     assert server.requests.pop("manifest.json") == 3
     assert set(server.requests.values()) == {1}
@@ -469,7 +469,7 @@ def test_a_prefetch_error_is_logged_and_raised_when_reading(
 def test_a_process_can_exit_during_downloads(server: FileServer, cache: CacheConfig) -> None:
     with open_split(server.url, "train", cache=cache):
         pass
-    server.seconds = 60
+    server.seconds = 200
     code = (
         "import sys; from pathlib import Path; from data.remote.config import CacheConfig; "
         "from data.shards.split import Split; from data.shards.manifest import Manifest; "
@@ -482,8 +482,8 @@ def test_a_process_can_exit_during_downloads(server: FileServer, cache: CacheCon
     command = [sys.executable, "-c", code, server.url, str(cache.folder), str(server.folder)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-    wait_until(lambda: server.shards() > 1)
-    assert process.communicate("\n", timeout=30) == ("done\n", "")
+    wait_until(lambda: server.shards() > 1, possible=lambda: process.poll() is None)
+    assert process.communicate("\n", timeout=100) == ("done\n", "")
     assert process.returncode == 0
 
 

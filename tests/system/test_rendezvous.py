@@ -99,7 +99,7 @@ def test_sigterm_stops_a_launcher_whose_rendezvous_host_is_suspended(endless, tm
             step = last_step(run_folder)
             other.wait_for(lambda: last_step(run_folder) > step + 200, "more steps")
             other.process.send_signal(signal.SIGTERM)
-            assert other.end(20) == 75
+            assert other.end(60) == 75
         finally:
             os.kill(host.process.pid, signal.SIGCONT)
         assert host.end() == 75

@@ -406,7 +406,7 @@ def test_the_printed_curl_command_works(server: Server, images: list[Path], tmp_
         text=True,
         cwd=tmp_path,
         env={**os.environ, "TOKEN": TOKEN},
-        timeout=30,
+        timeout=60,
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["results"][0]["verdicts"][0]["class"] == "husky"

@@ -51,7 +51,7 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     children = psutil.Process(other.process.pid).children(recursive=True)
     assert list(temporary_folder.glob("kway-ray-*"))
     other.process.kill()
-    _, remaining = psutil.wait_procs(children, timeout=30)
+    _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []
     assert list(temporary_folder.iterdir()) == []
     assert client.get("/v1/model").status_code == 200
