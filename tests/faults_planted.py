@@ -1,11 +1,11 @@
 """`python -m tests.faults_planted [ID|AREA …]`: does the test suite catch the faults that it must?
 
-`tests/planted/faults.yaml` lists faults: one-line mistakes of the kind that a refactoring makes. For
-each fault, this script applies it to a copy of the checkout, runs the tests that are recorded to
-catch it, and expects one of them to fail. The checkout itself never changes.
+`tests/planted/faults.yaml` lists faults: one-line mistakes of the kind that a refactoring makes.
+For each fault, this script applies it to a copy of the checkout, runs the tests that are recorded
+to catch it, and expects one of them to fail. The checkout itself never changes.
 
 Before that, the same tests run once without a fault: a test that always fails catches nothing. The
-exit code is 1 if one of them fails, if a fault no longer applies to its file or if a fault that is
+exit code is 1 if one of them fails, if a fault no longer applies to its file, or if a fault that is
 recorded as caught is missed. With `--tests`, other tests run instead of the recorded ones, to find
 the tests that catch a new fault: `python -m tests.faults_planted ID --tests tests/heads`.
 """
@@ -35,9 +35,9 @@ import yaml
 ROOT = Path(__file__).parents[1]
 FAULTS = ROOT / "tests/planted/faults.yaml"
 # A fault may make the tests hang. This also counts as caught.
-_LIMIT_SECONDS = 180
+_LIMIT_SECONDS = 240
 _BASELINE_SECONDS = 3600
-# Set for all processes of a copy, so that those which left the process group are found too.
+# Set in all processes of a copy, to find those that have left the process group, too.
 _MARK = "KWAY_PLANTED_FAULTS"
 _PASSED, _FAILED, _STOPPED, _TIMEOUT = 0, 1, 2, -1
 
@@ -56,7 +56,7 @@ class Fault:
     file: str
     old: str
     new: str
-    caught_by: tuple[str, ...] = ()
+    caught_by: tuple[str, ...]
     reason: str = ""
 
     def apply(self, root: Path) -> str:
@@ -64,7 +64,9 @@ class Fault:
         path = root / self.file
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
         if (found := text.count(self.old)) != 1 or self.old == self.new:
-            raise ValueError(f"{self.id} does not apply: {self.file} has {found} x {self.old!r}")
+            raise ValueError(
+                f"{self.id} does not apply: {self.old!r} occurs {found} times in {self.file}"
+            )
         return text.replace(self.old, self.new)
 
 
@@ -86,9 +88,13 @@ class Outcome(NamedTuple):
     output: str
 
     @property
-    def is_caught(self) -> bool:
-        # pytest stops with code 2 if the fault makes an import of a test module fail.
-        return self.code in (_FAILED, _STOPPED, _TIMEOUT)
+    def result(self) -> str:
+        if self.code == _PASSED:
+            return "MISSED"
+        # pytest stops with code 2 if the fault makes the import of a test module fail. It returns
+        # another code if there is no such test, or if all of them were skipped.
+        is_caught = self.code in (_FAILED, _STOPPED, _TIMEOUT)
+        return "caught" if is_caught else f"not run: {self.output}"
 
 
 class Copy:
@@ -106,16 +112,18 @@ class Copy:
         self._temporary.mkdir(parents=True)
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        built = (str(path.relative_to(ROOT)) for path in ROOT.glob("*/**/*.so"))
-        extensions = [name for name in built if not name.startswith((".", "build/"))]
+        extensions = [path for name in ("heads", "data") for path in (ROOT / name).rglob("*.so")]
         for name in [*filter(None, listed.stdout.split("\0")), *extensions]:
-            if (ROOT / name).is_file():  # a deleted file is still listed
-                (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name)
+            path = ROOT / name
+            if path.is_file():  # git also lists deleted files
+                target = self.root / path.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, target)
         self._environment = {
             **os.environ,
             "PYTHONPATH": str(self.root),
             "TMPDIR": str(self._temporary),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # starts a second faster
             _MARK: str(folder),
         }
 
@@ -155,20 +163,74 @@ class Copy:
             except subprocess.TimeoutExpired:
                 output, code = "", _TIMEOUT
             finally:
-                self._end_processes()
+                end_processes(self._environment[_MARK])
         shutil.rmtree(self._temporary, ignore_errors=True)
         self._temporary.mkdir()
         failed = re.findall(r"^(?:FAILED|ERROR) ([^\s\[]+)", output, re.MULTILINE)
         first = "time limit" if code == _TIMEOUT else failed[0] if failed else ""
         return Outcome(code, first, time.monotonic() - started, output)
 
-    def _end_processes(self) -> None:
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(_MARK) == self._environment[_MARK]:
-                    process.send_signal(signal.SIGKILL)
-            except psutil.Error:  # it has ended, or belongs to another user
-                continue
+
+def end_processes(folder: str) -> None:
+    """End all processes of the copies in `folder`."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(_MARK, "").startswith(folder):
+                process.kill()
+        except psutil.Error:  # it has ended, or belongs to another user
+            continue
+
+
+def run_faults(
+    faults: Sequence[Fault], folder: Path, tests: Sequence[str] | None, *, jobs: int
+) -> bool:
+    """Try the faults and print the results. Return whether they are as recorded."""
+    copies: SimpleQueue[Copy] = SimpleQueue()
+    for number in range(jobs):
+        copies.put(Copy(folder / str(number)))
+    results = Counter[tuple[str, str]]()
+
+    def attempt(fault: Fault) -> bool:
+        copy = copies.get()
+        try:
+            with copy.planted(fault):
+                outcome = copy.run(tests or fault.caught_by, "-x")
+        except ValueError as error:
+            print(error, flush=True)
+            results[fault.area, "does not apply"] += 1
+            return False
+        finally:
+            copies.put(copy)
+        result, by = outcome.result, outcome.first_failed or ", ".join(tests or fault.caught_by)
+        print(f"{fault.id:<44} {result} {outcome.seconds:4.0f} s  {by}", flush=True)
+        results[fault.area, result.partition(":")[0]] += 1
+        return result == "caught"
+
+    tried = [fault for fault in faults if fault.caught_by or tests]
+    for fault in faults:
+        if fault not in tried:
+            print(f"{fault.id:<44} not caught today: {fault.reason}")
+            results[fault.area, "not caught today"] += 1
+    needed = dict.fromkeys(test for fault in tried for test in tests or fault.caught_by)
+    parallel = ("-p", "xdist.plugin", "-n", str(jobs), "--dist", "loadfile")
+    copy = copies.get()
+    without = copy.run(needed, *parallel, limit=_BASELINE_SECONDS)
+    copies.put(copy)
+    print(f"without a fault: {len(needed)} tests or files, {without.seconds:.0f} s", flush=True)
+    if without.code != _PASSED:
+        print(f"{without.output}\nthese tests must pass without a fault")
+        return False
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            as_recorded = list(pool.map(attempt, tried))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_processes(str(folder))
+            raise
+    for area in dict.fromkeys(fault.area for fault in faults):
+        of_area = [f"{num} {result}" for (of, result), num in results.items() if of == area]
+        print(f"{area}: {', '.join(of_area)}")
+    return all(as_recorded)
 
 
 def main() -> int:
@@ -183,57 +245,10 @@ def main() -> int:
         parser.error(f"no fault or area has the name {min(unknown)}")
     if options.only:
         faults = [fault for fault in faults if {fault.id, fault.area} & set(options.only)]
+    # SIGTERM, like Ctrl-C, ends the tests and removes the copies.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-        return _run(faults, Path(folder), options.tests, options.jobs)
-
-
-def _run(faults: Sequence[Fault], folder: Path, tests: Sequence[str] | None, jobs: int) -> int:
-    copies: SimpleQueue[Copy] = SimpleQueue()
-    for number in range(jobs):
-        copies.put(Copy(folder / str(number)))
-
-    def attempt(fault: Fault) -> bool:
-        """Try one fault, print its line and return whether the result is the recorded one."""
-        copy = copies.get()
-        try:
-            with copy.planted(fault):
-                found = copy.run(tests or fault.caught_by, "-x", "-p", "no:xdist")
-        except ValueError as error:
-            print(error, flush=True)
-            totals[fault.area, "does not apply"] += 1
-            return False
-        finally:
-            copies.put(copy)
-        result = "caught" if found.is_caught else "MISSED"
-        if found.code not in (_PASSED, _FAILED, _STOPPED, _TIMEOUT):
-            result = "no such test"  # the recorded tests were renamed, or all of them are skipped
-            print(found.output)
-        totals[fault.area, result] += 1
-        by = found.first_failed or ", ".join(tests or fault.caught_by)
-        print(f"{fault.id:<44} {result:<7} {found.seconds:4.0f} s  {by}", flush=True)
-        return found.is_caught
-
-    totals = Counter[tuple[str, str]]()
-    recorded = [fault for fault in faults if fault.caught_by or tests]
-    for fault in faults:
-        if fault not in recorded:
-            totals[fault.area, "not tested"] += 1
-            print(f"{fault.id:<44} not tested: {fault.reason}")
-    copy = copies.get()
-    needed = dict.fromkeys(test for fault in recorded for test in tests or fault.caught_by)
-    without = copy.run(needed, "-n", str(jobs), "--dist", "loadfile", limit=_BASELINE_SECONDS)
-    copies.put(copy)
-    print(f"without a fault: {len(needed)} tests or files, {without.seconds:.0f} s", flush=True)
-    if without.code != _PASSED:
-        print(f"{without.output}\nthe tests fail without a fault")
-        return 1
-    with ThreadPoolExecutor(jobs) as pool:
-        as_recorded = list(pool.map(attempt, recorded))
-    print("\narea: results")
-    for area in dict.fromkeys(fault.area for fault in faults):
-        found = {result: num for (of, result), num in totals.items() if of == area}
-        print(f"{area}: {', '.join(f'{num} {result}' for result, num in found.items())}")
-    return 0 if all(as_recorded) else 1
+        return 0 if run_faults(faults, Path(folder), options.tests, jobs=options.jobs) else 1
 
 
 if __name__ == "__main__":
