@@ -101,6 +101,7 @@ class Copy:
     """A copy of the checkout in `folder`, whose tests import the packages of the copy.
 
     The environment, which all child processes inherit, has the copy first on the path of modules.
+    Processes for which a test sets another PYTHONPATH run the checkout, so they catch nothing.
     """
 
     # Python reuses bytecode if the size of a file and the second of its last change are the same,
