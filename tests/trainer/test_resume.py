@@ -64,6 +64,17 @@ def test_a_run_that_enables_fp16_on_resume_starts_with_the_default_scale(glyphs,
     assert half.loss_scale.value == fresh > 1
 
 
+def test_an_fp16_run_resumes_with_its_loss_scale(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
+    assert task.loss_scale.overflowed()
+    task.loss_scale.succeeded()
+    state = state_of(task, 1)
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    again = started(glyphs, train__precision="fp16")
+    resume_run(folder, again)
+    assert again.loss_scale == task.loss_scale
+
+
 def lines(run: Path, event: str) -> list[int]:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [record["step"] for record in records if record["event"] == event]
