@@ -12,7 +12,7 @@ from tests.heads.cases import label_tree
 from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
 from trainer.evaluation import EvaluationStopped, MarginalTopK, measure
-from trainer.evaluation.class_scores import Ranking
+from trainer.evaluation.class_scores import Ranking, count_reached
 from trainer.evaluation.features import SplitRows
 from trainer.promises import KINDS
 
@@ -170,6 +170,12 @@ def measured_on_meshes():
 @pytest.fixture(scope="module")
 def four_ranks():
     return run_on_ranks(4, measured_on_meshes)
+
+
+def test_a_score_that_equals_the_threshold_reaches_it():
+    scores, labels = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1])
+    counts = count_reached(scores, labels, torch.tensor([0]), torch.tensor([[2.0]]))
+    assert counts.tolist() == [[[1, 2]]]
 
 
 def test_a_tie_with_an_earlier_block_goes_to_the_lowest_id():

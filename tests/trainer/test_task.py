@@ -12,6 +12,7 @@ from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
 from trainer.steps.gradients import compute_gradients
+from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -347,6 +348,18 @@ def test_clipping_uses_the_norm_of_the_backbone_and_all_head_shards(glyphs):
     assert alone[1] == pytest.approx(0.5, rel=1e-4)
     for result in run_on_ranks(3, clipped, glyphs):
         assert result == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(synchronous, glyphs):
+    task = started(glyphs, train__synchronous=synchronous)
+    next(task.backbone.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    before = {name: weight.clone() for name, weight in task.named_parameters()}
+    numbers = read_numbers(task, take_step(task, images(0, 12), 1.0, step=1))
+    assert np.isfinite(numbers.loss)
+    assert numbers.skipped
+    for name, weight in task.named_parameters():
+        torch.testing.assert_close(weight, before[name], rtol=0, atol=0)
 
 
 def test_bf16_autocast_trains_float32_weights(glyphs):
