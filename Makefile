@@ -10,7 +10,7 @@ READY  := $(VENV)/.installed-dev
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install install-dev demo test test-slow baseline check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install install-dev demo test test-slow baseline planted-faults check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -49,6 +49,9 @@ test-slow: $(READY)  ## run the long tests
 
 soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
+
+planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 25 min)
+	$(BIN)/python -m tests.faults_planted --jobs 2 $(PLANTED)
 
 # Requires root, debootstrap and iproute2. Pass further options in CONTAINER= (docs/containers.md).
 container-check: $(READY)  ## build the Dockerfile without a container engine (10 min)

@@ -68,6 +68,13 @@ def test_match_is_none_without_a_threshold(model: Model) -> None:
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
+def test_a_score_that_equals_the_threshold_is_a_match(model: Model) -> None:
+    prepared = [model.prepare(photo(9, 9))]
+    score = model.answer(prepared, make_query(model.bundle, [0])).results[0].verdicts[0].score
+    answer = model.answer(prepared, make_query(model.bundle, [0], threshold=score))
+    assert answer.results[0].verdicts[0].match
+
+
 def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
     assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
