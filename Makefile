@@ -1,6 +1,6 @@
-# The first target that needs .venv creates it: with the packages of all kway commands for `install`
-# and `demo`, and with those for development for all other targets. CONSTRAINTS= installs the newest
-# versions instead of the pinned ones.
+# The first target that needs .venv creates it. `install` and `demo` install the packages of all kway
+# commands; all other targets also install the packages for development. CONSTRAINTS= installs the
+# newest versions instead of the pinned ones.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV   ?= .venv
@@ -16,7 +16,8 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-# pip prints three lines for each of 300 packages. Show the large downloads, and the long last step.
+# pip prints three lines for each of 300 packages. Show only large downloads and the last step, which
+# takes long.
 install = set -o pipefail; $(BIN)/pip install --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(1)]' \
 	| sed -unE -e '/^ *(Downloading|Using cached) .* MB\)/p' -e 's/^(Installing) .*/  \1 the packages …/p'
 $(KWAY) $(READY): SHELL := /bin/bash
