@@ -22,9 +22,10 @@ class RecipeInput:
 
 
 def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
-    """Yield the manifests and the tokenizer of a recipe that are not at a URL or on the hub.
+    """Yield the recipe's manifests, unless at a URL, and its tokenizer, unless on the hub.
 
-    The commands are those in the comments of the recipe's `file`, if any.
+    The commands come from the comments of the recipe's `file`. By default, they are `kway shard
+    SOURCE` and `kway tokenizer` with the recipe's shards.
     """
     comments = file.read_text(encoding="utf-8")
     for address in recipe.data.addresses:
@@ -42,7 +43,7 @@ def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
 
 
 def check_inputs(recipe: Recipe, file: Path) -> None:
-    """Raise FileNotFoundError, which contains the commands to run, if a local input is missing."""
+    """Raise FileNotFoundError with the commands to run if a local input is missing."""
     missing = [one for one in local_inputs(recipe, file) if not one.path.exists()]
     if missing:
         raise FileNotFoundError(

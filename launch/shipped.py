@@ -17,8 +17,8 @@ def shipped_recipes() -> dict[str, str]:
 def find_recipe(text: str) -> Path:
     """Return the path of an existing file, or else of the shipped recipe with this name.
 
-    Raises FileNotFoundError, which lists the shipped recipes, if there is no such name. A path with
-    folders is returned as it is.
+    Raises FileNotFoundError, which lists the shipped recipes, if neither exists. A path that
+    contains a folder is returned unchanged.
     """
     path = Path(text)
     if path.is_file() or path.name != text:
