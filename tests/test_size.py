@@ -1,4 +1,4 @@
-"""`python -m tests.size` finds cycles, private names of other libraries and needless functions."""
+"""`python -m tests.size` finds cycles, private names of other libraries and small functions."""
 
 from pathlib import Path
 

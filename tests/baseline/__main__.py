@@ -1,7 +1,8 @@
-"""`python -m tests.baseline`: records what must stay the same and prints what has changed.
+"""`python -m tests.baseline`: computes results that must stay the same and prints what has changed.
 
 Exits with 1 if there is a difference that no line of `accepted.txt` explains, or a line that
-explains none. Record on a tested commit and compare bit by bit on the same machine:
+explains none. To compare two commits bit by bit on the same machine, run the first command at the
+first commit and the second command at the second commit:
 
     python -m tests.baseline --out /tmp/before
     python -m tests.baseline --against /tmp/before --bits
@@ -22,7 +23,7 @@ from tests.baseline.values import differences, read
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 ACCEPTED = FOLDER / "accepted.txt"
-_SECONDS = 1200  # for a section; ten times what an idle machine needs
+_SECONDS = 1200  # for a section: ten times what an idle machine needs
 
 
 def main() -> int:
@@ -48,7 +49,7 @@ def main() -> int:
 
 
 def _record(section: str, out: Path) -> None:
-    # Without -P, this checkout comes first.
+    # Without -P, the current folder, which is the checkout, comes first on the module path.
     command = [sys.executable, "-m", "tests.baseline.sections", section, out / f"{section}.json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, check=True, timeout=_SECONDS)

@@ -104,7 +104,7 @@ def _answer(url: str, ask: Ask) -> dict[str, Any]:
 
 
 def _masked(value: Any) -> Any:
-    """Hide what differs between releases and long texts. Of an error, keep only its code."""
+    """Hide long texts and values that differ between releases. Keep only the code of an error."""
     if isinstance(value, dict):
         if value.keys() == {"error"}:
             error = value["error"]

@@ -19,7 +19,7 @@ from tests.shards import TINY_BERT, TINY_RESNET
 # Float32 operations round differently on other processors, and training amplifies this.
 _TOLERANCE = 1e-3
 _CLASSES = 12
-# What a checkpoint's state.json says about the run rather than about the machine.
+# The keys of a checkpoint's state.json that depend on the run and not on the machine.
 _STATE = ("step", "cursor", "tree", "data", "evaluated", "skipped")
 
 _IMAGES: dict[str, Any] = {
@@ -71,7 +71,7 @@ def record(folder: Path) -> Record:
             must("export", name, "-o", f"{name}-bundle")
             found |= _bundle(f"{name}-bundle")
         found |= _exit_codes()
-        # Another number of ranks continues the run.
+        # Resume on another number of ranks.
         _train("images.yaml", 1, "train.duration.steps=10")
         return found | {f"resumed {key}": entry for key, entry in _run("images").items()}
 

@@ -20,7 +20,7 @@ from tests.baseline.commands import inside, must
 from tests.baseline.values import Record, digest, exact
 
 _BATCH = 16
-# Ranks, and the steps for which they read. The last schedule changes the number of ranks twice.
+# Numbers of ranks and of steps. The last schedule changes the number of ranks twice.
 _SCHEDULES = {
     "1 rank": [(1, 18)],
     "2 ranks": [(2, 18)],

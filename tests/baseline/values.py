@@ -1,6 +1,6 @@
 """Values of a record: JSON, in which floating-point numbers are compared with a tolerance.
 
-Exact values (bytes, sample numbers, exit codes) are recorded as digests or as they are. Results of
+Exact values (bytes, sample numbers, exit codes) are recorded unchanged or as digests. Results of
 floating-point operations differ in their last bits between processors, so they are recorded as
 numbers with a relative tolerance.
 """
@@ -24,7 +24,7 @@ def exact(value: Any) -> dict[str, Any]:
 
 def near(value: Any, tolerance: float) -> dict[str, Any]:
     """Return an entry whose floats may differ by `tolerance`, relative to their own size or, in a
-    list of numbers, to its largest number."""
+    list of floats, to the largest of them."""
     return {"value": value, "tolerance": tolerance}
 
 
