@@ -4,6 +4,9 @@
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV   ?= .venv
+ifneq ($(words $(VENV)),1)
+$(error VENV is "$(VENV)": choose a path without spaces)
+endif
 BIN    := $(VENV)/bin
 KWAY   := $(VENV)/.installed
 READY  := $(VENV)/.installed-dev
@@ -23,7 +26,7 @@ install = set -o pipefail; $(BIN)/pip install --disable-pip-version-check $(addp
 $(KWAY) $(READY): SHELL := /bin/bash
 
 # setup.py and the C files: the C extensions are built again if they change.
-$(KWAY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c heads/losses/_polynomials.c
+$(KWAY): pyproject.toml $(CONSTRAINTS) setup.py data/images/_jpeg.c heads/losses/_polynomials.c
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing kway and the packages of its commands into $(VENV): 2 GB, or 6 GB with CUDA. Takes a few minutes.'

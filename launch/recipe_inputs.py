@@ -52,9 +52,12 @@ def check_inputs(recipe: Recipe, file: Path) -> None:
 
 
 def _command_in(comments: str, folder: str) -> str | None:
-    """Return the command in a recipe's comments that writes to `folder`."""
-    out = re.escape(shlex.quote(folder))
-    found = re.search(
-        rf"^# +(kway (?:shard|tokenizer) .*-o {out}(?: .*)?)$", comments, re.MULTILINE
-    )
+    """Return the command in a recipe's comments that writes to `folder`.
+
+    Users copy it to a shell, and the recipe may come from someone else. A command with characters
+    that could start another program is therefore not used.
+    """
+    out, harmless = re.escape(shlex.quote(folder)), r"[\w .…/*,=+-]*"
+    command = rf"^# +(kway (?:shard|tokenizer) {harmless}-o {out}(?: {harmless})?)$"
+    found = re.search(command, comments, re.MULTILINE)
     return found[1] if found else None

@@ -52,7 +52,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if killer := config.stash.get(_killer, None):
-        killer.communicate(timeout=_EXIT_SECONDS)
+        try:
+            killer.communicate(timeout=_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # a forked daemon has inherited the pipe
+            killer.kill()
+            killer.wait(timeout=_EXIT_SECONDS)
     # Python waits for threads before it exits.
     _exit_after(_EXIT_SECONDS, config)
 

@@ -146,7 +146,8 @@ class Copy:
     def run(self, tests: Iterable[str], *options: str, limit: float = _LIMIT_SECONDS) -> Outcome:
         """Run pytest, and end all processes that it has started."""
         started = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short"]
+        command += ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         with subprocess.Popen(
             [*command, "-m", "not slow", *options, *tests],
             cwd=self.root,
@@ -176,7 +177,7 @@ def end_processes(folder: str) -> None:
     """End all processes of the copies in `folder`."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_MARK, "").startswith(folder):
+            if f"{process.environ().get(_MARK, '')}/".startswith(f"{folder}/"):
                 process.kill()
         except psutil.Error:  # it has ended, or belongs to another user
             continue

@@ -71,8 +71,19 @@ class Module:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from ((alias.name, None) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield from ((node.module, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                source = self._absolute(node)
+                yield from ((source, alias.name) for alias in node.names)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                yield from ((str(each.value), None) for each in node.args if hasattr(each, "value"))
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        """Return the module of an import, which may be relative to this one."""
+        if not node.level:
+            return node.module or ""
+        is_package = self.path.endswith("__init__.py")
+        parents = self.name.split(".")[: (1 if is_package else 0) - node.level or None]
+        return ".".join([*parents, *([node.module] if node.module else [])])
 
 
 @dataclass(frozen=True)
@@ -193,8 +204,6 @@ def _defined(tree: ast.AST) -> set[str]:
                 found.add(node.id)
             case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self" | "cls")):
                 found.add(node.attr)
-            case ast.arg():
-                found.add(node.arg)
     return found
 
 
@@ -244,8 +253,13 @@ def problems(allowed: str, found: Iterable[str]) -> list[str]:
 
 
 def findings(code: Code) -> list[str]:
-    """Return the cycles and private names, in the form of `size_allowed.txt`."""
-    cycles = [f"cycle {code.modules[name].path}" for group in code.cycles() for name in group]
+    """Return the imports within cycles and the private names, as lines of `size_allowed.txt`."""
+    cycles = [
+        f"cycle {code.modules[name].path} imports {code.modules[target].path}"
+        for group in code.cycles()
+        for name in group
+        for target in sorted(code.targets(code.modules[name]) & {*group})
+    ]
     return [*cycles, *(f"private {path} {name}" for path, name in sorted(code.private_names()))]
 
 

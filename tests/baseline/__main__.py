@@ -9,7 +9,9 @@ first commit and the second command at the second commit:
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -45,14 +47,21 @@ def main() -> int:
         )
     ]
     explained = accepted(ACCEPTED.read_text(encoding="utf-8"), sections)
-    return report(found, {} if options.against != RECORDED else explained)
+    return report(found, explained if options.against.resolve() == RECORDED else {})
 
 
 def _record(section: str, out: Path) -> None:
     # Without -P, the current folder, which is the checkout, comes first on the module path.
     command = [sys.executable, "-m", "tests.baseline.sections", section, out / f"{section}.json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, timeout=_SECONDS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER.parents[1])}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            code = process.wait(_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what a section that failed has left
+    if code:
+        raise RuntimeError(f"the section {section} failed")
 
 
 def _options() -> argparse.Namespace:
@@ -70,8 +79,11 @@ def accepted(text: str, sections: tuple[str, ...] | list[str]) -> dict[str, str]
     found = {}
     for line in lines:
         pattern, separator, reason = line.partition(": ")
-        if not separator or not reason.strip():
-            raise ValueError(f"{ACCEPTED}: {line!r}: write `section/pattern: reason`")
+        if not separator or not reason.strip() or pattern.partition("/")[0] not in SECTIONS:
+            raise ValueError(
+                f"{ACCEPTED}: {line!r}: write `section/pattern: reason` with one of the sections "
+                f"{', '.join(SECTIONS)}"
+            )
         if pattern.partition("/")[0] in sections:
             found[pattern] = reason.strip()
     return found
