@@ -112,7 +112,9 @@ class Copy:
         self.root, self._temporary = folder / "kway", folder / "tmp"
         self._temporary.mkdir(parents=True)
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        listed = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        )
         extensions = [path for name in ("heads", "data") for path in (ROOT / name).rglob("*.so")]
         for name in [*filter(None, listed.stdout.split("\0")), *extensions]:
             path = ROOT / name
