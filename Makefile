@@ -54,7 +54,7 @@ test-slow: $(READY)  ## run the long tests
 soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
-planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 25 min)
+planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 15-45 min)
 	$(BIN)/python -m tests.faults_planted --jobs 2 $(PLANTED)
 
 # Requires root, debootstrap and iproute2. Pass further options in CONTAINER= (docs/containers.md).
