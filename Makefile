@@ -1,27 +1,42 @@
-# The first target that needs .venv creates it from constraints.txt.
+# The first target that needs .venv creates it: with the packages of all kway commands for `install`
+# and `demo`, and with those for development for all other targets. CONSTRAINTS= installs the newest
+# versions instead of the pinned ones.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-READY  := $(VENV)/.installed
+KWAY   := $(VENV)/.installed
+READY  := $(VENV)/.installed-dev
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install demo test test-slow baseline check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install install-dev demo test test-slow baseline planted-faults check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
+# pip prints three lines for each of 300 packages. Show the large downloads, and the long last step.
+install = set -o pipefail; $(BIN)/pip install --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(1)]' \
+	| sed -unE -e '/^ *(Downloading|Using cached) .* MB\)/p' -e 's/^(Installing) .*/  \1 the packages …/p'
+$(KWAY) $(READY): SHELL := /bin/bash
+
 # setup.py and the C files: the C extensions are built again if they change.
-$(READY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c heads/losses/_polynomials.c
+$(KWAY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c heads/losses/_polynomials.c
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorboard]'
+	@echo 'Installing kway and the packages of its commands into $(VENV): 2 GB, or 6 GB with CUDA. Takes a few minutes.'
+	@$(call install,all)
 	touch $@
 
-install: $(READY)  ## create .venv with all packages, pinned by constraints.txt
-demo: $(READY)   ## draw glyphs, train three heads, export one, serve and query it
+$(READY): $(KWAY)
+	@echo 'Installing the packages for development into $(VENV): 2 GB. Takes a few minutes.'
+	@$(call install,dev)
+	touch $@
+
+install: $(KWAY)  ## create .venv with the packages of all kway commands
+install-dev: $(READY)  ## add the packages for development
+demo: $(KWAY)    ## draw glyphs, train three heads, export one, serve and query it
 	$(BIN)/kway demo
 
 # Run each file in a single worker, so that fixtures shared by its tests, such as a server, are
@@ -34,6 +49,9 @@ test-slow: $(READY)  ## run the long tests
 
 soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
+
+planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 25 min)
+	$(BIN)/python -m tests.faults_planted --jobs 2 $(PLANTED)
 
 # Requires root, debootstrap and iproute2. Pass further options in CONTAINER= (docs/containers.md).
 container-check: $(READY)  ## build the Dockerfile without a container engine (10 min)

@@ -1,6 +1,11 @@
-"""The optional packages of kway, and the extras that install missing modules."""
+"""The optional packages of kway, and the commands that install them."""
 
-from importlib.metadata import PackageNotFoundError, requires
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution, requires
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -35,21 +40,55 @@ def requirements(extra: str = "") -> list[Requirement]:
     return [one for one in found if _is_of(one, extra)]
 
 
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra.
+
+    It installs from the checkout or file that kway was installed from, or else only the packages of
+    the extra. It never asks an index for kway, because another project has that name there.
+    """
+    checkout = Path(__file__).parents[1]
+    if (checkout / "pyproject.toml").is_file():
+        return shlex.join(["pip", "install", "--editable", f"{checkout}[{extra}]"])
+    if (source := _installed_from()) is not None:
+        return shlex.join(["pip", "install", f"{source}[{extra}]"])
+    return shlex.join(["pip", "install", *sorted(map(_without_marker, _all(extra)))])
+
+
 def missing_extra(error: ModuleNotFoundError) -> str | None:
     """Return a one-line error message if an extra installs the missing module, otherwise None."""
     module = (error.name or "").partition(".")[0]
-    distribution = canonicalize_name(_DISTRIBUTIONS.get(module, module))
-    commands = [f"pip install 'kway[{extra}]'" for extra in EXTRAS if distribution in _all(extra)]
-    if not commands:
+    needed = canonicalize_name(_DISTRIBUTIONS.get(module, module))
+    extras = [
+        extra for extra in EXTRAS if needed in {canonicalize_name(one.name) for one in _all(extra)}
+    ]
+    if not extras:
         return None
-    return f"the module {module} is required but not installed: run {' or '.join(commands)}"
+    others = f" (also part of the extras {', '.join(extras[1:])})" if extras[1:] else ""
+    reason = f"the module {module} is required but not installed"
+    return f"{reason}: run {install_command(extras[0])}{others}"
 
 
-def _all(extra: str) -> set[str]:
-    """Return the distributions of an extra and of the extras that it includes."""
+def _installed_from() -> Path | None:
+    """Return the folder or the wheel that kway was installed from, if it still exists."""
+    try:
+        text = distribution("kway").read_text("direct_url.json")  # PEP 610
+    except PackageNotFoundError:
+        return None
+    url = urlsplit(json.loads(text)["url"] if text else "")
+    path = Path(url2pathname(url.path))
+    return path if url.scheme == "file" and path.exists() else None
+
+
+def _all(extra: str) -> list[Requirement]:
+    """Return the requirements of an extra and of the extras that it includes."""
     found = requirements(extra)
-    included = [_all(name) for one in found if one.name == "kway" for name in one.extras]
-    return {canonicalize_name(one.name) for one in found}.union(*included)
+    others = [name for one in found if one.name == "kway" for name in sorted(one.extras)]
+    included = [one for name in others for one in _all(name)]
+    return [*(one for one in found if one.name != "kway"), *included]
+
+
+def _without_marker(requirement: Requirement) -> str:
+    return str(requirement).partition(";")[0]
 
 
 def _is_of(requirement: Requirement, extra: str) -> bool:

@@ -1,5 +1,8 @@
-"""Parts of messages: counts, names from files, progress, and a remedy for damaged shards."""
+"""Parts of messages: counts, names from files, commands, progress, and a remedy for damaged
+shards.
+"""
 
+import shlex
 import unicodedata
 from collections.abc import Callable
 
@@ -36,6 +39,11 @@ def shown(value: object, limit: int = 60) -> str:
 def pluralize(number: int, what: str) -> str:
     """Return a count with its noun, such as `1 shard` or `2,000 shards`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
+def kway_command(*words: object) -> str:
+    """Return a `kway` command to copy into a shell: words with spaces are quoted, for example."""
+    return printable(shlex.join(["kway", *map(str, words)]))
 
 
 def printable(text: str) -> str:

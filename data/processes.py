@@ -1,4 +1,5 @@
-"""Child processes: parallel jobs, and processes that exit when their parent does."""
+"""Child processes: parallel jobs, processes that exit when their parent does, and the signals that
+their parent ignored."""
 
 import ctypes
 import os
@@ -98,6 +99,16 @@ def end_with_parent() -> None:
         os._exit(1)
 
     Thread(target=wait, daemon=True).start()
+
+
+def obeyed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return those of the signals that this process may handle: SIGTERM, and those that its parent
+    did not ignore.
+
+    A shell starts the background jobs of a script with SIGINT ignored, so that Ctrl-C stops only
+    the script, and nohup ignores SIGHUP. kway does not change that.
+    """
+    return [n for n in numbers if n == signal.SIGTERM or signal.getsignal(n) != signal.SIG_IGN]
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Triton, if it is installed (`pip install kway[gpu]`), and launches of its kernels as operators.
+"""Triton, if it is installed (the extra `gpu`), and launches of its kernels as operators.
 
 Without Triton, `jit` returns its function unchanged, so the modules that define kernels can be
 imported anywhere, and the heads compute with torch operations. With `TRITON_INTERPRET=1` in the

@@ -7,8 +7,9 @@ if signal n killed a rank, or ended this process as PID 1 of a container.
 import os
 import signal
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -39,12 +40,35 @@ from trainer.process.standard_output import hide_native_warnings
 
 app = typer.Typer(
     name="kway",
-    help="Train classifiers with very many classes and serve them one class at a time.",
+    context_settings={"help_option_names": ["-h", "--help"]},  # inherited by all commands
     epilog="kway --traceback COMMAND … prints the traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        try:
+            print(f"kway {version('kway')}")
+        except PackageNotFoundError:  # a source tree
+            print("kway (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def kway(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="print the version and exit", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Train classifiers with very many classes and serve them one class at a time."""
+
+
 app.add_typer(shard.app, name="shard")
 app.add_typer(tree.app, name="tree")
 app.command("tokenizer")(tokenizer.tokenizer)
@@ -105,11 +129,13 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _exit_on_sigterm() -> None:
-    """Make SIGTERM end this process if it is PID 1 of a container.
+    """Make SIGTERM end this process even if its parent ignored it, or it is PID 1 of a container.
 
     The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
     must save data or finish requests before they exit install their own handler.
     """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return
     signal.signal(signal.SIGTERM, _exit)

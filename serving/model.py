@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.extras import install_command
 from data.images.config import ImageConfig
 from data.images.decode import MAX_PIXELS, crops_for_evaluation, decode
 from data.loading.inputs import pad_tokens
@@ -154,8 +155,9 @@ def best_engine(bundle: Bundle, device: Device) -> Engine:
     if not onnx_is_installed():
         _log.warning(
             "%s has an ONNX backbone, but onnxruntime is not installed. Falling back to torch, "
-            "which takes about twice as long. Install kway[onnx]",
+            "which takes about twice as long. To install it, run %s",
             bundle.path.name,
+            install_command("onnx"),
         )
         return "torch"
     return "onnxruntime"

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ["tests.ending"]
+
 # The tests start hundreds of processes. Without cached bytecode, each of them compiles the packages
 # again, and each of pytest-xdist's workers rewrites the assertions of all test modules again.
 sys.dont_write_bytecode = False
@@ -29,6 +31,9 @@ gc.disable()
 # Without a GPU, Triton's interpreter runs the kernels. Triton reads this when `heads` is imported.
 if not Path("/proc/driver/nvidia").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+_SLOW_SECONDS = 1800
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -71,6 +76,9 @@ def _seconds_per_file(reports: list[pytest.TestReport], minimum: float) -> Itera
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_RUN_FIRST))
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_SLOW_SECONDS))
 
 
 @pytest.fixture(scope="session", autouse=True)

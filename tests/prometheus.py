@@ -36,7 +36,7 @@ def prometheus(folder: Path, config: str) -> Iterator[httpx.Client]:
             yield api
     finally:
         process.terminate()
-        process.wait()
+        process.wait(60)
 
 
 def _wait_until_ready(api: httpx.Client) -> None:

@@ -41,7 +41,7 @@ def run_on_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> l
         finally:
             for process, _ in ranks:
                 process.kill()
-                process.join()
+                process.join(60)
     return results
 
 
@@ -95,7 +95,7 @@ def _rank_main(
         pipe.send((True, traceback.format_exc()))
     pipe.close()
     # Wait for the parent to kill this process: gloo's teardown can abort after a peer has exited.
-    threading.Event().wait()
+    threading.Event().wait(2 * _TIMEOUT_SECONDS)
 
 
 def rank_world(class_ranks: int | None = None) -> Any:

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.baseline.__main__ import ACCEPTED, RECORDED, accepted, read, report
+from tests.baseline.__main__ import ACCEPTED, RECORDED, accepted, report
 from tests.baseline.sections import SECTIONS
-from tests.baseline.values import differences, digest, exact, near, summary
+from tests.baseline.values import differences, digest, exact, near, read, summary
 
 
 def changes(was: Any, now: Any, *, tolerance: float = 1e-3, bits: bool = False) -> list[str]:

@@ -18,6 +18,7 @@ def test_a_row_is_one_line_when_the_output_is_a_file(tmp_path: Path) -> None:
             cwd=ROOT,
             env={**os.environ, "COLUMNS": "80"},
             check=True,
+            timeout=120,
         )
     lines = (tmp_path / "out.txt").read_text().splitlines()
     assert any(all(cell in line for cell in ROW) for line in lines), lines

@@ -38,7 +38,9 @@ def run(code: str) -> dict[str, Any]:
 
 def draw(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-B", "-m", "docs.figures", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240
+    )
 
 
 @pytest.mark.slow

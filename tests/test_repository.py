@@ -1,6 +1,7 @@
 """Rules for the repository: imports, module names, and no pickles."""
 
 import ast
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -47,6 +48,32 @@ def test_no_file_marks_unfinished_work():
             assert not any(mark in text for mark in marks), relative(path)
 
 
+def test_make_demo_installs_only_what_the_commands_need():
+    planned = {}
+    for target in ("demo", "test"):
+        command = ["make", "--dry-run", "--always-make", target]
+        planned[target] = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, check=True
+        ).stdout
+    assert "'.[all]'" in planned["demo"]
+    assert "'.[dev]'" not in planned["demo"]
+    assert "'.[dev]'" in planned["test"]
+
+
+def test_git_ignores_what_the_commands_of_the_readme_write():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    written = set(re.findall(r"kway [^`\n]* -o ([\w./-]+)", readme))
+    assert written >= {"tokenizers/emoji-names", "galleries/images", "report.html"}
+    found = subprocess.run(
+        ["git", "check-ignore", "demo/queries", "runs/glyphs", *written],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert set(found.stdout.split()) == {"demo/queries", "runs/glyphs", *written}
+
+
 def test_the_command_loads_without_torch():
     """This keeps `kway --help` fast, and lets `kway doctor` run even if torch is broken."""
     heavy = ("torch", "transformers", "ray", "cv2", "deepspeed", "matplotlib")
@@ -55,7 +82,12 @@ def test_the_command_loads_without_torch():
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        timeout=240,
     )
     assert done.stdout == "[]\n"
 

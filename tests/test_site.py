@@ -56,9 +56,8 @@ def build(repository: Path) -> subprocess.CompletedProcess[str]:
     commands = subprocess.run(make, capture_output=True, text=True, check=True, timeout=60).stdout
     (line,) = [line for line in commands.splitlines() if "mkdocs build" in line]
     command = line.partition("#")[0].replace(".venv/bin/mkdocs", f"{sys.executable} -m mkdocs")
-    return subprocess.run(
-        command, cwd=repository, shell=True, capture_output=True, text=True, check=False, timeout=120
-    )
+    options = {"capture_output": True, "text": True, "timeout": 240}
+    return subprocess.run(command, cwd=repository, shell=True, check=False, **options)
 
 
 def test_links_to_files_outside_docs_become_pages(repository):

@@ -16,7 +16,9 @@ def test_the_tutorial_compares_two_heads_exports_one_and_queries_it(tmp_path):
     images = tmp_path / "images"
     draw_images(images, per_class=4)
     command = [sys.executable, SCRIPT, images, "--out", "out", "--epochs", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     header = lines.index("loss          top-1    AUPRC  P@R 0.9")

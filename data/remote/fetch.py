@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from data.extras import install_command
 from data.messages import SHARD_AGAIN
 from data.retry import ATTEMPTS, DEFAULT_REMEDY, TransientError, wait_before_retry
 
@@ -99,7 +100,7 @@ def file_system(url: str, **options: Any) -> Any:
     try:
         return fsspec.filesystem(url.partition("://")[0], **options)
     except ImportError as error:
-        raise ValueError(f"{url}: {error}: run pip install 'kway[remote]'") from error
+        raise ValueError(f"{url}: {error}: run {install_command('remote')}") from error
 
 
 def _skip(stream: IO[bytes], count: int) -> None:

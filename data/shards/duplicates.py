@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from isal import isal_zlib
 
+from data.messages import kway_command
 from data.shards.index import ShardIndex
 from data.shards.manifest import Manifest
 from data.shards.split_names import TRAIN
@@ -144,8 +145,8 @@ class _Shards:
             if len(data) != size or isal_zlib.crc32(data) != fingerprint & 0xFFFFFFFF:
                 row = sample - int(self._starts[shard])
                 raise ValueError(
-                    f"{output.location(file)}: sample {row} is damaged: run kway shard verify "
-                    f"{output}"
+                    f"{output.location(file)}: sample {row} is damaged: run "
+                    f"{kway_command('shard', 'verify', output)}"
                 )
             yield sample, shard, data
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.loading.order import Order
+from data.messages import kway_command
 from data.retry import wait_before_retry
 from data.shards.index import ShardIndex, open_index
 from data.shards.manifest import ShardInfo
@@ -89,7 +90,7 @@ class LocalFolder(ShardFolder):
         return str(self.path / shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"run kway shard verify {self.path}"
+        return f"run {kway_command('shard', 'verify', self.path)}"
 
     def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
         return [self._index(shard) for shard in shards]

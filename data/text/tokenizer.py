@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args
 import tokenizers
 
 from data.files import commit
-from data.messages import one_line
+from data.messages import kway_command, one_line
 
 Side = Literal["left", "right"]
 
@@ -26,8 +26,8 @@ _ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "
 # For these classes, transformers uses tokenizer.json unchanged. For other classes, it rebuilds
 # parts of the tokenizer.
 _PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
-_HUB = "hub:"
-_REMEDY = f"use another folder or {_HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
+HUB = "hub:"
+_REMEDY = f"use another folder or {HUB}NAME, or train one with kway tokenizer SHARDS -o DIR"
 # A private-use character, which normalizers may delete, and a cuneiform sign.
 _UNKNOWN = "\ue000 \U00012000"
 
@@ -195,15 +195,21 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     fast tokenizer, and the errors of `Tokenizer.of`.
     """
     folder = Path(name)
-    if name.startswith(_HUB):
-        source = name.removeprefix(_HUB)
+    if name.startswith(HUB):
+        source = name.removeprefix(HUB)
         if Path(source).exists():  # transformers would open the local path instead
+<<<<<<< HEAD
             raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {_HUB}")
         opened = _of_transformers(source, name=name)
+=======
+            raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {HUB}")
+        backend, roles = _of_transformers(source, name=name)
+>>>>>>> 8347f3143cfad5ecc5b7ed98af9fe215d8701ab6
     elif not folder.is_dir():
         raise FileNotFoundError(
-            f"tokenizer {name} is not a folder: train one with kway tokenizer SHARDS -o {name}, or "
-            f"use {_HUB}{name} for a tokenizer on the hub"
+            f"tokenizer {name} is not a folder: train one with "
+            f"{kway_command('tokenizer', 'SHARDS', '-o', name)}, or use {HUB}{name} for a "
+            "tokenizer on the hub"
         )
     else:
         file = folder / TOKENIZER_FILE

@@ -102,9 +102,7 @@ def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
             f"{loss.kind} does not support tiles, because {loss.without_tile}: set head.tiles=false"
         )
     if not optional_triton.is_installed:
-        raise ValueError(
-            "head.tiles needs Triton: run pip install 'kway[gpu]', or set head.tiles=false"
-        )
+        raise ValueError("head.tiles needs Triton: run pip install triton, or set head.tiles=false")
     if device.type != "cuda" and not optional_triton.interprets:
         raise ValueError(
             f"head.tiles needs an NVIDIA GPU, but the head is on {device}: set head.tiles=false"

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from data.messages import pluralize, printable
+from data.messages import kway_command, pluralize, printable
 from data.remote.config import folder_or_url
 from launch.commands.export import print_kinds
 from launch.options import AllowImport
@@ -90,7 +90,7 @@ def calibrate(
         f"top-1 accuracy {found.accuracy:.2%}"
     )
     print_kinds(found.thresholds)
-    print(printable(f"{target} has thresholds: kway serve {target}"))
+    print(f"{printable(str(target))} has thresholds: {kway_command('serve', target)}")
 
 
 def check_promises(recall: list[float] | None, confidence: float) -> None:

@@ -1,6 +1,5 @@
 """`kway demo`: the complete workflow on images rendered with matplotlib's own fonts."""
 
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from data.messages import printable
+from data.messages import kway_command, printable
+from data.processes import obeyed
 
 
 def demo(
@@ -36,8 +36,8 @@ def demo(
     def announce(number: int, what: str, *command: object) -> None:
         seconds = f"{time.monotonic() - started:.0f} s"
         console.rule(f"{number}/6  {what}  ({seconds})", align="left")
-        line = shlex.join(["kway", *map(str, command)])
-        console.print(printable(f"$ {line}"), style="bold", markup=False, soft_wrap=True)
+        line = f"$ {kway_command(*command)}"
+        console.print(line, style="bold", markup=False, soft_wrap=True)
 
     exit_on_signals()
     shards, bundle = out / "shards", out / "bundle"
@@ -47,8 +47,8 @@ def demo(
 
     for run in runs.RUNS:
         what = f"train {run.name} with {runs.NUM_PROCESSES} processes"
-        recipe, *overrides = run.arguments(out, shards, epochs)
-        announce(2, what, "train", recipe, "--nproc", runs.NUM_PROCESSES, *overrides)
+        overrides = run.overrides(out, shards, epochs)
+        announce(2, what, "train", runs.RECIPE, "--nproc", runs.NUM_PROCESSES, *overrides)
         code = run.train(out, shards, epochs)
         if code:
             raise typer.Exit(code)
@@ -73,11 +73,12 @@ def demo(
         announce(6, "query", "query", url, "--class", sent[0].queried_class, sent[0].image)
         verdicts = [queries.send(url, query) for query in sent]
         console.print(queries.verdict_table(sent, verdicts))
+    plots_file = printable(str(out / "comparison.png"))
     done = (
-        f"Done in {time.monotonic() - started:.0f} s. Plots: {out / 'comparison.png'}. "
-        f"To query more images: kway query {bundle} --class NAME IMAGE"
+        f"Done in {time.monotonic() - started:.0f} s. Plots: {plots_file}. "
+        f"To query more images: {kway_command('query', bundle, '--class', 'NAME', 'IMAGE')}"
     )
-    console.print(printable(done), markup=False, soft_wrap=True)
+    console.print(done, markup=False, soft_wrap=True)
 
 
 def exit_on_signals() -> None:
@@ -86,6 +87,5 @@ def exit_on_signals() -> None:
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:  # under nohup, SIGHUP stays ignored
-            signal.signal(number, leave)
+    for number in obeyed((signal.SIGTERM, signal.SIGHUP)):
+        signal.signal(number, leave)

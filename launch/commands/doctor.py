@@ -14,6 +14,7 @@ from rich.text import Text
 
 from data.messages import pluralize, printable
 from launch.options import AllowImport
+from launch.shipped import RECIPE
 
 if TYPE_CHECKING:
     from launch.doctor import Finding, Workload
@@ -23,12 +24,7 @@ _LEVEL_WIDTH, _TOPIC_WIDTH = 7, 13
 
 
 def doctor(
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RECIPE", help="recipe that this machine should run (YAML file)", dir_okay=False
-        ),
-    ] = None,
+    recipe: Annotated[Path | None, RECIPE] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as data.workers=8"),
@@ -98,6 +94,7 @@ def _workload(
     if path is None:
         return Workload(run or Path(), ranks, port=port, peers=peers)
     try:
+        from launch.recipe_inputs import local_inputs
         from trainer.recipe import load_recipe
     except ImportError as error:
         raise ValueError(
@@ -105,7 +102,7 @@ def _workload(
         ) from error
     resolved = load_recipe(path, overrides, allow_imports=allow_imports)
     workload = workload_of(resolved, ranks=ranks, port=port, peers=peers)
-    return replace(workload, run=run) if run else workload
+    return replace(workload, run=run or workload.run, inputs=tuple(local_inputs(resolved, path)))
 
 
 def _num_gpus() -> int:

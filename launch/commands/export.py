@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from data.messages import printable
+from data.messages import kway_command, printable
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 
@@ -64,7 +64,7 @@ def export(
             allow_imports=allow_import or (),
         )
     print_kinds(thresholds)
-    print(printable(f"{out} is ready: kway serve {out}"))
+    print(f"{printable(str(out))} is ready: {kway_command('serve', out)}")
 
 
 def print_kinds(thresholds: "ClassThresholds") -> None:

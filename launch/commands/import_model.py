@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from data.messages import printable
+from data.messages import kway_command, printable
 from launch.output_path import explain_write_errors
 
 
@@ -69,4 +69,4 @@ def import_model(
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:
         print(f"renamed {found.num_renamed:,} classes without a unique name after their class IDs")
-    print(printable(f"{out} is ready: kway serve {out}"))
+    print(f"{printable(str(out))} is ready: {kway_command('serve', out)}")

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 
 from launch.commands.serve import check_tokens, replica_range
 from launch.options import AllowImport
+from launch.shipped import RECIPE
 
 app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
 
@@ -21,7 +22,7 @@ class _Render(TyperGroup):
     """Makes `kway k8s render RECIPE` short for `kway k8s render training RECIPE`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = ["training", *args]
         return super().parse_args(ctx, args)
 
@@ -60,7 +61,7 @@ def render_group() -> None:
 
 @render.command()
 def training(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)")],
+    recipe: Annotated[Path, RECIPE],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
@@ -151,6 +152,7 @@ def serving(
         Path | None,
         typer.Option(
             metavar="FILE",
+            readable=False,
             help="also print the Secret kway-tokens with the tokens in this file; default: the "
             "Secret must already exist",
         ),

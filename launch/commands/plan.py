@@ -8,13 +8,12 @@ from typing import Annotated
 import typer
 
 from launch.options import AllowImport
+from launch.shipped import RECIPE
 from launch.terminal import wide_console
 
 
 def plan(
-    recipe: Annotated[
-        Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)", dir_okay=False)
-    ],
+    recipe: Annotated[Path, RECIPE],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),

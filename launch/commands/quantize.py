@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from data.messages import pluralize, printable
+from data.messages import kway_command, pluralize, printable
 from data.remote.config import folder_or_url
 from launch.commands.calibrate import (
     BatchSize,
@@ -71,4 +71,4 @@ def quantize(
         f"{found.largest_difference:.4g}"
     )
     print_kinds(calibration.thresholds)
-    print(printable(f"{out} is ready: kway serve {out}"))
+    print(f"{printable(str(out))} is ready: {kway_command('serve', out)}")

@@ -56,7 +56,8 @@ def query(
         float | None, typer.Option(help="minimum score of a match, the same for all classes")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="file that contains a token for the server")
+        Path | None,
+        typer.Option(readable=False, help="file that contains a token for the server"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,

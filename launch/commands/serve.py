@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -134,7 +135,7 @@ def replica_range(text: str) -> tuple[int, int | None]:
 
 def _curl_line(prepared: "Prepared", *, has_tokens: bool) -> str:
     """Return the arguments of a curl query, with the class name quoted for the shell."""
-    quoted = "'" + prepared.first_class.replace("'", "'\\''") + "'"
+    quoted = shlex.quote(prepared.first_class)
     inputs = "-F images=@your-image.png"
     if prepared.reads == "texts":
         inputs = "--form-string texts='A text.'"

@@ -9,16 +9,20 @@ from typing import Annotated
 
 import typer
 
+from data.processes import obeyed
 from launch.options import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
-from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
+from launch.shipped import RECIPE, shipped_recipes
+from launch.terminal import wide_console
+from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import STOP_SIGNALS
 
 _MACHINES = "Several machines (as in torchrun)"
 
 
 def train(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="recipe (YAML file)")],
+    context: typer.Context,
+    recipe: Annotated[Path | None, RECIPE] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
@@ -96,7 +100,11 @@ def train(
     Exit codes: 0 done, 1 failed, 2 bad configuration or input, 75 preempted
     (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
+    if recipe is None:
+        _show_recipes(context)
+        raise typer.Exit(BAD_INPUT)
     with _nothing_to_save():  # the imports below include torch and take seconds
+        from launch.recipe_inputs import check_inputs
         from trainer.recipe import dump_recipe, load_recipe
 
         resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
@@ -119,6 +127,7 @@ def train(
             shutdown_seconds=shutdown_timeout,
         )
         _check_ports(resolved.telemetry.port, placement.num_processes)
+        check_inputs(resolved, recipe)  # before it takes the ranks of a large run a minute to fail
         from launch.ranks.run import run_ranks
 
         options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]
@@ -132,6 +141,17 @@ def train(
     raise typer.Exit(code)
 
 
+def _show_recipes(context: typer.Context) -> None:
+    from rich.table import Table
+
+    table = Table("shipped recipe", "description")
+    for name, description in shipped_recipes().items():
+        table.add_row(name, description)
+    print(f"{context.get_usage()}\n")
+    wide_console(140).print(table)
+    print("kway train --help lists the options.")
+
+
 @contextmanager
 def _nothing_to_save() -> Iterator[None]:
     """Until the ranks start, exit at once on a stop signal, with code 75 or, for Ctrl-C, 130."""
@@ -139,8 +159,7 @@ def _nothing_to_save() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
 
-    numbers = [n for n in STOP_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in numbers}
+    before = {number: signal.signal(number, leave) for number in obeyed(STOP_SIGNALS)}
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -72,7 +71,7 @@ def server(bundle: Path, log: Path) -> Iterator[str]:
         try:
             yield _wait_until_ready(process, log)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # it may ignore SIGINT
             try:
                 process.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:

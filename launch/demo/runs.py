@@ -8,16 +8,12 @@ from rich.table import Table
 
 from launch.ranks.placement import Placement
 from launch.ranks.run import run_ranks
+from launch.shipped import RECIPES
 from trainer.checkpoints import committed_folders
 from trainer.run.folder import RunFolder
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "glyphs.yaml"
+RECIPE = "glyphs"
 NUM_PROCESSES = 2
-
-
-def recipe_path() -> Path:
-    """The path of the recipe. It is relative if the recipe is below the current directory."""
-    return RECIPE.relative_to(Path.cwd()) if RECIPE.is_relative_to(Path.cwd()) else RECIPE
 
 
 @dataclass(frozen=True)
@@ -34,10 +30,9 @@ class DemoRun:
     def folder(self, out: Path) -> Path:
         return out / "runs" / f"{self.weights}-{self.loss}"
 
-    def arguments(self, out: Path, shards: Path, epochs: float) -> list[str]:
-        """The recipe and its overrides, as arguments for `kway train`."""
+    def overrides(self, out: Path, shards: Path, epochs: float) -> list[str]:
+        """The overrides of the recipe, as arguments for `kway train`."""
         return [
-            str(recipe_path()),
             f"data.shards={json.dumps(str(shards))}",
             f"run={json.dumps(str(self.folder(out)))}",
             f"train.duration.epochs={epochs}",
@@ -49,7 +44,7 @@ class DemoRun:
     def train(self, out: Path, shards: Path, epochs: float) -> int:
         """Train with two processes, resuming from the newest checkpoint. Returns the exit code."""
         placement = Placement(NUM_PROCESSES)
-        arguments = self.arguments(out, shards, epochs)
+        arguments = [str(RECIPES / f"{RECIPE}.yaml"), *self.overrides(out, shards, epochs)]
         return run_ranks("trainer", [*placement.trainer_options, "--", *arguments], placement)
 
     def measures(self, out: Path) -> dict[str, float]:

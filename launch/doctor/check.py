@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from launch.recipe_inputs import RecipeInput
     from trainer.config import Recipe
 
 
@@ -71,6 +72,7 @@ class Workload:
     )
     port: int | None = None
     peers: tuple[str, ...] = ()
+    inputs: "tuple[RecipeInput, ...]" = ()
 
     @property
     def several_machines(self) -> bool:

@@ -28,6 +28,7 @@ CHECKS: dict[str, Check] = {
     "shared memory": limits.shared_memory,
     "open files": limits.open_files,
     "processes": limits.processes,
+    "inputs": storage.inputs,
     "disk space": storage.disk_space,
     "run folder": storage.file_system,
     "host name": network.host_name,

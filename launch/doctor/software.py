@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from packaging.requirements import Requirement
 
-from data.extras import EXTRAS, requirements
+from data.extras import EXTRAS, install_command, requirements
 from launch.doctor.check import Finding, Workload, error, ok, warning
 
 _SHOWN = ("deepspeed", "transformers", "ray", "webdataset", "safetensors")
@@ -40,14 +40,14 @@ def packages(workload: Workload) -> Iterator[Finding]:
     """Check that every required package has a supported version. Also lists missing extras."""
     wanted = requirements()
     if not wanted:
-        remedy = "run pip install -e '.[all]' in the folder of kway"
+        remedy = "run pip install --editable '.[all]' in kway's checkout"
         yield warning("packages", "kway is not installed, so its requirements are unknown", remedy)
         return
     absent = []
     for extra in EXTRAS:
         needs = requirements(extra)
         missing = [need.name for need in needs if _version(need.name) is None]
-        absent += [f"without kway[{extra}] ({', '.join(missing)})"] if missing else []
+        absent += [f"without the extra {extra} ({', '.join(missing)})"] if missing else []
         wanted += [need for need in needs if need.name not in missing]
     wrong = [found for need in wanted if (found := _wrong(need))]
     yield from wrong
@@ -105,7 +105,7 @@ def jpeg_decoder(workload: Workload) -> Iterator[Finding]:
     try:
         from data.images.jpeg_crop import decoder, whole_images_notice
     except ImportError as failure:
-        yield error("JPEG decoder", f"cannot be imported: {failure}", "pip install --upgrade kway")
+        yield error("JPEG decoder", f"cannot be imported: {failure}", install_command("data"))
         return
     if (notice := whole_images_notice()) is None:
         yield ok("JPEG decoder", f"{decoder()}, which decodes only the crops for training")

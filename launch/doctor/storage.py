@@ -1,4 +1,6 @@
-"""Checks of the run folder: free space, and the file system operations that checkpoints need."""
+"""Checks of the recipe's inputs and of the run folder: free space, and the file system operations
+that checkpoints need.
+"""
 
 import errno
 import fcntl
@@ -16,6 +18,15 @@ from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
 _LOW_SPACE, _NO_SPACE = 20 << 30, 1 << 30
 _TRIAL_BYTES = 8 << 20
 _TEMPORARY = {"tmpfs": "is cleared on reboot", "overlay": "is deleted with its container"}
+
+
+def inputs(workload: Workload) -> Iterator[Finding]:
+    """Check that the recipe's local shards and tokenizer exist."""
+    for needed in workload.inputs:
+        if needed.path.exists():
+            yield ok("inputs", f"{needed.path} exists")
+        else:
+            yield error("inputs", f"{needed.path} does not exist", f"run {needed.command}")
 
 
 def disk_space(workload: Workload) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from data.processes import obeyed
 from trainer.process.signals import STOP_SIGNALS
 
 _POLL_SECONDS = 0.05
@@ -40,9 +41,8 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # torch would install handlers that raise on every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # keep ignoring it, as under nohup
-                self._before[number] = signal.signal(number, self._handle)
+        for number in obeyed(STOP_SIGNALS):
+            self._before[number] = signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
+from data.processes import obeyed
+
 _POLL_SECONDS = 1.0
 # Ray's daemons. They are child processes of this process, and Ray does not restart them.
 _DAEMONS = ("gcs_server", "raylet")
@@ -32,8 +34,8 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """Makes SIGINT, SIGTERM and SIGHUP end `wait`. Before `wait` is called, the signals raise
-    SystemExit."""
+    """Makes SIGTERM end `wait`, and SIGINT and SIGHUP if the parent did not ignore them. Before
+    `wait` is called, the signals raise SystemExit."""
 
     def __init__(self) -> None:
         # A signal handler can interrupt any line, including a wait on this queue. `SimpleQueue.put`
@@ -41,10 +43,8 @@ class StopSignal:
         # would deadlock if it interrupted `wait`.
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # nohup sets SIG_IGN.
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._handle)
+        for number in obeyed((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self._received.put(number)

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
+from data.messages import kway_command
 from serving.galleries.item import Item, parse_item
 from trainer.backbone.precision import Precision
 from trainer.bundle.bundle import Bundle
@@ -159,8 +160,8 @@ def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
     if not has_features_of(bundle, info):
         raise ValueError(
             f"{path} was created with a different backbone, precision or preprocessing than "
-            f"{bundle.path}: "
-            f"create a new gallery with kway index {bundle.path} {info.source} -o …"
+            f"{bundle.path}: create a new gallery with "
+            f"{kway_command('index', bundle.path, info.source, '-o', 'GALLERY')}"
         )
 
 

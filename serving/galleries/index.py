@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
+from data.extras import install_command
 from heads.logits import unit_vectors
 from serving.galleries.format import (
     DAMAGE_REMEDY,
@@ -230,7 +231,8 @@ def _faiss() -> ModuleType:
         import faiss
     except ImportError as error:
         raise ValueError(
-            "an approximate index requires faiss: install kway[serve], or index with --no-index"
+            f"an approximate index requires faiss: run {install_command('serve')}, or index with "
+            "--no-index"
         ) from error
     module: ModuleType = faiss
     return module

@@ -8,47 +8,50 @@ explains none. Record on a tested commit and compare bit by bit on the same mach
 """
 
 import argparse
-import json
 import os
+import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tests.baseline.sections import SECTIONS, record_section
-from tests.baseline.values import Record, differences
+from tests.baseline.sections import SECTIONS
+from tests.baseline.values import differences, read
 
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 ACCEPTED = FOLDER / "accepted.txt"
+_SECONDS = 1200  # for a section; ten times what an idle machine needs
 
 
 def main() -> int:
     options = _options()
     sections = options.section or SECTIONS
-    os.environ["OMP_NUM_THREADS"] = "1"  # read by torch in the sections' processes
-    records = {}
-    # A process of its own for each section, because commands and heads set global state of torch.
-    with ProcessPoolExecutor(2, get_context("spawn"), max_tasks_per_child=1) as pool:
-        started = [pool.submit(record_section, section) for section in sections]
-        for future in as_completed(started):
-            section, records[section], seconds = future.result()
-            print(f"{section}: {len(records[section]):,} entries, {seconds:.0f} s", flush=True)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        for section, record in records.items():
-            write(options.out / f"{section}.json", record)
-        return 0
+    with TemporaryDirectory() as temporary:
+        out = options.out or Path(temporary)
+        out.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda section: _record(section, out), sections))
+        if options.out is not None:
+            return 0
+        records = {section: read(out / f"{section}.json") for section in sections}
     found = [
         (f"{section}/{key}", what)
-        for section in sections
+        for section, record in records.items()
         for key, what in differences(
-            read(options.against / f"{section}.json"), records[section], bits=options.bits
+            read(options.against / f"{section}.json"), record, bits=options.bits
         )
     ]
     explained = accepted(ACCEPTED.read_text(encoding="utf-8"), sections)
     return report(found, {} if options.against != RECORDED else explained)
+
+
+def _record(section: str, out: Path) -> None:
+    # Without -P, this checkout comes first.
+    command = [sys.executable, "-m", "tests.baseline.sections", section, out / f"{section}.json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, env=environment, check=True, timeout=_SECONDS)
 
 
 def _options() -> argparse.Namespace:
@@ -58,20 +61,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--against", type=Path, default=RECORDED, help="record to compare with")
     parser.add_argument("--bits", action="store_true", help="floats must be equal too")
     return parser.parse_args()
-
-
-def write(path: Path, record: Record) -> None:
-    """Write one entry per line, so that version control shows which ones change."""
-    entries = [
-        f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(entry, ensure_ascii=False)}"
-        for key, entry in sorted(record.items())
-    ]
-    path.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
-
-
-def read(path: Path) -> Record:
-    record: Record = json.loads(path.read_text(encoding="utf-8"))
-    return record
 
 
 def accepted(text: str, sections: tuple[str, ...] | list[str]) -> dict[str, str]:

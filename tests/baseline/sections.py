@@ -1,19 +1,28 @@
-"""The sections of the record. Each is recorded in a process of its own."""
+"""`python -m tests.baseline.sections NAME FILE`: records one section.
 
+It is a process of its own, because commands and heads change global state of torch.
+"""
+
+import sys
 import time
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.baseline.values import Record
+from tests.baseline.values import write
 
 # The longest first, because two run at a time.
 SECTIONS = ("runs", "heads", "samples", "answers")
 
 
-def record_section(name: str) -> tuple[str, Record, float]:
-    """Return the name of a section, its record, and how many seconds that took."""
+def main() -> None:
+    name, path = sys.argv[1:]
     started = time.monotonic()
     with TemporaryDirectory(prefix=f"baseline-{name}-") as folder:
-        record: Record = import_module(f"tests.baseline.{name}").record(Path(folder))
-    return name, record, time.monotonic() - started
+        record = import_module(f"tests.baseline.{name}").record(Path(folder))
+    write(Path(path), record)
+    print(f"{name}: {len(record):,} entries, {time.monotonic() - started:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -46,6 +46,20 @@ def summary(numbers: np.ndarray) -> list[float]:
     return [float(np.linalg.norm(flat)), float(direction @ flat)]
 
 
+def write(path: Path, record: Record) -> None:
+    """Write one entry per line, so that version control shows which ones change."""
+    entries = [
+        f"{json.dumps(key, ensure_ascii=False)}: {json.dumps(entry, ensure_ascii=False)}"
+        for key, entry in sorted(record.items())
+    ]
+    path.write_text("{\n" + ",\n".join(entries) + "\n}\n", encoding="utf-8")
+
+
+def read(path: Path) -> Record:
+    record: Record = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
 def differences(recorded: Record, found: Record, *, bits: bool) -> Iterator[tuple[str, str]]:
     """Yield each key whose entries differ, with a description. With `bits`, floats must be equal
     too."""

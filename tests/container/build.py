@@ -155,7 +155,7 @@ def debian(name: str, work: Path) -> Image:
     suite, root = found[1], work / "layers" / f"debian-{found[1]}"
     if not root.exists():
         command = ["debootstrap", "--variant=minbase", suite, root, _MIRROR]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=600)
         _slim(root, suite)
         print(f"-- {name}: {megabytes(root):,.0f} MB by debootstrap", flush=True)
     return Image((root,))

@@ -101,7 +101,7 @@ def _mount_lines(mount: Mount, root: Path) -> list[str]:
 
 def run(sandbox: Sandbox, words: Sequence[str], image: Image) -> None:
     """Run a command and remove the empty mount points. Exits this program if the command fails."""
-    done = subprocess.run(sandbox.command(words, image), check=False)
+    done = subprocess.run(sandbox.command(words, image), check=False, timeout=600)
     if done.returncode != 0:
         sys.exit(f"error: {shlex.join(words)}: exited with {done.returncode}")
     for mount in sandbox.mounts:
@@ -114,6 +114,10 @@ def run(sandbox: Sandbox, words: Sequence[str], image: Image) -> None:
 
 def megabytes(folder: Path) -> float:
     done = subprocess.run(
-        ["du", "--summarize", "--block-size=1", folder], capture_output=True, text=True, check=True
+        ["du", "--summarize", "--block-size=1", folder],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=600,
     )
     return int(done.stdout.split()[0]) / 1e6

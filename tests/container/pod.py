@@ -36,7 +36,12 @@ class Container:
         """Run the command and return its output. Exits this program if the command fails."""
         command = self.sandbox(work).command(self.words, self.image)
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
         )
         if done.returncode != 0:
             sys.exit(f"{done.stdout}\nerror: {self.words}: exited with {done.returncode}")
@@ -113,7 +118,9 @@ class Running:
         spaces = ["--mount", "--pid", "--net", "--root", "--wd"]
         entered = ["nsenter", f"--target={self.first_process()}", *spaces]
         inside = self.sandbox.inside(words, self.container.image)
-        return subprocess.run([*entered, *inside], capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [*entered, *inside], capture_output=True, text=True, check=False, timeout=600
+        )
 
     def wait_until(self, words: Sequence[str], seconds: float) -> int:
         """Run a command in the container until it succeeds, and return the number of failures."""
@@ -128,7 +135,7 @@ class Running:
 
     def stop(self, seconds: float = 60) -> int:
         """Send SIGTERM to PID 1, like `docker stop`, and return its exit code."""
-        subprocess.run(["kill", "-TERM", str(self.first_process())], check=True)
+        subprocess.run(["kill", "-TERM", str(self.first_process())], check=True, timeout=600)
         return self._process.wait(timeout=seconds)
 
     def __enter__(self) -> "Running":
@@ -136,4 +143,4 @@ class Running:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()  # unshare then kills the complete process namespace
-        self._process.wait()
+        self._process.wait(60)

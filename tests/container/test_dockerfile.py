@@ -10,6 +10,8 @@ import yaml
 from tests.container.context import read_context
 from tests.container.dockerfile import Dockerfile, Instruction, expand, read_dockerfile
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 VARIANTS = ("cpu", "cu130")

@@ -84,5 +84,5 @@ def serving(folder: Path) -> Iterator[FileServer]:
         yield files
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(60)
         server.server_close()

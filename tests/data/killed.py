@@ -9,6 +9,7 @@ from data.shards.manifest import MANIFEST
 from data.shards.writing.writer import write_shards
 from data.sources import Source
 from tests.ranks import forked
+from tests.waiting import wait_until
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -29,21 +30,19 @@ def check_killed_and_resumed(
     write_shards(source, whole, samples_per_shard=samples_per_shard, workers=1)
     process = forked(_write_slowly, source, out, samples_per_shard, workers)
     process.start()
-    deadline = time.monotonic() + 60
-    while not any(out.glob("train-000001.tar.*.aside")):
-        assert process.is_alive()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    writing = "train-000001.tar.*.aside"
+    wait_until(lambda: any(out.glob(writing)), possible=process.is_alive)
     children = psutil.Process(process.pid).children()
     process.kill()
-    process.join()
+    process.join(60)
     assert not (out / MANIFEST).exists()
     first = (out / "train-000000.tar").stat().st_mtime_ns
     written = write_shards(source, out, samples_per_shard=samples_per_shard, workers=1)
     assert written.resumed == 1
     assert (out / "train-000000.tar").stat().st_mtime_ns == first
     assert contents(out) == contents(whole)
-    _wait_for_end(children)
+    # No worker outlives its parent.
+    wait_until(lambda: all(_ended(worker) for worker in children))
 
 
 def _write_slowly(source: Source, out: Path, samples_per_shard: int, workers: int) -> None:
@@ -54,13 +53,6 @@ def _write_slowly(source: Source, out: Path, samples_per_shard: int, workers: in
         workers=workers,
         report=lambda done, total: time.sleep(0.05),
     )
-
-
-def _wait_for_end(workers: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 20
-    while not all(_ended(worker) for worker in workers):
-        assert time.monotonic() < deadline, "a worker outlived its parent"
-        time.sleep(0.05)
 
 
 def _ended(process: psutil.Process) -> bool:

@@ -57,13 +57,13 @@ class Driver:
 
     def finish(self) -> str:
         """Return the error with which the function failed, or an empty text."""
-        self.process.join(300)
+        self.process.join(240)
         assert self.process.exitcode == 0, self.log.read_text()
         return self._errors.read_text()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.join()
+        self.process.join(60)
 
 
 def _run(

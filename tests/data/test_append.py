@@ -5,7 +5,6 @@ process is killed.
 import json
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from launch.commands.shard import app
 from tests.data.conftest import write_image
 from tests.data.foreign_tars import write_tar
 from tests.ranks import forked
+from tests.waiting import wait_until
 
 
 class Texts:
@@ -443,8 +443,7 @@ def append_and_stop_in(folder: Path, source: Texts, shard: str) -> None:
     """Append until `shard` is being written, and then wait to be killed."""
 
     def report(done: int, total: int) -> None:
-        while any(folder.glob(f"append-2/{shard}.*.aside")):
-            time.sleep(0.01)
+        wait_until(lambda: not any(folder.glob(f"append-2/{shard}.*.aside")))
 
     append(source, folder, report=report)
 
@@ -470,13 +469,10 @@ def append_and_stop_after(folder: Path, texts: Texts, file: Path, renames: int) 
 def kill(function: Any, folder: Path, source: Texts, where: Any) -> None:
     process = forked(function, folder, source, where)
     process.start()
-    deadline = time.monotonic() + 60
-    while not any(folder.glob(f"append-2/{where}.*.aside")):
-        assert process.is_alive()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    writing = f"append-2/{where}.*.aside"
+    wait_until(lambda: any(folder.glob(writing)), possible=process.is_alive)
     process.kill()
-    process.join()
+    process.join(60)
 
 
 @pytest.mark.parametrize("shard", ["train-000003.tar", "train-000005.tar", "test-000001.tar"])
@@ -510,7 +506,7 @@ def test_a_process_killed_between_renames_leaves_the_set_intact_and_can_be_resum
         folder = shutil.copytree(tmp_path / "before", tmp_path / str(renames))
         process = forked(append_and_stop_after, folder, texts, source.file, renames)
         process.start()
-        process.join()
+        process.join(60)
         if renames == 6:
             assert process.exitcode == 0
         else:

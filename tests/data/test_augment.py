@@ -78,7 +78,12 @@ def test_only_crop_and_flip_are_enabled_by_default(channels: int) -> None:
 def test_another_process_draws_the_same_pixels() -> None:
     code = "from tests.data.test_augment import *; print(digest(samples(3, EVERYTHING)))"
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert done.stdout.strip() == digest(samples(3, EVERYTHING))
 

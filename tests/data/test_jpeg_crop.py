@@ -262,7 +262,12 @@ def test_without_the_extension_opencv_decodes_whole_images_and_a_line_states_it(
         "print(jpeg_crop.decoder(), jpeg_crop.whole_images_notice(), sep=': ')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert done.stdout.startswith("OpenCV: decoding whole JPEGs")
     assert "without a C compiler" in done.stdout

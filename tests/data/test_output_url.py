@@ -154,7 +154,7 @@ def test_a_killed_writer_is_resumed(
     write(source, tmp_path / "whole")
     process = forked(_killed, source, url, server)
     process.start()
-    process.join()
+    process.join(60)
     assert process.exitcode == -signal.SIGKILL
     assert MANIFEST not in objects(url)
     with pytest.raises(ValueError, match=r"samples_per_shard=5.*, not .*samples_per_shard=6"):
@@ -220,7 +220,7 @@ def test_a_damaged_note_is_reported_and_written_again(
     repaired: list[bytes] = []
 
     def damage(done: int, total: int) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         # The writer may overwrite the damage before it reads the note.
         while done == 7 and message not in caplog.text and time.monotonic() < end:
             output.write(UNFINISHED, b"{")

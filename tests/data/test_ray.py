@@ -3,8 +3,7 @@
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from tests.data.ray_cluster import RayCluster, ray_cluster
 from tests.data.ray_jobs import Driver, SlowNumbers
 from tests.data.s3_server import objects, s3_server
 from tests.data.test_input_url import upload
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_image(jpeg, 100)
     jpeg.write_bytes(jpeg.read_bytes()[:-2])
     return folder
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **options) -> Driver:
@@ -177,7 +170,7 @@ def test_a_command_that_is_killed_twice_resumes_with_other_workers_and_locally(
         killed = _start(cluster, tmp_path, *command, "--ray", cluster.address)
         wait_until(lambda least=num_finished: _num_finished(out) >= least)
         killed.kill()
-        killed.communicate()
+        killed.communicate(timeout=60)
         assert not (out / MANIFEST).exists()
         wait_until(lambda: not cluster.workers())
     resumed = _start(cluster, tmp_path, *command)

@@ -1,5 +1,8 @@
 """The output of `kway shard`."""
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +19,9 @@ from launch.commands.shard import app
 from launch.commands.shard_source import write
 from tests.data.foreign_tars import Planted
 from tests.data.killed import contents
+from tests.dispositions import ignored, is_ignored
+from tests.system.processes import ROOT
+from tests.waiting import wait_until
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -55,6 +61,23 @@ def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_pat
     assert isinstance(other.exception, ValueError)
     assert "classes=5" in str(other.exception)
     assert "classes=6" in str(other.exception)
+
+
+@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+def test_the_command_ignores_the_signals_that_its_parent_ignored_except_sigterm(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "launch", "shard", "glyphs", "-o", str(out)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(out.exists, possible=lambda: process.poll() is None)
+            assert is_ignored(process.pid, signal.SIGINT)
+            assert is_ignored(process.pid, signal.SIGHUP)
+            process.terminate()
+            assert process.wait(60) == -signal.SIGTERM
+        finally:
+            process.kill()
 
 
 def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:

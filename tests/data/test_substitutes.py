@@ -13,6 +13,7 @@ from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.substitute import BadSampleError, candidates, read_or_substitute
+from data.shards.index import open_index
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
@@ -248,3 +249,16 @@ def test_opening_a_bad_shard_raises_an_error_that_names_it(intact: Path, tmp_pat
     assert "but the manifest lists" in damaged_by(lambda path: path.write_bytes(first[:9999]))
     same_size = first[:size].ljust(size, b"\0")
     assert "was replaced by another file" in damaged_by(lambda p: p.write_bytes(same_size))
+
+
+def test_a_shard_with_a_damaged_first_sample_is_opened(intact: Path, tmp_path: Path) -> None:
+    for path in intact.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    shard = tmp_path / "train-000000.tar"
+    content = bytearray(shard.read_bytes())
+    content[512 * int(open_index(shard).blocks[0, 0])] ^= 1
+    shard.write_bytes(content)
+    with open_split(tmp_path, "train") as split:
+        with pytest.raises(BadSampleError):
+            split.read(0)
+        split.read(1)

@@ -74,9 +74,7 @@ def test_parquet_without_pyarrow_raises_an_error_that_states_the_install_command
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(
-        ValueError, match=r"requires pyarrow: run pip install 'kway\[parquet\]', or save"
-    ):
+    with pytest.raises(ValueError, match=r"requires pyarrow: run pip install .*\[parquet\]"):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
 
 

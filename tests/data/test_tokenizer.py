@@ -153,7 +153,7 @@ def test_a_folder_written_by_kway_opens_without_transformers(folder: Path) -> No
         f"print(open_tokenizer({str(folder)!r}, max_length=6).encode(['arrow']));"
         "assert not {'transformers', 'torch'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=120)
 
 
 def test_the_digest_depends_on_the_tokenizer(folder: Path, copy: Path) -> None:

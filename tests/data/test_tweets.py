@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from data.shards.writing.writer import write_shards
 from data.sources import LabeledTexts, Tweets
 from data.text.cleaning import leftovers
 from launch.commands.shard import app
+from tests.waiting import wait_until
 
 ZWJ = "\u200d"
 
@@ -279,13 +279,10 @@ def test_a_killed_first_pass_can_be_resumed(
         [sys.executable, tmp_path / "read.py", file, tmp_path / "work"],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "work/span-00000002.json").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    written = (tmp_path / "work/span-00000002.json").exists
+    wait_until(written, possible=lambda: process.poll() is None)
     process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.wait(60)
     reported: list[tuple[int, int]] = []
     source = Tweets((file,), tmp_path / "work", report=lambda *now: reported.append(now))
     tasks = source.splits()

@@ -285,12 +285,12 @@ def test_the_other_samples_stay_listed_when_a_lost_shard_is_written_again(tmp_pa
 def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
     tmp_path: Path,
 ) -> None:
-    source, together = Numbers(20), Barrier(2, timeout=30)
+    source, together = Numbers(20), Barrier(2, timeout=60)
 
     def samples(wait: bool) -> Iterator[Sample]:
         for task in range(20):
             if wait and task in (5, 19):
-                together.wait()
+                together.wait(60)
             yield source.render(task)
 
     def write_once(folder: Path, wait: bool) -> None:
@@ -303,7 +303,7 @@ def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert contents(tmp_path / "twice") == contents(tmp_path / "alone")
 
 
@@ -363,16 +363,16 @@ def test_an_output_path_that_is_a_file_raises(images: Path, tmp_path: Path) -> N
 def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path) -> None:
     about = SourceInfo(kind="race")
     for attempt in range(25):
-        start, outcomes = Barrier(4, timeout=30), []
+        start, outcomes = Barrier(4, timeout=60), []
 
         def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:
-            start.wait()
+            start.wait(60)
             try:
                 with claimed(folder, about):
-                    start.wait()
+                    start.wait(60)
                     outcomes.append("wrote")
             except ValueError as error:
-                start.wait()
+                start.wait(60)
                 outcomes.append(str(error))
 
         arguments = (tmp_path / f"{attempt}", start, outcomes)
@@ -380,7 +380,7 @@ def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
         assert len(outcomes) == 4
         assert outcomes.count("wrote") == 1
         assert sum("is being written by another" in line for line in outcomes) == 3

@@ -228,9 +228,12 @@ def test_an_empty_batch_raises_an_error():
         head(torch.zeros(0, 3, dtype=torch.float64), torch.zeros(0, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("memory", ["one block, saved", "blocks of 64 nodes, recomputed"])
 @pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_scaling_a_loss_scales_its_gradients_and_gradients_of_two_calls_add_up(kind):
-    head = make_head(kind, "vtree", 13, 5)
+def test_scaling_a_loss_scales_its_gradients_and_gradients_of_two_calls_add_up(kind, memory):
+    head = make_head(kind, "vtree", 70, 5)
+    if memory != "one block, saved":
+        object.__setattr__(head.engine, "memory_bytes", 1)
     features, labels, nodes = problem(head.tree, num_rows=6, dim=5)
     set_nodes(head, nodes)
     _, _, once = loss_and_gradients(head, features, labels)

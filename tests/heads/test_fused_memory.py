@@ -21,7 +21,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 )
 def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, when):
     command = [sys.executable, "-m", "tests.heads.fused_memory", dtype, when]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
     rows, extra = map(int, done.stdout.split())
     assert rows == CLASSES * DIM * BYTES[dtype]
     # The gradient would have 128 MB. The logits of a step have at most half of `memory_mib`, and a

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, CrossEntropy
+from heads.losses import BinaryCrossEntropy
 from heads.rows.initial_rows import initial_rows, normal_rows
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
@@ -110,3 +111,13 @@ def test_rows_columns_and_seeds_are_uncorrelated():
 def test_no_two_rows_are_equal():
     rows = rows_of(200_000, dim=2)
     assert len(rows.unique(dim=0)) == len(rows)
+
+
+@pytest.mark.parametrize("weighting", WEIGHTINGS)
+def test_every_class_starts_with_the_initial_bias_of_the_loss(weighting):
+    """For binary cross-entropy, it gives every class the probability 1/K. In a tree, the value must
+    occur once in the path of every class.
+    """
+    head = ClassHead(3, label_tree(weighting, 20), BinaryCrossEntropy())
+    biases = torch.cat([block.bias for block in head.class_rows()])
+    torch.testing.assert_close(biases.sigmoid(), torch.full((20,), 1 / 20))

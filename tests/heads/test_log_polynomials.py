@@ -125,7 +125,12 @@ def test_without_the_extension_torch_computes_the_same_loss():
         "print(_has_extension, float(loss))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     extension, printed = done.stdout.split()
     assert extension == "False"

@@ -258,6 +258,18 @@ def test_a_learned_scale_is_trained_with_frozen_features():
     np.testing.assert_allclose(head.weight.grad, want[2], **EXACT)
 
 
+@pytest.mark.parametrize("learned", ["scale", "offset"])
+def test_a_scale_or_an_offset_that_is_learned_alone_is_evaluated(learned):
+    head = ClassHead(DIM, 4, CrossEntropy(), logits=Dot(**{f"learn_{learned}": True}))
+    with torch.no_grad():
+        for parameter in (head.log_scale, head.offset):
+            if parameter is not None:
+                parameter.fill_(0.5)
+    stored = head.evaluated_map()
+    want = (math.exp(0.5), 0.0) if learned == "scale" else (1.0, 0.5)
+    assert (stored.scale, stored.offset) == pytest.approx(want)
+
+
 def test_the_prior_is_the_logarithm_of_smoothed_frequencies():
     torch.testing.assert_close(
         log_prior(2.0, torch.tensor([0, 3, 7])).exp(),

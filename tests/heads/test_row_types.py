@@ -162,6 +162,21 @@ def test_a_deferred_step_rounds_as_one_in_backward(dtype):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
+def test_every_step_draws_other_random_numbers(dtype):
+    head = ClassHead(6, 20, CrossEntropy(), dtype=dtype, bias=False, init_std=0.3)
+    features, labels, _ = problem(head.tree, num_rows=12, dim=6)
+    optimizer = FusedSGD(head, lr=0.01)
+    start, results = [tensor.clone() for tensor in head.state_dict().values()], []
+    for _ in range(2):
+        for tensor, value in zip(head.state_dict().values(), start, strict=True):
+            tensor.copy_(value)
+        head(features.float(), labels).backward()
+        optimizer.step()
+        results.append(head.node_values().read(slice(0, 20)).float())
+    assert not torch.equal(*results)
+
+
 def steps_on_a_rank(dtype, weighting, data_axis):
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = slice(12 * rank // world, 12 * (rank + 1) // world)

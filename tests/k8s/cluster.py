@@ -93,6 +93,7 @@ def _skip_without_mounts() -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
     if tried.returncode:
         pytest.skip(f"mount and process namespaces are not permitted: {tried.stderr.strip()}")

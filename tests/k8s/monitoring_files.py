@@ -32,7 +32,11 @@ needs_promtool = pytest.mark.skipif(
 def rendered() -> list[dict[str, Any]]:
     """Return every object of the overlay, as `kubectl apply` would receive it."""
     done = subprocess.run(
-        ["kubectl", "kustomize", str(OVERLAY)], capture_output=True, text=True, check=True
+        ["kubectl", "kustomize", str(OVERLAY)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     return load_all(done.stdout)
 
@@ -73,7 +77,9 @@ def with_values(expression: str) -> str:
 
 
 def promtool(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
+    return subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
 
 
 def names_in(expression: str) -> set[str]:
@@ -85,7 +91,12 @@ def metric_names() -> frozenset[str]:
     """Return the names of all metrics that the trainer and the server can export."""
     # Run in a separate process, because importing Ray prints warnings.
     done = subprocess.run(
-        [sys.executable, "-c", _SERVING_NAMES], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", _SERVING_NAMES],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=120,
     )
     return frozenset(_training_names()) | frozenset(done.stdout.split())
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.k8s.containers import PATH, Container
 from tests.k8s.environments import environment
+from tests.process_tree import children
 from tests.system.hosts import Host
-from tests.system.runs import children, send
+from tests.system.runs import send
 
 if TYPE_CHECKING:
     from tests.k8s.cluster import Cluster

@@ -162,7 +162,12 @@ print(text, end="")
 
 def test_the_service_config_is_the_output_of_kway_serve():
     printed = subprocess.run(
-        [sys.executable, "-c", _PRINT], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", _PRINT],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+        timeout=120,
     )
     service = one(built("overlays/serving/rayservice"), "RayService")["spec"]
     assert service["serveConfigV2"] == printed.stdout
@@ -301,6 +306,7 @@ def test_only_pod_0_hosts_the_rendezvous(index, tmp_path):
         text=True,
         check=True,
         env={"PATH": path, "JOB_COMPLETION_INDEX": index},
+        timeout=120,
     )
     given = done.stdout.splitlines()
     assert given[0] == "train"

@@ -29,6 +29,7 @@ def pods(folder: str) -> list[dict[str, Any]]:
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     return templates(list(yaml.safe_load_all(done.stdout)))
 

@@ -49,6 +49,7 @@ def found_elsewhere(check: str, workload: Workload, *, before: str = "", **varia
         check=True,
         cwd=ROOT,
         env={**environment(), **variables},
+        timeout=120,
     )
     return json.loads(done.stdout)[0]
 
@@ -82,7 +83,7 @@ def machine_with_clock(seconds_ahead: float) -> Iterator[str]:
         thread.start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join()
+        thread.join(60)
 
 
 # ------------------------------------------------------------------ limits
@@ -300,7 +301,12 @@ def test_doctor_reports_the_jpeg_decoder(workload):
         "print(*CHECKS['JPEG decoder'](Workload(Path())))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", without], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", without],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        timeout=120,
     )
     assert "level='warning'" in done.stdout
     assert "OpenCV: decoding whole JPEGs" in done.stdout

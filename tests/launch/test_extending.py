@@ -135,7 +135,9 @@ def test_without_allow_import_no_command_imports_the_backbone_of_a_bundle(run, k
 def test_a_server_imports_the_backbone_of_a_bundle_only_if_allowed(run, kway, here):
     assert kway("export", run, "-o", "bundle", *ALLOWED) == 0
     launch = [sys.executable, "-P", "-m", "launch"]
-    rejected = subprocess.run([*launch, "serve", "bundle"], capture_output=True, text=True)
+    rejected = subprocess.run(
+        [*launch, "serve", "bundle"], capture_output=True, text=True, timeout=120
+    )
     (error,) = rejected.stderr.splitlines()
     assert rejected.returncode == 2
     assert f"add --allow-import {COMPONENTS[0]}" in error

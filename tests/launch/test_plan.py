@@ -598,7 +598,11 @@ def test_a_class_list_uses_the_planned_main_memory(tmp_path: Path, attributes: i
     manifest = Manifest(source=SourceInfo(kind="test"), classes=classes, shards=(shard,))
     (tmp_path / "manifest.json").write_bytes(manifest.to_bytes())
     found = subprocess.run(
-        [sys.executable, "-c", _PARSE, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", _PARSE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     kept, peak = map(int, found.stdout.split())
     cost = ClassListCost.of(classes)

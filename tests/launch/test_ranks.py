@@ -20,6 +20,7 @@ from launch.ranks.agent import (
 )
 from launch.ranks.placement import Placement, parse_conf, parse_nodes
 from launch.ranks.stop import SignalException, StopRequest, end_processes
+from tests.dispositions import default_signals
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_launcher_reports_that_it_waits_for_other_machines(monkeypatch, capfd)
     with kway_rendezvous.report_waiting(Placement()):
         time.sleep(0.2)
     assert capfd.readouterr().err == ""
-    output, deadline = "", time.monotonic() + 20
+    output, deadline = "", time.monotonic() + 60
     with kway_rendezvous.report_waiting(two):
         while ")" not in output and time.monotonic() < deadline:
             time.sleep(0.2)  # output that is written during a read is lost
@@ -183,6 +184,7 @@ def test_a_process_that_ignores_the_signal_is_killed_after_the_timeout():
     assert process.returncode == -signal.SIGTERM
 
 
+@default_signals()
 def test_ctrl_c_after_another_signal_makes_a_stop_request_urgent():
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:

@@ -1,7 +1,6 @@
 """A runner for a test that kills it. Its only job sleeps."""
 
 import os
-import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +26,5 @@ def _sleep(_settings: Mapping[str, Any], folders: Folders) -> Measures:
 def sleep_in_runner(folder: Path) -> None:
     """Run the job without printing anything. Call this in a separate process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    # Processes started in the background by a shell may inherit an ignored SIGINT.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     with JobRunner(folder, folder / "out", workers=1) as runner:
         runner.measure([Sleeping("sleeper", {})])

@@ -6,8 +6,7 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,9 @@ from benchmarks.papers.job_runner import JobRunner
 from benchmarks.papers.page import page_text
 from benchmarks.papers.run_experiments import run_experiments, stored_sections
 from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from tests.dispositions import default_signals
 from tests.system.processes import ROOT, environment
+from tests.waiting import wait_until
 
 
 def measured(settings: Mapping[str, float], folders: Folders) -> dict[str, float]:
@@ -189,26 +190,20 @@ def test_a_section_in_an_earlier_format_is_omitted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@default_signals()
 def test_workers_exit_when_their_runner_is_killed(tmp_path: Path, number: signal.Signals) -> None:
     code = "import sys; from pathlib import Path; from tests.papers.sleeper import sleep_in_runner"
     command = [sys.executable, "-c", f"{code}; sleep_in_runner(Path(sys.argv[1]))", str(tmp_path)]
     started = subprocess.Popen(command, cwd=ROOT, env=environment())
     try:
-        _until((tmp_path / "worker").is_file)
+        wait_until((tmp_path / "worker").is_file)
         os.kill(started.pid, number)
-        assert started.wait(20) != 0
+        assert started.wait(60) != 0
     finally:
         started.kill()
-        started.wait()
+        started.wait(60)
     worker = int((tmp_path / "worker").read_text())
-    _until(lambda: not Path(f"/proc/{worker}").exists())
-
-
-def _until(condition: Callable[[], bool], seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
 def test_an_experiment_runs_rounds_until_its_budget_is_spent(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def until(page: Page, expression: str) -> None:
     """Wait until a JavaScript expression is true. `Page.wait_for_function` would evaluate it inside
     the page, which the page's Content-Security-Policy forbids.
     """
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"still false after 10 s: {expression}"
         time.sleep(0.02)

@@ -36,5 +36,5 @@ def answering(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", heads
     finally:
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join()
+        thread.join(60)
         listener.close()

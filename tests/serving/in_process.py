@@ -4,7 +4,6 @@ Internal errors (500) are raised as exceptions, so no test can miss them.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from serving.models.models import Models
 from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.watches.board import Board
+from tests.waiting import wait_until
 
 
 class NoCounts:
@@ -73,13 +73,11 @@ def listening(api: FastAPI, **options: Any) -> Iterator[str]:
     thread = Thread(target=server.run)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        wait_until(lambda: server.started, possible=thread.is_alive)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join()
+        thread.join(60)
 
 
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:

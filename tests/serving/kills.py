@@ -156,7 +156,7 @@ def _killing(
     try:
         yield lambda: not thread.is_alive()
     finally:
-        thread.join()
+        thread.join(60)
 
 
 def _exchange(
@@ -179,8 +179,8 @@ def _exchange(
             threads.submit(_listen, url, watch, num_frames) for watch in watches[-_LISTENERS:]
         ]
         for sender in [threads.submit(send, sender) for sender in range(_SENDERS)]:
-            sender.result()
-        outcome.heard = sum(listener.result() for listener in listeners)
+            sender.result(60)
+        outcome.heard = sum(listener.result(60) for listener in listeners)
 
 
 def _send(url: str, feed: str, num_frames: int, is_over: Callable[[], bool] | None) -> None:

@@ -149,7 +149,7 @@ class Published:
         return Client(self.url, token=token)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20)
+        return httpx.Client(base_url=self.url, timeout=60)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def receiving() -> Iterator[Receiver]:
         yield receiver
     finally:
         server.shutdown()
-        thread.join()
+        thread.join(60)
         server.server_close()
 
 

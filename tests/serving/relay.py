@@ -33,7 +33,7 @@ class Relay:
         self._listener.close()
         self.cut()
         for thread in self._threads:
-            thread.join()
+            thread.join(60)
 
     def _start(self, target, *arguments: object) -> None:
         self._threads.append(Thread(target=target, args=arguments))

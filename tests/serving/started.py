@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import cv2
@@ -22,8 +23,11 @@ import typer
 from typer.testing import CliRunner
 
 from launch.commands import query
+from tests.ending import shared
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
+
+_START_SECONDS = 240  # pytest-timeout ends a test after 300 s
 
 COMMAND = """
 import sys, typer
@@ -44,7 +48,7 @@ def command(*arguments: object) -> list[str]:
 
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=240)
 
 
 def ask(*arguments: object) -> str:
@@ -90,7 +94,12 @@ def start(
             process_group=0,
         )
     assert process.stdout is not None
-    output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    too_late = Timer(_START_SECONDS, process.kill)
+    too_late.start()
+    try:
+        output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+    finally:
+        too_late.cancel()
     children = psutil.Process(process.pid).children(recursive=True)
     url, grpc = (
         found[1] if (found := re.match(pattern, line)) else ""
@@ -128,11 +137,16 @@ class SharedServer:
     def __init__(self, launch: Callable[[], Server]) -> None:
         self._launch = launch
         self._server: Server | None = None
+        self._has_failed = False
 
     def get(self) -> Server:
         if self._server is None or self._server.process.poll() is not None:
+            assert not self._has_failed, "the server did not start for an earlier test"
             self.close()
+            self._has_failed = True  # until it has started: each attempt may take minutes
             self._server = self._launch()
+            self._has_failed = False
+            shared.add(self._server.process.pid)
         return self._server
 
     def close(self) -> None:
@@ -192,7 +206,7 @@ def wait_for_counts(
     """Wait until each count in `grown` has increased by at least the given amount, and return the
     increase of every count. Replicas report every second.
     """
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while True:
         found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
         if all(found.get(key, 0) >= minimum for key, minimum in grown.items()):

@@ -95,7 +95,7 @@ def run(num_requests: int, num_swaps: int, num_kills: int = 0, *, backbone_mib: 
             finally:
                 is_over.set()
             for each in asking:
-                outcome.answers.update(each.result())
+                outcome.answers.update(each.result(60))
     outcome.requests = outcome.answers.total()
     outcome.seconds = time.monotonic() - started
     return outcome

@@ -81,7 +81,7 @@ class Conversation:
         self.num_received = 0  # messages that the server has received
 
     async def read(self) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self._lines.get()
 
 
@@ -122,7 +122,7 @@ async def conversation(
         yield talk
     finally:
         await body.put({"type": "http.request", "body": b"", "more_body": False})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await running
 
 
@@ -297,7 +297,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, lis
 
     def features(self: Model, prepared: Any) -> Any:
         if len(sizes):  # the first batch comes from the self-check
-            assert opened.wait(10)
+            assert opened.wait(60)
         sizes.append(len(prepared))
         return plain(self, prepared)
 

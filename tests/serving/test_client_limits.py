@@ -72,7 +72,7 @@ def served(
 @contextmanager
 def opened(url: str, method: str, path: str, headers: Headers, kind: str) -> Iterator[HTTPResponse]:
     """Send a request whose body does not end, and yield the response once its head arrives."""
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
     try:
         connection.putrequest(method, path)
         for name, value in {**headers, "content-type": kind}.items():

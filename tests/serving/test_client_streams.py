@@ -96,7 +96,7 @@ def test_results_arrive_before_the_next_input_is_available(client: Client) -> No
 
     def inputs() -> Iterator[str]:
         yield "a cat"
-        assert answered.wait(20)
+        assert answered.wait(60)
         yield "a dog"
 
     answers = client.stream(["husky"], inputs())
@@ -183,7 +183,7 @@ def test_streams_are_retried_while_the_server_is_full(url: str, client: Client) 
     time.sleep(0.5)
     assert not results
     first.close()
-    second.join()
+    second.join(60)
     assert len(results) == len(TEXTS) + 1
 
 
@@ -192,7 +192,7 @@ def test_closing_the_generator_frees_the_stream_and_its_thread(client: Client) -
 
     def stuck() -> Iterator[str]:
         yield "a cat"
-        released.wait(20)
+        released.wait(60)
 
     before = threading.active_count()
     for inputs in (endless_texts(), stuck()):
@@ -201,7 +201,7 @@ def test_closing_the_generator_frees_the_stream_and_its_thread(client: Client) -
         answers.close()
         assert len(read(client.stream(["husky"], TEXTS))[0]) == 5
     released.set()
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while threading.active_count() > before:
         assert time.monotonic() < until
         time.sleep(0.01)
@@ -242,7 +242,7 @@ def test_a_stream_without_its_last_line_raises_connection_error(head: bytes) -> 
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with Client(url) as client, pytest.raises(ConnectionError, match="lost the connection"):
             list(client.stream(["husky"], TEXTS))
-        thread.join()
+        thread.join(60)
 
 
 def test_a_stream_ended_by_the_server_raises_an_error_with_the_reason(
@@ -254,7 +254,7 @@ def test_a_stream_ended_by_the_server_raises_an_error_with_the_reason(
 
     def inputs() -> Iterator[str]:
         yield "a cat"
-        released.wait(20)
+        released.wait(60)
 
     with in_process.listening(api) as url, Client(url) as client:
         answers = client.stream(["husky"], inputs())

@@ -27,6 +27,8 @@ from tests.serving.in_process import application
 from tests.serving.relay import relayed
 from tests.tiny_bundle import write_of_texts
 
+pytestmark = pytest.mark.slow
+
 ALICE, BOB = "a" * 32, "b" * 32
 TEXTS = ["a cat", "a dog", "hund", "猫"]
 
@@ -130,7 +132,7 @@ def test_requests_that_change_watches_are_sent_only_once() -> None:
                     call()
             assert len(received) == 1
             socket.create_connection(listener.getsockname()).close()
-            thread.join()
+            thread.join(60)
 
 
 BUSY = (

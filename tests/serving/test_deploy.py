@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from launch.commands import serve
 from serving.deploy.environment import SERVING
 from serving.deploy.session import free_block, free_port
+from tests.dispositions import default_signals
 from tests.serving.started import (
     Server,
     as_json,
@@ -80,6 +81,7 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
         cwd=ROOT,
         capture_output=True,
         text=True,
+        timeout=600,
     )
     assert built.returncode == 0, built.stderr
     found = json.loads(built.stdout)
@@ -127,6 +129,7 @@ def wait_for(url: str, seconds: float) -> None:
 
 
 @pytest.mark.slow
+@default_signals()
 def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path]) -> None:
     port = free_port("127.0.0.1", 0)
     printed = run("serve", bundle, "--print-config", "--port", port)
@@ -156,7 +159,7 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
             children = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGINT)
             process.wait(timeout=60)
-            _, remaining = psutil.wait_procs(children, timeout=20)
+            _, remaining = psutil.wait_procs(children, timeout=60)
             for child in remaining:
                 child.kill()
 

@@ -43,7 +43,7 @@ class Recorded:
             raise
 
     def wait_for(self, event: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while event not in self.events:
             assert time.monotonic() < deadline, self.events
             time.sleep(0.01)
@@ -55,7 +55,7 @@ def connected(application: Recorded) -> Iterator[socket.socket]:
     with listening(api, lifespan="off") as url:  # type: ignore[arg-type]
         address = urlsplit(url)
         assert address.hostname is not None
-        with socket.create_connection((address.hostname, address.port)) as client:
+        with socket.create_connection((address.hostname, address.port), timeout=60) as client:
             yield client
 
 

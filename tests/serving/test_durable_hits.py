@@ -22,6 +22,8 @@ from tests.serving.watching import (
     send_frames,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["alice", "images"]  # fixtures
 
 

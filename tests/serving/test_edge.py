@@ -37,6 +37,8 @@ from serving.http.app import ROUTERS
 from serving.http.routing import paths_of
 from tests.quiet_server import QuietServer
 
+pytestmark = pytest.mark.slow
+
 LIMIT, HEAD_SECONDS = 1000, 1.0
 ADDRESS_HEADER = "x-client"
 LONGER_SECONDS = 1.5 * HEAD_SECONDS
@@ -159,7 +161,11 @@ def written_by_ray() -> dict[str, str]:
     """
     with TemporaryDirectory() as folder:
         ran = subprocess.run(
-            [sys.executable, "-c", _WRITE, folder], capture_output=True, text=True, check=True
+            [sys.executable, "-c", _WRITE, folder],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
         )
     return json.loads(ran.stdout)
 
@@ -234,10 +240,10 @@ def _started(
         yield Proxy(url, port, psutil.Process(process.pid), replicas)
     finally:
         process.kill()
-        process.wait()
+        process.wait(60)
         for server, thread in zip(servers, threads, strict=True):
             server.shutdown()
-            thread.join()
+            thread.join(60)
             server.server_close()
 
 
@@ -346,7 +352,7 @@ def test_grpc_listens_on_its_address(written_by_ray: dict[str, str], tmp_path: P
     wanted = replace(settings(80), http_bind="[::1]:80", grpc_bind="127.0.0.1:90")
     (tmp_path / "c").write_text(rewrite(text, wanted))
     command = [wanted.haproxy, "-c", "-f", str(tmp_path / "c")]
-    checked = subprocess.run(command, capture_output=True, text=True)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stderr
     with pytest.raises(ValueError, match="Install Ray"):
         rewrite(text, settings(80))

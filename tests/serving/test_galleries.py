@@ -685,6 +685,19 @@ def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, galler
     assert [key[1] for key in galleries._rankings] == [2, 0, 3]
 
 
+def test_galleries_do_not_share_their_scores(bundle: Path, gallery: Path, tmp_path: Path) -> None:
+    from serving.answer import make_query
+
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "only.png").write_bytes(image(300))
+    command(bundle, tmp_path / "images", "-o", tmp_path / "small")
+    opened = Bundle.open(bundle)
+    galleries = Galleries({"pets": gallery, "small": tmp_path / "small"}, opened, no_changes())
+    query = make_query(opened, [0])
+    assert galleries.search("pets", query, Page(0, 1)).results[0].total > 1
+    assert galleries.search("small", query, Page(0, 1)).results[0].total == 1
+
+
 # ---------------------------------------------------------------------------- texts
 
 

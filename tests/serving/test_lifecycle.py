@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -18,10 +18,12 @@ import httpx
 import psutil
 import pytest
 
+from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, listening
 from tests.serving.started import Server, bundle, end, start
 from tests.system.processes import ROOT
+from tests.waiting import wait_until
 
 __all__ = ["bundle"]  # a fixture
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
@@ -41,7 +43,7 @@ def begun(
         f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {kind}\r\n"
         f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n-"
     )
-    with socket.create_connection((parts.hostname, parts.port), timeout=20) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
         connection.sendall(head.encode())
         yield connection
 
@@ -53,13 +55,6 @@ def answer_of(connection: socket.socket) -> tuple[int, str]:
     while status >= 400 and not body.endswith(b"}}"):
         body += connection.recv(65536)
     return status, json.loads(body)["error"]["code"] if status >= 400 else ""
-
-
-def wait_until(happened: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +201,7 @@ def slow_server() -> Iterator[Slow]:
     finally:
         server.answers.set()
         server.shutdown()
-        thread.join()
+        thread.join(60)
         server.server_close()
 
 
@@ -242,8 +237,19 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
             server.answers.clear()
         process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == ""
+
+
+@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
+    with slow_server() as server, waiting_process(server.url) as process:
+        server.answers.set()
+        wait_for_answers(server)
+        assert is_ignored(process.pid, signal.SIGINT)
+        assert is_ignored(process.pid, signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> None:
@@ -253,7 +259,7 @@ def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> N
             wait_for_answers(server)
             server.shutdown()
             server.server_close()
-            assert process.wait(20) == 1
+            assert process.wait(60) == 1
             assert process.stderr is not None
             last = process.stderr.read().splitlines()[-1]
             assert last.startswith("error: ")

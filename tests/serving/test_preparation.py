@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -12,7 +11,9 @@ import pytest
 from data.retry import TransientError
 from serving.config import ServingConfig
 from serving.deploy.preparation import prepare
+from tests.dispositions import default_signals
 from tests.tiny_bundle import write
+from tests.waiting import wait_until
 from trainer.bundle.spec import read_manifest
 
 
@@ -51,6 +52,7 @@ def test_an_error_of_the_check_is_raised_in_the_server(
         assert f"{tmp_path}/fastapi.py" in caught.value.__notes__[0]
 
 
+@default_signals()
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)]
 )
@@ -59,13 +61,12 @@ def test_a_signal_during_the_check_leaves_no_process(
 ) -> None:
     command = [sys.executable, "-m", "launch", "serve", str(write(tmp_path / "pets"))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        children: list[psutil.Process] = []
-        while not children and process.poll() is None:
-            time.sleep(0.01)
-            children = psutil.Process(process.pid).children()
+        of_server = psutil.Process(process.pid)
+        wait_until(of_server.children, possible=lambda: process.poll() is None)
+        children = of_server.children()
         process.send_signal(number)
-        assert process.wait(timeout=20) == code
+        assert process.wait(timeout=60) == code
         assert process.stderr is not None
         assert process.stderr.read() == ""
-    _, remaining = psutil.wait_procs(children, timeout=20)
+    _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []

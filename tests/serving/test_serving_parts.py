@@ -68,6 +68,13 @@ def test_match_is_none_without_a_threshold(model: Model) -> None:
     assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
 
 
+def test_a_score_that_equals_the_threshold_is_a_match(model: Model) -> None:
+    prepared = [model.prepare(photo(9, 9))]
+    score = model.answer(prepared, make_query(model.bundle, [0])).results[0].verdicts[0].score
+    answer = model.answer(prepared, make_query(model.bundle, [0], threshold=score))
+    assert answer.results[0].verdicts[0].match
+
+
 def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model: Model) -> None:
     assert model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0])).notice is None
     write(tmp_path / "b", changes={"loss": {"kind": "ce", "aligned": False}})
@@ -127,7 +134,7 @@ def test_requests_that_arrive_during_a_forward_pass_share_the_next_batch() -> No
 
     def forward(inputs: list[Tensor]) -> Tensor:
         sizes.append(len(inputs))
-        assert gate.wait(10)
+        assert gate.wait(60)
         return torch.stack(list(inputs)) * 2
 
     async def scenario() -> list[Tensor]:
@@ -155,7 +162,7 @@ def test_a_full_queue_rejects_new_inputs_and_serves_the_queued_ones() -> None:
     gate = threading.Event()
 
     def forward(inputs: list[Tensor]) -> Tensor:
-        gate.wait(10)
+        gate.wait(60)
         return torch.stack(list(inputs))
 
     async def scenario() -> None:
@@ -178,7 +185,7 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
     gate = threading.Event()
 
     def forward(inputs: list[Tensor]) -> Tensor:
-        gate.wait(10)
+        gate.wait(60)
         seen.extend(float(one) for one in inputs)
         return torch.stack(list(inputs))
 

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from serving.deploy import server
 from serving.deploy.session import kill_writers, make_session
 from tests.tiny_bundle import write
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -51,11 +51,10 @@ def test_processes_that_write_to_a_session_folder_are_killed_but_not_those_that_
 ) -> None:
     log = tmp_path / "late.log"
     with subprocess.Popen(["sh", "-c", 'exec sleep 300 > "$0"', str(log)]) as writer:
-        while not log.exists():
-            time.sleep(0.01)
+        wait_until(log.exists)
         with subprocess.Popen(["tail", "-f", str(log)]) as reader:
             assert [one.pid for one in kill_writers(tmp_path, os.getpid())] == [writer.pid]
-            assert writer.wait(timeout=10) == -signal.SIGKILL
+            assert writer.wait(timeout=60) == -signal.SIGKILL
             assert reader.poll() is None
             reader.kill()
 

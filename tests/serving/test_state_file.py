@@ -113,6 +113,7 @@ def _execute(path: Path, statement: str) -> None:
     connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -152,6 +153,7 @@ def test_the_default_folder_is_beside_the_path_that_names_the_bundle(
         assert default_folder(Path(name)) == tmp_path / "v1-state"
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_created_is_an_error_of_one_line(
     tmp_path: Path, kway: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,7 +97,7 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
             assert result.outcome == "switched"
             assert result.version == expected.versions[(number + 1) % 2]
         is_over.set()
-        seen = [each.result() for each in asking]
+        seen = [each.result(60) for each in asking]
     assert problems == []
     assert set.union(*seen) == set(expected.versions)
     assert served.counts.reloads == [("pets", "switched")] * 6
@@ -140,7 +140,7 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(served: Publishe
 
     def lines() -> Iterator[bytes]:
         yield body.encode()
-        sent.wait(20)
+        sent.wait(60)
         yield body.encode()
 
     headers = {"content-type": "application/x-ndjson"}
@@ -155,7 +155,7 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(served: Publishe
             served.reloader.poll()
             assert old_model() is not None
             sent.set()
-            response = streaming.result()
+            response = streaming.result(60)
         assert response.headers["kway-model-version"] == first
         scores = [
             json.loads(line)["verdicts"][0]["score"] for line in response.text.splitlines()[:2]
@@ -168,6 +168,7 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(served: Publishe
         gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_listeners_and_feeds_do_not_keep_an_old_version(served: Published) -> None:
     model = served.reloader.models.default
     old = weakref.ref(model.current.service)
@@ -194,6 +195,7 @@ def test_listeners_and_feeds_do_not_keep_an_old_version(served: Published) -> No
             eventually(lambda: old() is None)
 
 
+@pytest.mark.slow
 def test_a_watch_reports_a_class_that_the_new_version_does_not_have(
     served: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -491,8 +493,8 @@ def test_replicas_load_new_versions_one_at_a_time(tmp_path: Path) -> None:
         thread = threading.Thread(target=load)
         thread.start()
         assert not started.wait(0.3)
-    assert started.wait(20)
-    thread.join()
+    assert started.wait(60)
+    thread.join(60)
 
 
 # ---------------------------------------------------------------------------- administrators
@@ -558,6 +560,7 @@ def test_each_model_has_its_own_routes(several: Published) -> None:
             assert in_process.refusal(http.get(path)) == (404, "unknown_model")
 
 
+@pytest.mark.slow
 def test_the_open_inference_protocol_selects_the_model_by_its_name(several: Published) -> None:
     inputs = [
         {"name": "texts", "datatype": "BYTES", "shape": [1], "data": ["a cat"]},
@@ -577,6 +580,7 @@ def test_the_open_inference_protocol_selects_the_model_by_its_name(several: Publ
         assert http.get("/v2/models/x").status_code == 404
 
 
+@pytest.mark.slow
 def test_grpc_selects_the_model_by_its_name_and_returns_its_version(several: Published) -> None:
     methods = InferenceMethods(several.reloader.models, Clients(None), no_metrics)
     for name, version in (("pets", 0), ("others", 1)):
@@ -594,6 +598,7 @@ def test_grpc_selects_the_model_by_its_name_and_returns_its_version(several: Pub
     assert call.code is grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.slow
 def test_watches_and_feeds_of_one_model_are_not_those_of_another(several: Published) -> None:
     with Client(several.url) as pets, Client(several.url, model="others") as others:
         mine = pets.create_watch(["husky"], threshold=-1e6, ttl_seconds=60)
@@ -610,6 +615,7 @@ def test_watches_and_feeds_of_one_model_are_not_those_of_another(several: Publis
         assert len(list(others.feed("door", ["a cat"]))) == 1
 
 
+@pytest.mark.slow
 def test_models_are_swapped_independently(several: Published) -> None:
     publish(several.versions[1], several.path)
     with several.client(ADMIN) as admin:

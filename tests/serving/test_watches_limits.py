@@ -26,6 +26,8 @@ from tests.serving.watching import (
     send_frames,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["alice", "images"]  # fixtures
 IDLE_SECONDS = 1.0
 

@@ -744,6 +744,10 @@ print("passed")
 def test_watches_survive_a_restart_of_the_ray_actor() -> None:
     with TemporaryDirectory(prefix="kway-ray-") as folder:
         run = subprocess.run(
-            [sys.executable, "-c", RAY, folder], cwd=ROOT, capture_output=True, text=True
+            [sys.executable, "-c", RAY, folder],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
     assert run.stdout.endswith("passed\n"), run.stderr[-3000:]

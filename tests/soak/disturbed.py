@@ -13,17 +13,15 @@ from pathlib import Path
 import torch
 
 from data.shards.split import open_split
+from tests.process_tree import descendants, is_running, left_after
 from tests.shards import glyph_recipe, glyph_shards
 from tests.soak.trials import Trial
 from tests.system.processes import write_recipe
 from tests.system.runs import (
     Launched,
-    descendants,
     final_tensors,
-    is_running,
     last_step,
     launched,
-    left_after,
     losses,
     samples_by_step,
     send,

@@ -75,7 +75,9 @@ def hosts(number: int) -> Iterator[list[Host]]:
         yield created
     finally:
         for host in created:
-            subprocess.run(["ip", "netns", "delete", host.name], capture_output=True, check=False)
+            subprocess.run(
+                ["ip", "netns", "delete", host.name], capture_output=True, check=False, timeout=60
+            )
         _ip("link", "delete", bridge)
 
 
@@ -89,4 +91,4 @@ def _plug(host: Host, bridge: str) -> None:
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True)
+    subprocess.run(["ip", *arguments], capture_output=True, text=True, check=True, timeout=60)

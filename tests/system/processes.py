@@ -21,7 +21,7 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    command: list[str], *, timeout: float = 120, cwd: Path = ROOT
+    command: list[str], *, timeout: float = 240, cwd: Path = ROOT
 ) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         command,

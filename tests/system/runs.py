@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from tests.process_tree import children
 from tests.system.processes import KWAY, ROOT, environment
 
 _TIMEOUT_SECONDS = 180
@@ -138,35 +139,7 @@ def launched(
 def kill(process: "subprocess.Popen[Any]") -> None:
     """Kill a launcher, which also makes its ranks exit."""
     process.kill()
-    process.wait()
-
-
-def children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def descendants(pid: int) -> list[int]:
-    found = children(pid)
-    return found + [below for child in found for below in descendants(child)]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
-
-
-def left_after(pids: list[int], seconds: float) -> list[int]:
-    """Wait up to `seconds` for processes to exit, and return those that are still running."""
-    deadline = time.monotonic() + seconds
-    while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return left
+    process.wait(60)
 
 
 def send(pid: int, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""`kway[train]` is enough to train and `kway[serve]` is enough to serve.
+"""The extra `train` is enough to train and `serve` is enough to serve.
 
 Each test creates a virtual environment with links to those distributions in this environment that
 the extra requires directly or indirectly.
@@ -85,7 +85,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Kway:
     """kway's metadata, and its packages as a wheel installs them."""
     out = tmp_path_factory.mktemp("wheel")
     build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
-    subprocess.run([sys.executable, *build], check=True)
+    subprocess.run([sys.executable, *build], check=True, timeout=600)
     (built,) = out.glob("*.whl")
     shutil.unpack_archive(built, out / "site", "zip")
     (metadata,) = distributions(name="kway", path=[str(out / "site")])

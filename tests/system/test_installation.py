@@ -1,6 +1,9 @@
 """Installations of kway: without extras, from a wheel, and with files that shadow its packages."""
 
+import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -68,7 +71,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def python(*arguments: str, packages: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str, packages: Path | str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(packages)}
     environment.pop("PYTHONSAFEPATH", None)
     return subprocess.run(
@@ -78,6 +81,7 @@ def python(*arguments: str, packages: Path, cwd: Path) -> subprocess.CompletedPr
         capture_output=True,
         text=True,
         check=False,
+        timeout=600,
     )
 
 
@@ -99,9 +103,35 @@ def test_a_missing_extra_prints_a_one_line_error_with_the_install_command(
         (line,) = done.stderr.splitlines()
         assert done.returncode == 2
         assert line.startswith("error: the module ")
-        assert "is required but not installed: run pip install 'kway[" in line
-        assert f"kway[{'serve' if arguments[0] == 'serve' else 'data'}]" in line
+        assert f"is required but not installed: run pip install '{ROOT}[" in line
+        assert ("serve" if arguments[0] == "serve" else f"{ROOT}[data]") in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_hints_install_extras_from_the_file_that_kway_was_installed_from(
+    base: Path, tmp_path: Path
+) -> None:
+    """Another project is called kway on the package index."""
+    metadata, wheel = tmp_path / "kway-0.1.0.dist-info", tmp_path / "my wheels" / "kway.whl"
+    (installed,) = base.glob("kway-*.dist-info")
+    shutil.copytree(installed, metadata)
+    (metadata / "direct_url.json").write_text(json.dumps({"url": wheel.as_uri()}))
+    wheel.parent.mkdir()
+    code = "from data.extras import install_command; print(install_command('serve'))"
+
+    def command() -> list[str]:
+        done = python("-S", "-P", "-c", code, packages=f"{tmp_path}:{base}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return shlex.split(done.stdout)
+
+    wheel.touch()
+    assert command() == ["pip", "install", f"{wheel}[serve]"]
+    wheel.unlink()
+    pip, install, *needed = command()
+    assert (pip, install) == ("pip", "install")
+    names = {Requirement(need).name for need in needed}
+    assert names >= {"fastapi", "ray", "webdataset"}
+    assert "kway" not in names
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +139,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the contents of kway's wheel."""
     out = tmp_path_factory.mktemp("wheel")
     build = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(out), str(ROOT)]
-    subprocess.run([sys.executable, *build], check=True)
+    subprocess.run([sys.executable, *build], check=True, timeout=600)
     (built,) = out.glob("*.whl")
     zipfile.ZipFile(built).extractall(out / "site")
     return out / "site"
@@ -121,6 +151,14 @@ def test_the_wheel_contains_the_packages_and_the_manifests(wheel: Path) -> None:
     assert names == {"data", "heads", "k8s", "launch", "serving", "trainer"}
     assert (wheel / "k8s/base/training/job.yaml").exists()
     assert (wheel / "launch/recipes/glyphs.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_shipped_recipe_is_found_by_name_in_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    command = ("-P", "-m", "launch", "train", "glyphs", "--print-config")
+    done = python(*command, packages=wheel, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("run: runs/glyphs\n")
 
 
 @pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
@@ -25,6 +24,7 @@ from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.processes import kway as kway_process
 from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer, write, write_of_texts
+from tests.waiting import wait_until
 from trainer.process.exit_codes import PREEMPTED
 from trainer.train import train
 
@@ -61,13 +61,6 @@ class Driver:
 
 def kway_on(cluster: RayCluster, *arguments: object) -> Driver:
     return Driver(cluster, *KWAY, *arguments, "--ray", cluster.address)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -42,11 +42,11 @@ def no_response(port: int) -> str:
 
 def test_an_unresponsive_endpoint_is_reported_within_the_timeout(recipe):
     with unresponsive_port() as port:
-        # This is much longer than two seconds, but much shorter than torch's default of five
-        # minutes.
+        # This is longer than two seconds and the imports on a busy machine take, but shorter than
+        # the five minutes that are the default of torch.
         finished = run(
             [*KWAY, "train", str(recipe), *joining(port, "is_host=0", "join_timeout=2")],
-            timeout=60,
+            timeout=200,
         )
     assert finished.returncode == 1
     assert finished.stderr.startswith(f"error: {no_response(port)}"), finished.stderr
@@ -99,7 +99,7 @@ def test_sigterm_stops_a_launcher_whose_rendezvous_host_is_suspended(endless, tm
             step = last_step(run_folder)
             other.wait_for(lambda: last_step(run_folder) > step + 200, "more steps")
             other.process.send_signal(signal.SIGTERM)
-            assert other.end(20) == 75
+            assert other.end(60) == 75
         finally:
             os.kill(host.process.pid, signal.SIGCONT)
         assert host.end() == 75

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.dispositions import default_signals, ignored, is_ignored
+from tests.process_tree import children, descendants, left_after
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.runs import (
     Launched,
-    children,
-    descendants,
     final_tensors,
     kill,
     last_step,
     launched,
-    left_after,
 )
+from tests.waiting import wait_until
 from trainer.process.signals import Preempted, StopSignals
 
 
@@ -39,6 +39,7 @@ from trainer.process.signals import Preempted, StopSignals
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
+@default_signals()
 def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, endless, tmp_path):
     with launched(endless, tmp_path / "run") as run:
         run.wait_for_step(2)
@@ -52,13 +53,14 @@ def test_a_signal_makes_a_run_save_its_last_step_and_stop(number, target, code, 
         reported = "SIGTERM" if number == signal.SIGINT else number.name
         assert run.output.count(f"stopped by {reported}") == 1
         assert "error" not in run.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     saved = [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(tmp_path / 'run'):08d}"]
     assert final_tensors(tmp_path / "run")
 
 
 @pytest.mark.slow
+@default_signals()
 def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
     folder = tmp_path / "run"
     terminal, child_end = os.openpty()
@@ -85,7 +87,7 @@ def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
         family = descendants(process.pid)
         os.close(terminal)
         assert process.wait(60) == 75
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     finally:
         kill(process)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
@@ -113,7 +115,7 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
         launcher = next(pid for pid in family if len(children(pid)) == 2)
         os.kill(launcher, signal.SIGTERM)
         assert running.end() == 75, running.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -148,6 +150,7 @@ def test_a_launcher_stopped_while_its_ranks_are_importing_exits_as_preempted(end
 
 
 @pytest.mark.slow
+@default_signals()
 def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeout(
     endless, tmp_path
 ):
@@ -156,10 +159,9 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         family = descendants(run.process.pid)
         os.kill(run.ranks[1], signal.SIGSTOP)
         os.kill(run.process.pid, signal.SIGINT)
-        while run.process.poll() is None:
-            run.process.send_signal(signal.SIGINT)
+        wait_until(lambda: run.process.poll() is not None or run.process.send_signal(signal.SIGINT))
         assert run.process.returncode == 130, run.output
-        assert left_after(family, 3) == []
+        assert left_after(family, 30) == []
     with launched(endless, tmp_path / "other", "--shutdown-timeout", "1") as run:
         run.wait_for_step(2)
         os.kill(run.ranks[1], signal.SIGSTOP)
@@ -168,6 +170,18 @@ def test_a_second_ctrl_c_exits_immediately_and_ranks_are_killed_after_the_timeou
         assert "some ranks did not exit within 1 s of SIGTERM" in run.output
 
 
+@ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+def test_a_run_ignores_the_signals_that_its_parent_ignored_except_sigterm(endless, tmp_path):
+    with launched(endless, tmp_path / "run", num=1) as run:
+        run.wait_for_step(1)
+        for pid in (run.process.pid, *run.ranks):
+            assert is_ignored(pid, signal.SIGINT)
+            assert is_ignored(pid, signal.SIGHUP)
+        os.kill(run.process.pid, signal.SIGTERM)
+        assert run.end() == 75, run.output
+
+
+@default_signals()
 def test_stop_signals_are_recorded_and_a_second_ctrl_c_raises():
     before = signal.getsignal(signal.SIGTERM)
     with StopSignals() as stop:

@@ -299,7 +299,7 @@ def test_a_bundle_exists_at_all_times_while_it_is_replaced(copy: Path) -> None:
         for _ in range(30):
             rewrite_bundle(copy, copy, thresholds=bundle.thresholds, model_card="# new\n")
         is_over.set()
-        looked.result()
+        looked.result(60)
     assert not missing
 
 

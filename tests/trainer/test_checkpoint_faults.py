@@ -18,6 +18,7 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, verify_newest
+from tests.waiting import wait_until
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
 from trainer.checkpoints.exchange import explain_disk_error
 
@@ -31,13 +32,13 @@ def mounted(disk: Path) -> Iterator[None]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(disk)]
     if shutil.which("mount") is None or os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root and mount")
-    finished = subprocess.run(mount, capture_output=True, text=True)
+    finished = subprocess.run(mount, capture_output=True, text=True, timeout=60)
     if finished.returncode != 0:
         pytest.skip(f"a small disk cannot be mounted here: {finished.stderr.strip()}")
     try:
         yield
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", str(disk)], check=True, timeout=60)
 
 
 @pytest.fixture
@@ -137,8 +138,8 @@ def test_a_background_failure_is_reported_once_before_the_next_save(tmp_path):
     with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
         assert writer.failures() == []
         writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        while not (failures := writer.failures()):
-            pass
+        failures: list = []
+        wait_until(lambda: failures.extend(writer.failures()) or failures)
         assert [(failure.step, failure.is_lost) for failure in failures] == [(1, True)]
         assert "step-00000001 could not be written" in failures[0].reason
         assert writer.failures() == []

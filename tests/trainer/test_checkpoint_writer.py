@@ -266,3 +266,26 @@ def test_a_folder_does_not_look_committed_while_it_is_deleted(tmp_path):
     (tmp_path / "step-00000001.discarded").mkdir()  # from a run that was killed during deletion
     discard(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_and_the_folder_are_on_disk_before_the_folder_gets_its_final_name(
+    tmp_path, monkeypatch
+):
+    """Otherwise, a power failure could leave a committed folder with empty files."""
+    synced, unsynced, fsync, rename = set(), [], os.fsync, os.rename
+
+    def recorded_fsync(descriptor):
+        fsync(descriptor)
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+    def recorded_rename(source, target):
+        folder = Path(source)
+        paths = {str(path) for path in (folder, *folder.iterdir())}
+        unsynced.append(paths - synced)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "rename", recorded_rename)
+    save_steps(tmp_path, [1])
+    assert unsynced == [set()]
+    assert str(tmp_path) in synced  # the new name itself

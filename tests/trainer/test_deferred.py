@@ -481,7 +481,7 @@ def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
     finally:
         for process in ranks:
             process.kill()
-            process.join()
+            process.join(60)
 
 
 def test_labels_outside_the_classes_are_found_before_they_are_copied(glyphs: Path) -> None:

@@ -12,6 +12,7 @@ from tests.heads.cases import label_tree
 from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
 from trainer.evaluation import EvaluationStopped, MarginalTopK, measure
+from trainer.evaluation.class_scores import Ranking, count_reached
 from trainer.evaluation.features import SplitRows
 from trainer.promises import KINDS
 
@@ -169,6 +170,20 @@ def measured_on_meshes():
 @pytest.fixture(scope="module")
 def four_ranks():
     return run_on_ranks(4, measured_on_meshes)
+
+
+def test_a_score_that_equals_the_threshold_reaches_it():
+    scores, labels = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1])
+    counts = count_reached(scores, labels, torch.tensor([0]), torch.tensor([[2.0]]))
+    assert counts.tolist() == [[[1, 2]]]
+
+
+def test_a_tie_with_an_earlier_block_goes_to_the_lowest_id():
+    """The blocks of a tree are in node order, so a later block may contain lower class IDs."""
+    ranking, scores = Ranking(1, torch.zeros(1)), torch.ones(1, 1)
+    for class_id in (7, 2, 5):
+        ranking.add(scores, torch.tensor([class_id]), scores[:, 0])
+    assert ranking.over_ranks(None).tolist() == [[2]]
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

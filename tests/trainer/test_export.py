@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.images.decode import decode, for_evaluation
+from data.messages import kway_command
 from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
@@ -147,7 +148,7 @@ def test_the_model_card_contains_the_measures_and_the_alignment_of_the_loss(
     assert f"on split `test` ({evaluation.num_samples} samples)" in card
     with Bundle.open(tmp_path / "bundle") as bundle:
         assert bundle.spec.loss.aligned is (name == "z_loss")
-        assert f'--class "{bundle.names.names[0]}"' in card
+        assert kway_command("query", "BUNDLE", "--class", bundle.names.names[0]) in card
 
 
 def test_the_kind_of_a_threshold_depends_on_the_samples_of_the_class(run, tmp_path):

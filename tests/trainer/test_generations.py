@@ -1,7 +1,6 @@
 """A run keeps the generation of its shards on which it started; a new run uses the newest one."""
 
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from launch.plan.classes import num_samples, shards_of
 from tests.ranks import forked, rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import final_tensors, last_step, losses
+from tests.waiting import wait_until
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.bundle.spec import CARD
@@ -97,8 +97,8 @@ def train_until_appended(recipe: Recipe) -> None:
     def paused(loader: TrainLoader) -> Batch:
         nonlocal steps
         steps += 1
-        while steps == 3 and Manifest.read(recipe.data.shards).generation < 3:
-            time.sleep(0.05)
+        if steps == 3:
+            wait_until(lambda: Manifest.read(recipe.data.shards).generation == 3)
         return read_next(loader)
 
     TrainLoader.__next__ = paused  # type: ignore[method-assign]
@@ -109,13 +109,11 @@ def test_a_run_does_not_notice_that_another_process_appends(shards: Path, tmp_pa
     train(recipe_for(shards, tmp_path / "whole", 6), rank_world())
     run = forked(train_until_appended, recipe_for(shards, tmp_path / "run", 6))
     run.start()
-    while last_step(tmp_path / "run") < 1:
-        assert run.is_alive()
-        time.sleep(0.05)
+    wait_until(lambda: last_step(tmp_path / "run") >= 1, possible=run.is_alive)
     for characters in (15, 16):
         extend(shards, characters)
         assert run.is_alive()
-    run.join()
+    run.join(60)
     assert run.exitcode == 0
     assert RunFolder(tmp_path / "run").load_recipe().data.generation == 1
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")

@@ -285,6 +285,7 @@ def run_import(source: str, out: Path, endpoint: str) -> subprocess.CompletedPro
         capture_output=True,
         text=True,
         check=False,
+        timeout=120,
     )
 
 

@@ -117,7 +117,7 @@ def test_a_pickle_is_rejected_and_the_printed_command_converts_it(tmp_path, kway
     assert len(message.splitlines()) == 1
     code = message.partition('python -c "')[2].partition('" FILES')[0]
     files = sorted((tmp_path / "run").glob("*.pt"))
-    subprocess.run([sys.executable, "-c", code, *files], check=True)
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=120)
     converted = load_file(tmp_path / "run/softmax_fc_gpu_10.safetensors")["weight"]
     assert torch.equal(converted, rows[10:])
     describe(tmp_path / "run", rows="softmax_fc_gpu_*.safetensors")

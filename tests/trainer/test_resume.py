@@ -14,7 +14,7 @@ from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
-from tests.trainer.training import started, take_steps
+from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import find_checkpoint, save_checkpoint
 from trainer.checkpoints.entries import training_entries
@@ -62,6 +62,31 @@ def test_a_run_that_enables_fp16_on_resume_starts_with_the_default_scale(glyphs,
     fresh = half.loss_scale.value
     resume_run(folder, half)
     assert half.loss_scale.value == fresh > 1
+
+
+def test_a_run_resumes_with_its_weights_and_moments(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs)
+    take_steps(task, 2)
+    state, expected = state_of(task, 2), full_entries(task)
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    again = started(glyphs)
+    resume_run(folder, again)
+    found = full_entries(again)
+    assert found.keys() == expected.keys()
+    assert any(value.any() for name, value in found.items() if name.startswith("optimizer."))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_an_fp16_run_resumes_with_its_loss_scale(glyphs, tmp_path):
+    folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
+    assert task.loss_scale.overflowed()
+    task.loss_scale.succeeded()
+    state = state_of(task, 1)
+    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
+    again = started(glyphs, train__precision="fp16")
+    resume_run(folder, again)
+    assert again.loss_scale == task.loss_scale
 
 
 def lines(run: Path, event: str) -> list[int]:

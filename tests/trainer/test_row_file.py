@@ -109,7 +109,7 @@ def test_threads_can_read_concurrently(path) -> None:
 
     def work(seed: int) -> list[tuple[Tensor, Tensor]]:
         generator = torch.Generator().manual_seed(seed)
-        start.wait()
+        start.wait(60)
         found = []
         for _ in range(300):
             requested = torch.randint(60, (4,), generator=generator)

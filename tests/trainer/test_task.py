@@ -12,6 +12,8 @@ from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
 from trainer.steps.gradients import compute_gradients
+from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.steps.take import read_numbers, take_step
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -347,6 +349,26 @@ def test_clipping_uses_the_norm_of_the_backbone_and_all_head_shards(glyphs):
     assert alone[1] == pytest.approx(0.5, rel=1e-4)
     for result in run_on_ranks(3, clipped, glyphs):
         assert result == pytest.approx(alone, rel=1e-4)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(synchronous, glyphs):
+    task = started(glyphs, train__synchronous=synchronous)
+    next(task.backbone.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    before = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    numbers = read_numbers(task, take_step(task, images(0, 12), 1.0, step=1))
+    assert np.isfinite(numbers.loss)
+    assert numbers.skipped
+    for name, tensor in task.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+def test_a_run_may_skip_as_many_steps_as_the_limit(tmp_path):
+    steps = NonFiniteSteps(tmp_path, rank=0, cap=2, skipped=1)
+    steps.skip(3, images(0, 2), "the loss is inf")
+    with pytest.raises(FloatingPointError):
+        steps.skip(4, images(2, 4), "the loss is inf")
+    assert steps.skipped == 3
 
 
 def test_bf16_autocast_trains_float32_weights(glyphs):

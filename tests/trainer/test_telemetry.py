@@ -179,7 +179,12 @@ def test_a_scrape_passes_promtool(is_new, tmp_path):
             report.event("evaluation", 1, "evaluation", top1=0.5)
         page = page_of(report)
     checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"],
+        input=page,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 

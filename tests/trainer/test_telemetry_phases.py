@@ -145,7 +145,7 @@ def collectives_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], boo
         world.barrier()
         thread = Thread(target=elsewhere)
         thread.start()
-        thread.join()
+        thread.join(60)
     elsewhere()
     return recorded, {*phases.take()}, phases.operation is None
 

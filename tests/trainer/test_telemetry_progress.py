@@ -89,9 +89,9 @@ def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:
     reader.start()
     process.join(60)
     process.kill()
-    process.join()
+    process.join(60)
     os.close(theirs)
-    reader.join()
+    reader.join(60)
     return process.exitcode, sent[0]
 
 

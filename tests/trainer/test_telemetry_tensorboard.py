@@ -1,13 +1,13 @@
 """TensorBoard events contain the same numbers as the JSONL file, and each step only once."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.system.processes import ROOT
+from data.extras import install_command
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
+from trainer.telemetry.tensorboard import check_tensorboard
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -53,16 +53,8 @@ def test_other_ranks_write_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_package_raises_a_one_line_error_with_the_fix():
-    code = (
-        "import sys; sys.path = [part for part in sys.path if 'site-packages' not in part]\n"
-        "import importlib.util as util\n"
-        "spec = util.spec_from_file_location('board', 'trainer/telemetry/tensorboard.py')\n"
-        "board = util.module_from_spec(spec); spec.loader.exec_module(board)\n"
-        "board.check_tensorboard()"
-    )
-    command = [sys.executable, "-c", code]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    line = finished.stderr.splitlines()[-1]
-    assert line.startswith("ValueError: telemetry.tensorboard is true")
-    assert "pip install 'kway[tensorboard]'" in line
+def test_a_missing_package_raises_a_one_line_error_with_the_fix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ValueError, match=r"telemetry\.tensorboard is true") as caught:
+        check_tensorboard()
+    assert install_command("tensorboard") in str(caught.value)

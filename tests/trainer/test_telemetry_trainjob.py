@@ -64,7 +64,7 @@ def controller(tmp_path: Path) -> Iterator[Controller]:
     thread.start()
     yield found
     server.shutdown()
-    thread.join()
+    thread.join(60)
     server.server_close()
 
 
@@ -73,7 +73,7 @@ def report(status: TrainJobStatus, step: int, **metrics: float) -> None:
 
 
 def wait_for_reports(controller: Controller, times: int) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(controller.reported) < times:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -192,7 +192,7 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
     finally:
         for process in ranks:
             process.kill()
-            process.join()
+            process.join(60)
 
 
 @pytest.fixture(scope="module")

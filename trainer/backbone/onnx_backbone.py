@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from data.extras import install_command
 from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.backbone import Backbone
@@ -87,7 +88,7 @@ def check_packages(option: str) -> None:
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(
-            f"{option} requires {missing[0]}, which is not installed: install kway[onnx]"
+            f"{option} requires {missing[0]}, which is not installed: run {install_command('onnx')}"
         )
 
 

@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from data.extras import install_command
+
 Precision = Literal["float32", "bf16", "int8"]
 LowPrecision = Literal["bf16", "int8"]
 
@@ -43,7 +45,8 @@ def check_device(precision: Precision, device: str, *, on_this_machine: bool = T
     check_processor(precision)
     if precision == "int8" and not onnxruntime_is_installed():
         raise ValueError(
-            "precision int8 requires onnxruntime, which is not installed: install kway[onnx]"
+            "precision int8 requires onnxruntime, which is not installed: run "
+            f"{install_command('onnx')}"
         )
 
 

@@ -1,7 +1,6 @@
 """Exports a run as a bundle: the model, its class rows, its thresholds and a model card."""
 
 import json
-import shlex
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from data.config import DataConfig, TextConfig
+from data.messages import kway_command
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads import ClassHead, ClassRows
 from heads.config import HeadConfig
@@ -99,12 +99,12 @@ def _evaluation(
         return load_evaluation(folder, step=trained.step)
     except FileNotFoundError as error:
         allowed = [f"--allow-import={path}" for path in allow_imports]
-        command = ["kway", "eval", str(run), "--checkpoint", str(trained.step)]
+        command = ["eval", str(run), "--checkpoint", str(trained.step)]
         for setting in settings:
             command += ["--set", setting]
         raise FileNotFoundError(
             f"{run} was not evaluated at these recalls and this confidence: run "
-            f"`{shlex.join([*command, *allowed])}`, then export again"
+            f"`{kway_command(*command, *allowed)}`, then export again"
         ) from error
 
 
@@ -190,7 +190,7 @@ thresholds, so expect slightly lower values on new data.
 {thresholds_section(thresholds)}
 ## Use
 
-    kway query BUNDLE --class "{trained.manifest.classes[0].name}" {query}
+    {kway_command("query", "BUNDLE", "--class", trained.manifest.classes[0].name)} {query}
     kway serve BUNDLE
 """
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from data.messages import one_line
+from data.messages import kway_command, one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
@@ -290,6 +290,6 @@ was trained.
 {NO_THRESHOLDS}
 ## Use
 
-    kway query BUNDLE --class "{example}" {query}
+    {kway_command("query", "BUNDLE", "--class", example)} {query}
     kway serve BUNDLE
 """

@@ -7,6 +7,7 @@ import signal
 from types import FrameType
 from typing import Any
 
+from data.processes import obeyed
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
 # Schedulers send SIGUSR1 some time before they stop a job, closing a terminal sends SIGHUP, and
@@ -30,7 +31,7 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """Records signals of STOP_SIGNALS in `received` inside the context.
+    """Records the signals of STOP_SIGNALS that are `obeyed` in `received` inside the context.
 
     A second Ctrl-C raises KeyboardInterrupt. Use this class in the main thread, as Python requires
     for signal handlers.
@@ -41,9 +42,8 @@ class StopSignals:
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for number in STOP_SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup or shell &
-                self._previous_handlers[number] = signal.signal(number, self._record)
+        for number in obeyed(STOP_SIGNALS):
+            self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
     def _record(self, number: int, _frame: FrameType | None) -> None:

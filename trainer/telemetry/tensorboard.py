@@ -4,13 +4,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from data.extras import install_command
+
 
 def check_tensorboard() -> None:
     """Raise ValueError if the optional package tensorboard is not installed."""
     if find_spec("tensorboard") is None:
         raise ValueError(
-            "telemetry.tensorboard is true, but the package tensorboard is not installed: run pip "
-            "install 'kway[tensorboard]', or set telemetry.tensorboard=false"
+            "telemetry.tensorboard is true, but the package tensorboard is not installed: run "
+            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false"
         )
 
 

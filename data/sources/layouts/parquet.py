@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from data.extras import install_command
 from data.files import flush, is_of_file_system, temporary_path
 from data.messages import one_line, shown
 from data.remote.input_path import InputPath
@@ -176,7 +177,7 @@ def _open(path: InputPath) -> Any:
         parquet = importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError:
         raise ValueError(
-            f"{path} is Parquet, which requires pyarrow: run pip install 'kway[parquet]', or save "
+            f"{path} is Parquet, which requires pyarrow: run {install_command('parquet')}, or save "
             "the table as CSV"
         ) from None
     try:

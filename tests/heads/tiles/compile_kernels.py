@@ -129,6 +129,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
             capture_output=True,
             text=True,
             check=True,
+            timeout=120,
         ).stdout
     used = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", found)}
     return {"registers": used["REG"], "spilled": used["STACK"] + used["LOCAL"]}

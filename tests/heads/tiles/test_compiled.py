@@ -47,6 +47,7 @@ def printed(*arguments: str) -> Lines:
         stdout=subprocess.PIPE,
         text=True,
         check=True,
+        timeout=120,
     )
     return [json.loads(line) for line in found.stdout.splitlines()]
 

@@ -2,6 +2,7 @@
 one worker. Each server takes about ten seconds to start on two cores.
 """
 
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import open_collection
 from serving.galleries.features import LocalEncoder
 from serving.model import Model
+from tests.dispositions import ignored
 from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
 from tests.serving.receiver import Receiver, receiving
 from tests.serving.started import Server, SharedServer, write_images
@@ -44,7 +46,8 @@ def guarded_server(
     bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
     def launch() -> Server:
-        return start_guarded(bundle, tokens, tmp_path_factory.mktemp("server"))
+        with ignored(signal.SIGINT):  # as if it were in the background of a script
+            return start_guarded(bundle, tokens, tmp_path_factory.mktemp("server"))
 
     with closing(SharedServer(launch)) as shared:
         yield shared

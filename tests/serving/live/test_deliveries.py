@@ -21,7 +21,7 @@ def test_the_death_of_the_actor_delays_a_delivery_even_if_no_one_uses_the_server
     eventually(lambda: client.get(path).json()["webhook"]["failures"] > 0)
     (actor,) = processes(server, "WatchActor")
     actor.kill()
-    psutil.wait_procs([actor], timeout=30)
+    psutil.wait_procs([actor], timeout=60)
     receiver.messages.clear()
     receiver.respond = lambda message: 200
     eventually(lambda: bool(receiver.accepted()))

@@ -71,6 +71,7 @@ def assert_hit(line: dict, watch: dict) -> None:
     assert line.get("watch") == watch["id"], line
 
 
+@pytest.mark.slow
 def test_hits_arrive_through_haproxy_before_the_request_body_ends(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
@@ -149,6 +150,7 @@ def is_busy(status: int, headers: Mapping[str, str]) -> bool:
     return (status, headers.get("retry-after")) == (429, "1")
 
 
+@pytest.mark.slow
 def test_a_loopback_server_without_tokens_rejects_other_host_names(server: Server) -> None:
     response = httpx.get(f"{server.url}/v1/classes", headers={"host": "evil.example"})
     assert (response.status_code, response.json()["error"]["code"]) == (403, "other_host")
@@ -157,6 +159,7 @@ def test_a_loopback_server_without_tokens_rejects_other_host_names(server: Serve
     assert response.status_code == 200
 
 
+@pytest.mark.slow
 def test_without_tokens_each_address_has_its_own_limits(server: Server) -> None:
     per_client = ServingConfig().max_feeds_per_client
     with ExitStack() as opened:
@@ -178,6 +181,7 @@ def test_without_tokens_each_address_has_its_own_limits(server: Server) -> None:
         assert status_of_feed("127.0.0.2") == 200
 
 
+@pytest.mark.slow
 def test_listeners_on_all_replicas_receive_hits_and_do_not_block_requests(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
@@ -217,6 +221,7 @@ def test_listeners_on_all_replicas_receive_hits_and_do_not_block_requests(
     eventually(both_replicas_accept)  # HAProxy may not know the second replica yet
 
 
+@pytest.mark.slow
 def test_watches_and_feeds_survive_the_death_of_the_actor(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:
@@ -254,6 +259,7 @@ def test_watches_and_feeds_survive_the_death_of_the_actor(
     assert [one.pid for one in processes(server, "WatchActor")] != [actor.pid]
 
 
+@pytest.mark.slow
 def test_feeds_end_if_their_replica_is_killed_and_new_feeds_work(
     server: Server, client: httpx.Client, images: list[bytes]
 ) -> None:

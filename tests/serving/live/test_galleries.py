@@ -59,7 +59,7 @@ def test_changes_survive_the_death_of_the_process_that_stores_them(
             if "WatchActor" in process.name()
         ]
         actor.kill()
-        actor.wait(10)
+        actor.wait(60)
         # A replica may not have requested the last change yet.
         known = {*map(tuple, searches(server))}
         assert known <= {tuple(expected), tuple(one for one in expected if one != new.id)}

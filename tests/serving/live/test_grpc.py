@@ -556,7 +556,11 @@ print(json.dumps({
 @pytest.mark.slow
 def test_the_cluster_config_file_enables_grpc_only_if_requested() -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", _WRITE_AND_READ], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-c", _WRITE_AND_READ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == {
@@ -580,7 +584,7 @@ def test_the_remaining_replica_answers_calls_after_the_other_is_killed(
             next(iter(replicas_of(server).values())).kill()
         for _ in range(100):
             try:
-                found = stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=20)
+                found = stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=60)
             except grpc.RpcError as error:
                 if error.code() not in (CODE.UNAVAILABLE, CODE.RESOURCE_EXHAUSTED):
                     raise
@@ -617,7 +621,7 @@ def test_an_internal_error_is_logged_and_not_shown_to_clients(
     assert error_of(answer)[:2] == (500, "internal")
     assert code == CODE.INTERNAL
     assert str(weights) not in details
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while str(weights) not in server.errors.read_text() and time.monotonic() < deadline:
         time.sleep(0.1)
     log = server.errors.read_text()

@@ -253,7 +253,7 @@ def test_invalid_forms_are_rejected_with_a_reason(
 
 def raw(server: Server) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 HEAD = (
@@ -406,7 +406,7 @@ def test_the_printed_curl_command_works(server: Server, images: list[Path], tmp_
         text=True,
         cwd=tmp_path,
         env={**os.environ, "TOKEN": TOKEN},
-        timeout=30,
+        timeout=60,
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout)["results"][0]["verdicts"][0]["class"] == "husky"
@@ -509,7 +509,7 @@ def test_querying_a_server_other_than_kway_prints_a_one_line_error(
                 ask(f"http://127.0.0.1:{other.server_port}", "--class", "husky", images[0])
         finally:
             other.shutdown()
-            thread.join()
+            thread.join(60)
     assert "\n" not in str(caught.value)
 
 

@@ -59,10 +59,10 @@ asyncio.run(main())
 @pytest.fixture(scope="module")
 def python_with_kserve(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kserve") / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=600)
     python = folder / "bin" / "python"
     install = [python, "-m", "pip", "install", "--quiet", KSERVE]
-    installed = subprocess.run(install, capture_output=True, text=True)
+    installed = subprocess.run(install, capture_output=True, text=True, timeout=600)
     if installed.returncode != 0:
         pytest.skip(f"requires {KSERVE} from a package index: {installed.stderr[-300:]}")
     return python
@@ -74,7 +74,10 @@ def test_kserves_client_gets_the_same_verdicts_as_the_query_api(
 ) -> None:
     arguments = [server.url, server.grpc, TOKEN, *map(str, images[:3])]
     ran = subprocess.run(
-        [python_with_kserve, "-I", "-c", _CALL, *arguments], capture_output=True, text=True
+        [python_with_kserve, "-I", "-c", _CALL, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])

@@ -143,7 +143,7 @@ def test_the_page_counts_errors_for_requests_that_did_not_reach_a_replica(
             before = float(line.removeprefix(series))
     host, port = server.url.removeprefix("http://").split(":")
     for _ in range(3):
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
             head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nContent-Length: 2147483648\r\n\r\n"
             connection.sendall(head)
             assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
@@ -167,7 +167,7 @@ def test_the_metrics_page_passes_promtool(client: httpx.Client) -> None:
     lines = wait_for_page(client, lambda lines: "kway_query_seconds_bucket" in "".join(lines))
     page = "\n".join([*lines, ""])
     checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True
+        ["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=600
     )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
@@ -177,7 +177,7 @@ def is_answered(server: Server) -> bool:
     replica.
     """
     try:
-        return httpx.post(f"{server.url}/v1/query", timeout=20).status_code == 400
+        return httpx.post(f"{server.url}/v1/query", timeout=60).status_code == 400
     except httpx.TransportError:
         return False
 
@@ -224,7 +224,7 @@ def test_ray_pages_return_404(server: Server, path: str) -> None:
 def test_trailers_are_not_read_as_headers(server: Server, trailer: str) -> None:
     head = b"POST /v1/query HTTP/1.1\r\nHost: kway\r\nConnection: close\r\n"
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
         chunks = b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"
         connection.sendall(head + chunks + trailer.encode("latin-1") + b"\r\n\r\n")
         answer = connection.makefile("rb").read()

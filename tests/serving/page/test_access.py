@@ -53,7 +53,9 @@ def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Pa
     with listening(application(bundle, max_requests=1)) as url, visit(browser, url) as page:
         choose_classes(page, 0)
         host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection((host, int(port))) as stream:  # takes the only slot
+        with socket.create_connection(
+            (host, int(port)), timeout=60
+        ) as stream:  # takes the only slot
             head = "POST /v1/query:stream?classes=%230 HTTP/1.1\r\nHost: x\r\n"
             stream.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
             assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")

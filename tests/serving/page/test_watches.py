@@ -4,6 +4,7 @@ import base64
 import json
 
 import httpx
+import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from serving.config import ServingConfig
@@ -74,6 +75,7 @@ def create_watch(page: Page) -> None:
     page.get_by_role("button", name="Watch for these classes").click()
 
 
+@pytest.mark.slow
 def test_frames_that_are_too_large_or_unreadable_are_reported(
     page: Page,
 ) -> None:
@@ -104,6 +106,7 @@ def test_frames_that_are_too_large_or_unreadable_are_reported(
     page.get_by_role("button", name="Delete").click()
 
 
+@pytest.mark.slow
 def test_a_watch_is_created_only_once_if_the_response_is_lost(page: Page, url: str) -> None:
     posts = []
 
@@ -123,6 +126,7 @@ def test_a_watch_is_created_only_once_if_the_response_is_lost(page: Page, url: s
     expect(page.locator(".watch")).to_have_count(0)
 
 
+@pytest.mark.slow
 def test_camera_frames_reach_a_watch_on_a_server_with_tokens(
     browser: Browser, guarded_url: str
 ) -> None:

@@ -1,0 +1,59 @@
+"""The local folders that a recipe reads, and the commands that create them."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data.messages import kway_command
+from data.remote.config import is_url
+from data.shards.manifest import MANIFEST
+from data.text.tokenizer import HUB
+from trainer.config import Recipe
+
+
+@dataclass(frozen=True)
+class RecipeInput:
+    """A file or folder that a run reads, and the command that creates it."""
+
+    path: Path
+    command: str
+
+
+def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
+    """Yield the manifests and the tokenizer of a recipe that are not at a URL or on the hub.
+
+    The commands are those in the comments of the recipe's `file`, if any.
+    """
+    comments = file.read_text(encoding="utf-8")
+    for address in recipe.data.addresses:
+        if not is_url(address):
+            command = _command_in(comments, address) or kway_command(
+                "shard", "SOURCE", "-o", address
+            )
+            yield RecipeInput(Path(address) / MANIFEST, command)
+    text = recipe.data.text
+    if text is not None and not text.tokenizer.startswith(HUB):
+        command = _command_in(comments, text.tokenizer) or kway_command(
+            "tokenizer", recipe.data.shards, "-o", text.tokenizer
+        )
+        yield RecipeInput(Path(text.tokenizer), command)
+
+
+def check_inputs(recipe: Recipe, file: Path) -> None:
+    """Raise FileNotFoundError, which contains the commands to run, if a local input is missing."""
+    missing = [one for one in local_inputs(recipe, file) if not one.path.exists()]
+    if missing:
+        raise FileNotFoundError(
+            "; ".join(f"{one.path} does not exist: create it with {one.command}" for one in missing)
+        )
+
+
+def _command_in(comments: str, folder: str) -> str | None:
+    """Return the command in a recipe's comments that writes to `folder`."""
+    out = re.escape(shlex.quote(folder))
+    found = re.search(
+        rf"^# +(kway (?:shard|tokenizer) .*-o {out}(?: .*)?)$", comments, re.MULTILINE
+    )
+    return found[1] if found else None

@@ -1,0 +1,50 @@
+"""The RECIPE argument of the commands: a YAML file, or the name of a recipe in `launch/recipes`."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import typer
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Map the name of each shipped recipe to the first sentence of its header comment."""
+    return {path.stem: _first_sentence(path) for path in sorted(RECIPES.glob("*.yaml"))}
+
+
+def find_recipe(text: str) -> Path:
+    """Return the path of an existing file, or else of the shipped recipe with this name.
+
+    Raises FileNotFoundError, which lists the shipped recipes, if there is no such name. A path with
+    folders is returned as it is.
+    """
+    path = Path(text)
+    if path.is_file() or path.name != text:
+        return path
+    names = [recipe.stem for recipe in sorted(RECIPES.glob("*.yaml"))]
+    name = text.removesuffix(".yaml")
+    if name in names:
+        return RECIPES / f"{name}.yaml"
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    problem = "is a folder" if path.is_dir() else "does not exist"
+    raise FileNotFoundError(
+        f"recipe {text} {problem}: {hint}pass the path of a YAML file, or the name of a shipped "
+        f"recipe: {', '.join(names)}"
+    )
+
+
+# Annotates the parameter of a command, which receives the path.
+RECIPE: Any = typer.Argument(
+    metavar="RECIPE",
+    parser=find_recipe,
+    help="YAML file, or the name of a shipped recipe; kway train without arguments lists them",
+)
+
+
+def _first_sentence(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    paragraph = lines[: next(i for i, line in enumerate(lines) if line.strip("# ") == "")]
+    return " ".join(line.lstrip("# ") for line in paragraph).partition(". ")[0].rstrip(".")
