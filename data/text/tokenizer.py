@@ -198,13 +198,8 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
     if name.startswith(HUB):
         source = name.removeprefix(HUB)
         if Path(source).exists():  # transformers would open the local path instead
-<<<<<<< HEAD
-            raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {_HUB}")
-        opened = _of_transformers(source, name=name)
-=======
             raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {HUB}")
-        backend, roles = _of_transformers(source, name=name)
->>>>>>> 8347f3143cfad5ecc5b7ed98af9fe215d8701ab6
+        opened = _of_transformers(source, name=name)
     elif not folder.is_dir():
         raise FileNotFoundError(
             f"tokenizer {name} is not a folder: train one with "
