@@ -1,9 +1,12 @@
-# The first target that needs .venv creates it: with the packages of all kway commands for `install`
-# and `demo`, and with those for development for all other targets. CONSTRAINTS= installs the newest
-# versions instead of the pinned ones.
+# The first target that needs .venv creates it. `install` and `demo` install the packages of all kway
+# commands; all other targets also install the packages for development. CONSTRAINTS= installs the
+# newest versions instead of the pinned ones.
 PYTHON ?= python3
 CONSTRAINTS ?= constraints.txt
 VENV   ?= .venv
+ifneq ($(words $(VENV)),1)
+$(error VENV is "$(VENV)": choose a path without spaces)
+endif
 BIN    := $(VENV)/bin
 KWAY   := $(VENV)/.installed
 READY  := $(VENV)/.installed-dev
@@ -16,13 +19,14 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-# pip prints three lines for each of 300 packages. Show the large downloads, and the long last step.
+# pip prints three lines for each of 300 packages. Show only large downloads and the last step, which
+# takes long.
 install = set -o pipefail; $(BIN)/pip install --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(1)]' \
 	| sed -unE -e '/^ *(Downloading|Using cached) .* MB\)/p' -e 's/^(Installing) .*/  \1 the packages …/p'
 $(KWAY) $(READY): SHELL := /bin/bash
 
 # setup.py and the C files: the C extensions are built again if they change.
-$(KWAY): pyproject.toml constraints.txt setup.py data/images/_jpeg.c heads/losses/_polynomials.c
+$(KWAY): pyproject.toml $(CONSTRAINTS) setup.py data/images/_jpeg.c heads/losses/_polynomials.c
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing kway and the packages of its commands into $(VENV): 2 GB, or 6 GB with CUDA. Takes a few minutes.'
@@ -50,7 +54,7 @@ test-slow: $(READY)  ## run the long tests
 soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
-planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 25 min)
+planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 15-45 min)
 	$(BIN)/python -m tests.faults_planted --jobs 2 $(PLANTED)
 
 # Requires root, debootstrap and iproute2. Pass further options in CONTAINER= (docs/containers.md).

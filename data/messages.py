@@ -42,7 +42,7 @@ def pluralize(number: int, what: str) -> str:
 
 
 def kway_command(*words: object) -> str:
-    """Return a `kway` command to copy into a shell: words with spaces are quoted, for example."""
+    """Return a `kway` command line whose words are quoted for the shell."""
     return printable(shlex.join(["kway", *map(str, words)]))
 
 

@@ -1,5 +1,5 @@
-"""Child processes: parallel jobs, processes that exit when their parent does, and the signals that
-their parent ignored."""
+"""Child processes: parallel jobs, processes that exit when their parent does, and signals that the
+parent ignores."""
 
 import ctypes
 import os
@@ -102,8 +102,8 @@ def end_with_parent() -> None:
 
 
 def obeyed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return those of the signals that this process may handle: SIGTERM, and those that its parent
-    did not ignore.
+    """Return the signals that this process may handle: SIGTERM, and those that its parent did not
+    ignore.
 
     A shell starts the background jobs of a script with SIGINT ignored, so that Ctrl-C stops only
     the script, and nohup ignores SIGHUP. kway does not change that.

@@ -129,7 +129,7 @@ def run(app: typer.Typer) -> NoReturn:
 
 
 def _exit_on_sigterm() -> None:
-    """Make SIGTERM end this process even if its parent ignored it, or it is PID 1 of a container.
+    """Make SIGTERM end this process even if its parent ignored it or this is PID 1 of a container.
 
     The kernel does not deliver a signal to PID 1 unless there is a handler for it. Commands that
     must save data or finish requests before they exit install their own handler.

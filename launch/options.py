@@ -174,7 +174,7 @@ class FieldOption:
         if not self._is_flag:
             number = self._plain if self.marker.unit == 1 else float
             about |= {side: self.shown(bound) for side, bound in _bounds(self.field, number)}
-        # The command reports files that it cannot read, with a fix.
+        # The command reports unreadable files itself, with a fix.
         return typer.Option(self.names, readable=False, **about)
 
     @property

@@ -22,9 +22,10 @@ class RecipeInput:
 
 
 def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
-    """Yield the manifests and the tokenizer of a recipe that are not at a URL or on the hub.
+    """Yield the recipe's manifests, unless at a URL, and its tokenizer, unless on the hub.
 
-    The commands are those in the comments of the recipe's `file`, if any.
+    The commands come from the comments of the recipe's `file`. By default, they are `kway shard
+    SOURCE` and `kway tokenizer` with the recipe's shards.
     """
     comments = file.read_text(encoding="utf-8")
     for address in recipe.data.addresses:
@@ -42,7 +43,7 @@ def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
 
 
 def check_inputs(recipe: Recipe, file: Path) -> None:
-    """Raise FileNotFoundError, which contains the commands to run, if a local input is missing."""
+    """Raise FileNotFoundError with the commands to run if a local input is missing."""
     missing = [one for one in local_inputs(recipe, file) if not one.path.exists()]
     if missing:
         raise FileNotFoundError(
@@ -51,9 +52,12 @@ def check_inputs(recipe: Recipe, file: Path) -> None:
 
 
 def _command_in(comments: str, folder: str) -> str | None:
-    """Return the command in a recipe's comments that writes to `folder`."""
-    out = re.escape(shlex.quote(folder))
-    found = re.search(
-        rf"^# +(kway (?:shard|tokenizer) .*-o {out}(?: .*)?)$", comments, re.MULTILINE
-    )
+    """Return the command in a recipe's comments that writes to `folder`.
+
+    Users copy it to a shell, and the recipe may come from someone else. A command with characters
+    that could start another program is therefore not used.
+    """
+    out, harmless = re.escape(shlex.quote(folder)), r"[\w .…/*,=+-]*"
+    command = rf"^# +(kway (?:shard|tokenizer) {harmless}-o {out}(?: {harmless})?)$"
+    found = re.search(command, comments, re.MULTILINE)
     return found[1] if found else None

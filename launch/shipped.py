@@ -1,6 +1,7 @@
 """The RECIPE argument of the commands: a YAML file, or the name of a recipe in `launch/recipes`."""
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ def shipped_recipes() -> dict[str, str]:
 def find_recipe(text: str) -> Path:
     """Return the path of an existing file, or else of the shipped recipe with this name.
 
-    Raises FileNotFoundError, which lists the shipped recipes, if there is no such name. A path with
-    folders is returned as it is.
+    Raises FileNotFoundError, which lists the shipped recipes, if neither exists. A path that
+    contains a folder is returned unchanged.
     """
     path = Path(text)
-    if path.is_file() or path.name != text:
+    if path.name != text or _exists(path):
         return path
     names = [recipe.stem for recipe in sorted(RECIPES.glob("*.yaml"))]
     name = text.removesuffix(".yaml")
@@ -29,11 +30,18 @@ def find_recipe(text: str) -> Path:
         return RECIPES / f"{name}.yaml"
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    problem = "is a folder" if path.is_dir() else "does not exist"
+    problem = "is a folder" if os.path.isdir(path) else "does not exist"
     raise FileNotFoundError(
         f"recipe {text} {problem}: {hint}pass the path of a YAML file, or the name of a shipped "
         f"recipe: {', '.join(names)}"
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # the current folder is not accessible, or the name is too long for a file
+        return False
 
 
 # Annotates the parameter of a command, which receives the path.

@@ -155,7 +155,7 @@ def best_engine(bundle: Bundle, device: Device) -> Engine:
     if not onnx_is_installed():
         _log.warning(
             "%s has an ONNX backbone, but onnxruntime is not installed. Falling back to torch, "
-            "which takes about twice as long. To install it, run %s",
+            "which takes about twice as long. To install onnxruntime, run %s",
             bundle.path.name,
             install_command("onnx"),
         )

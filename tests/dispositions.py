@@ -1,4 +1,4 @@
-"""Sets what SIGINT and SIGHUP do in this process and in the processes that it starts.
+"""Sets the disposition of signals in this process and in the processes that it starts.
 
 A shell starts the background jobs of a script with SIGINT ignored, and nohup ignores SIGHUP. The
 processes that such a job starts inherit this, so a test that sends these signals sets them first.
@@ -15,14 +15,15 @@ _DEFAULT = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG
 
 @contextmanager
 def default_signals() -> Iterator[None]:
-    """As in the foreground of a terminal. Also a decorator. Use it in the main thread."""
+    """Handle SIGINT and SIGHUP as in the foreground of a terminal. Use this context manager or
+    decorator in the main thread."""
     yield from _handled(_DEFAULT)
 
 
 @contextmanager
 def ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """As in the background of a script or under nohup. Also a decorator. Use it in the main
-    thread."""
+    """Ignore signals, as in the background of a script or under nohup. Use this context manager or
+    decorator in the main thread."""
     yield from _handled(dict.fromkeys(numbers, signal.SIG_IGN))
 
 

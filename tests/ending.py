@@ -1,4 +1,4 @@
-"""A pytest plugin: every test ends, and leaves no process behind.
+"""A pytest plugin that ensures that every test ends and leaves no process behind.
 
 Three limits apply to a test. pytest-timeout raises an exception in it after `timeout` seconds
 (pyproject.toml), so that fixtures clean up and the other tests of the file run. If that does not
@@ -6,9 +6,9 @@ end the test, for example because it waits in C code, faulthandler prints the st
 and exits. pytest-xdist then reports the test as failed and runs the others in a new worker. The
 same limit applies again to the teardown.
 
-A process that a test starts must exit before the test does, unless a fixture of a wider scope
-started it or it is in `shared`. At the end of the run, daemons are found too. If pytest itself is
-killed, another process kills everything that it has started.
+A process that a test starts must exit before the test ends, unless a fixture of a wider scope
+started it or its PID is in `shared`. Daemons are found at the end of the run. If pytest itself is
+killed, another process kills every process that it has started.
 """
 
 import faulthandler
@@ -27,9 +27,9 @@ from tests.process_tree import RUN, children, command_line, descendants, left_af
 
 _EXIT_FACTOR = 1.2  # of the timeout, so that the exception comes first
 _EXIT_SECONDS = 60  # for the end of pytest itself, after all tests
-_GRACE_SECONDS = 10  # for processes that were told to exit, such as the workers of a pool
+_GRACE_SECONDS = 10  # for processes that are about to exit, such as the workers of a pool
 
-# The processes of servers that several tests share and that the first of these tests starts.
+# The PIDs of servers that several tests share and that the first of these tests starts.
 shared: set[int] = set()
 
 _seconds = pytest.StashKey[float]()
@@ -38,21 +38,25 @@ _killer = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[_standard_error] = os.dup(2)  # pytest redirects 2 while a test is running
+    config.stash[_standard_error] = os.dup(2)  # pytest redirects descriptor 2 during a test
     if hasattr(
         config, "workerinput"
     ):  # a worker of pytest-xdist belongs to the run that started it
         return
     run = uuid.uuid4().hex
     command = [sys.executable, "-I", "-S", process_tree.__file__, run]
-    # In a session of its own, it receives no signal that the terminal sends to pytest.
+    # In its own session, it does not receive the signals that the terminal sends to pytest.
     config.stash[_killer] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     os.environ[RUN] = run
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     if killer := config.stash.get(_killer, None):
-        killer.communicate(timeout=_EXIT_SECONDS)
+        try:
+            killer.communicate(timeout=_EXIT_SECONDS)
+        except subprocess.TimeoutExpired:  # a forked daemon has inherited the pipe
+            killer.kill()
+            killer.wait(timeout=_EXIT_SECONDS)
     # Python waits for threads before it exits.
     _exit_after(_EXIT_SECONDS, config)
 
@@ -110,7 +114,7 @@ def _no_process_left() -> Iterator[None]:
 
 
 def _own() -> set[int]:
-    """The processes that this one and its fork server have started."""
+    """Return the processes that this one and its fork server have started."""
     started = children(os.getpid())
     servers = _of_multiprocessing(started)
     forked = (child for server in servers for child in children(server))
@@ -118,7 +122,7 @@ def _own() -> set[int]:
 
 
 def _of_multiprocessing(pids: list[int]) -> set[int]:
-    """Those that multiprocessing starts when it first needs them, and does not stop."""
+    """Return the helpers that multiprocessing starts on first use and does not stop."""
     modules = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
     return {pid for pid in pids if any(module in command_line(pid) for module in modules)}
 

@@ -1,13 +1,13 @@
-"""`python -m tests.faults_planted [ID|AREA …]`: does the test suite catch the faults that it must?
+"""`python -m tests.faults_planted [ID|AREA …]`: checks that the tests catch planted faults.
 
-`tests/planted/faults.yaml` lists faults: one-line mistakes of the kind that a refactoring makes.
+`tests/planted/faults.yaml` lists faults: small mistakes of the kind that a refactoring introduces.
 For each fault, this script applies it to a copy of the checkout, runs the tests that are recorded
 to catch it, and expects one of them to fail. The checkout itself never changes.
 
 Before that, the same tests run once without a fault: a test that always fails catches nothing. The
 exit code is 1 if one of them fails, if a fault no longer applies to its file, or if a fault that is
-recorded as caught is missed. With `--tests`, other tests run instead of the recorded ones, to find
-the tests that catch a new fault: `python -m tests.faults_planted ID --tests tests/heads`.
+recorded as caught is missed. To find the tests that catch a new fault, pass `--tests`, which runs
+other tests instead of the recorded ones: `python -m tests.faults_planted ID --tests tests/heads`.
 """
 
 import argparse
@@ -44,10 +44,10 @@ _PASSED, _FAILED, _STOPPED, _TIMEOUT = 0, 1, 2, -1
 
 @dataclass(frozen=True)
 class Fault:
-    """A mistake in `file`: `new` in place of `old`, which occurs once.
+    """A mistake in `file`: `new` replaces `old`, which occurs once.
 
     `caught_by` are the files or node IDs of the tests that catch it, the fastest first. It is empty
-    for a fault that the suite does not catch; `reason` then says why.
+    for a fault that the suite does not catch; `reason` then states why.
     """
 
     area: str
@@ -100,19 +100,21 @@ class Outcome(NamedTuple):
 class Copy:
     """A copy of the checkout in `folder`, whose tests import the packages of the copy.
 
-    The environment, which all child processes inherit, has the copy first on the path of modules.
-    Processes for which a test sets another PYTHONPATH run the checkout, so they catch nothing.
+    All child processes inherit an environment whose PYTHONPATH is the copy. A process for which a
+    test sets another PYTHONPATH runs the checkout, so it cannot catch a fault.
     """
 
-    # Python reuses bytecode if the size of a file and the second of its last change are the same,
-    # which they may be for two faults. Therefore each change gets a second of its own.
+    # Python reuses bytecode if the size and the modification time (in seconds) of a file are the
+    # same, as they may be for two faults. Therefore each change gets a different second.
     _seconds = count(1_000_000_000)
 
     def __init__(self, folder: Path) -> None:
         self.root, self._temporary = folder / "kway", folder / "tmp"
         self._temporary.mkdir(parents=True)
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        listed = subprocess.run(
+            command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60
+        )
         extensions = [path for name in ("heads", "data") for path in (ROOT / name).rglob("*.so")]
         for name in [*filter(None, listed.stdout.split("\0")), *extensions]:
             path = ROOT / name
@@ -124,7 +126,7 @@ class Copy:
             **os.environ,
             "PYTHONPATH": str(self.root),
             "TMPDIR": str(self._temporary),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # starts a second faster
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # saves a second per start
             _MARK: str(folder),
         }
 
@@ -146,7 +148,8 @@ class Copy:
     def run(self, tests: Iterable[str], *options: str, limit: float = _LIMIT_SECONDS) -> Outcome:
         """Run pytest, and end all processes that it has started."""
         started = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short"]
+        command += ["-p", "no:cacheprovider", "-p", "pytest_timeout"]
         with subprocess.Popen(
             [*command, "-m", "not slow", *options, *tests],
             cwd=self.root,
@@ -176,7 +179,7 @@ def end_processes(folder: str) -> None:
     """End all processes of the copies in `folder`."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(_MARK, "").startswith(folder):
+            if f"{process.environ().get(_MARK, '')}/".startswith(f"{folder}/"):
                 process.kill()
         except psutil.Error:  # it has ended, or belongs to another user
             continue

@@ -1,6 +1,6 @@
 """The processes that tests start: their children, and those that are still running.
 
-Everything is read from /proc, so nothing is found on systems other than Linux.
+All information comes from /proc, so no processes are found on systems other than Linux.
 
 `python tests/process_tree.py RUN` waits until its standard input is closed and then kills the
 processes of this test run.
@@ -20,7 +20,7 @@ RUN = "KWAY_TEST_RUN"
 
 
 def children(pid: int) -> list[int]:
-    """The children of all threads of a process, zombies included."""
+    """Return the children of all threads of a process, including zombies."""
     found: list[int] = []
     with suppress(OSError):  # a process or thread has ended
         for thread in sorted(map(int, os.listdir(f"/proc/{pid}/task"))):
@@ -35,7 +35,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_of(run: str) -> list[int]:
-    """The processes whose environment variable `RUN` has this value."""
+    """Return the processes whose environment variable `RUN` has this value."""
     entry, found = f"{RUN}={run}".encode(), []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # it has exited, or belongs to another user

@@ -1,8 +1,8 @@
 """Measures the size and the structure of kway: `python -m tests.size`.
 
-Prints lines per package next to their budgets, words per page of the docs, and places that are
-worth a look. Exits with 1 if files import each other in a cycle, or if the product uses a private
-name of another library, unless `size_allowed.txt` lists it. That list may only shrink.
+Prints the lines per package next to their budgets, the words of long pages of the docs, and counts
+of code that may be unnecessary. Exits with 1 if there is an import cycle between files, or a
+private name of another library, that `size_allowed.txt` does not list. That list may only shrink.
 """
 
 import ast
@@ -41,7 +41,7 @@ DECLARING = (
     "trainer/optimizers/",
     "trainer/strategies/",
 )
-# Documented by their libraries despite the underscore. DESIGN allows torch._foreach_*.
+# Documented by their libraries despite the underscore.
 PUBLIC = re.compile(
     r"os\._exit|sys\._(current_frames|getframe)|.*\._(replace|asdict|fields|make)|torch\._foreach_\w+"
 )
@@ -71,13 +71,24 @@ class Module:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from ((alias.name, None) for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                yield from ((node.module, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                source = self._absolute(node)
+                yield from ((source, alias.name) for alias in node.names)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+                yield from ((str(each.value), None) for each in node.args if hasattr(each, "value"))
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        """Return the module of an import, which may be relative to this one."""
+        if not node.level:
+            return node.module or ""
+        is_package = self.path.endswith("__init__.py")
+        parents = self.name.split(".")[: (1 if is_package else 0) - node.level or None]
+        return ".".join([*parents, *([node.module] if node.module else [])])
 
 
 @dataclass(frozen=True)
 class Code:
-    """The product's modules by name."""
+    """The modules of kway by name."""
 
     modules: dict[str, Module]
 
@@ -90,7 +101,7 @@ class Code:
         return cls({module.name: module for module in read})
 
     def targets(self, module: Module, *, through_exports: bool = False) -> set[str]:
-        """Return the names of the product's modules that `module` imports.
+        """Return the names of kway's modules that `module` imports.
 
         `through_exports`: an import of a name that a package exports counts as an import of the
         module that defines the name.
@@ -193,8 +204,6 @@ def _defined(tree: ast.AST) -> set[str]:
                 found.add(node.id)
             case ast.Attribute(ctx=ast.Store(), value=ast.Name(id="self" | "cls")):
                 found.add(node.attr)
-            case ast.arg():
-                found.add(node.arg)
     return found
 
 
@@ -237,15 +246,20 @@ def _private_uses(module: Module, own: set[str], packages: set[str]) -> Iterator
 
 
 def problems(allowed: str, found: Iterable[str]) -> list[str]:
-    """Return what the lines of `size_allowed.txt` do not allow, and lines that allow nothing."""
+    """Return findings that `size_allowed.txt` does not list, and its lines without a finding."""
     lines = {line for line in allowed.splitlines() if line and not line.startswith("#")}
     new = [f"not allowed: {line}" for line in sorted(set(found) - lines)]
     return [*new, *(f"remove from {ALLOWED.name}: {line}" for line in sorted(lines - set(found)))]
 
 
 def findings(code: Code) -> list[str]:
-    """Return the cycles and private names, in the form of `size_allowed.txt`."""
-    cycles = [f"cycle {code.modules[name].path}" for group in code.cycles() for name in group]
+    """Return the imports within cycles and the private names, as lines of `size_allowed.txt`."""
+    cycles = [
+        f"cycle {code.modules[name].path} imports {code.modules[target].path}"
+        for group in code.cycles()
+        for name in group
+        for target in sorted(code.targets(code.modules[name]) & {*group})
+    ]
     return [*cycles, *(f"private {path} {name}" for path, name in sorted(code.private_names()))]
 
 

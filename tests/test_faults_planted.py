@@ -1,4 +1,4 @@
-"""The list of planted faults follows the code: each fault applies, and its tests exist."""
+"""The list of planted faults matches the code: each fault applies, and its tests exist."""
 
 from collections import Counter
 
@@ -20,7 +20,7 @@ def test_every_planted_fault_has_its_own_id_and_existing_tests():
     counts = Counter(fault.id for fault in faults)
     assert [name for name, times in counts.items() if times > 1] == []
     for fault in faults:
-        assert fault.caught_by or fault.reason, f"{fault.id}: say why no test catches it"
+        assert fault.caught_by or fault.reason, f"{fault.id}: no test catches it: set `reason`"
         for test in fault.caught_by:
             file, _, name = test.partition("::")
             path = ROOT / file

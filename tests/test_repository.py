@@ -53,7 +53,7 @@ def test_make_demo_installs_only_what_the_commands_need():
     for target in ("demo", "test"):
         command = ["make", "--dry-run", "--always-make", target]
         planned[target] = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, check=True
+            command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
         ).stdout
     assert "'.[all]'" in planned["demo"]
     assert "'.[dev]'" not in planned["demo"]
@@ -70,6 +70,7 @@ def test_git_ignores_what_the_commands_of_the_readme_write():
         text=True,
         cwd=ROOT,
         check=False,
+        timeout=60,
     )
     assert set(found.stdout.split()) == {"demo/queries", "runs/glyphs", *written}
 

@@ -52,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
 
 def build(repository: Path) -> subprocess.CompletedProcess[str]:
     """Build the site of a repository as `make check` does."""
-    make = ["make", "--dry-run", "--directory", str(ROOT), "check"]
+    make = ["make", "--dry-run", "--directory", str(ROOT), "VENV=.venv", "check"]
     commands = subprocess.run(make, capture_output=True, text=True, check=True, timeout=60).stdout
     (line,) = [line for line in commands.splitlines() if "mkdocs build" in line]
     command = line.partition("#")[0].replace(".venv/bin/mkdocs", f"{sys.executable} -m mkdocs")

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from tests.system.processes import ROOT
 
 _OF_SUBPROCESS = {"run", "call", "check_call", "check_output"}
-# Without an argument, these wait for ever: processes, threads, futures, events, barriers and locks.
+# Without an argument, these wait forever: processes, threads, futures, events, barriers and locks.
 _WAITS = {"wait", "join", "communicate", "result", "exception", "acquire"}
 
 
 def endless_waits(source: str) -> Iterator[int]:
-    """Yield the lines that wait without a limit. asyncio's waits are limited by their callers."""
+    """Yield the lines that wait without a limit. Waits of asyncio are limited by their callers."""
     tree = ast.parse(source)
     awaited = {node.value for node in ast.walk(tree) if isinstance(node, ast.Await)}
     for call in ast.walk(tree):

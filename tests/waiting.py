@@ -1,4 +1,4 @@
-"""Waits for conditions that other processes or threads fulfil."""
+"""Waits for conditions that depend on other processes or threads."""
 
 import time
 from collections.abc import Callable
@@ -12,11 +12,11 @@ def wait_until(
 ) -> None:
     """Wait until `condition()` is true.
 
-    seconds: the limit, which should be ten times what an idle machine needs. possible: fail at once
-    if this is false, for example because the process has exited.
+    seconds: the limit, which should be ten times what an idle machine needs. possible: if it is
+    false, for example because the process has exited, the wait fails at once.
     """
     deadline = time.monotonic() + seconds
     while not condition():
-        assert possible(), "the condition cannot be fulfilled any more"
-        assert time.monotonic() < deadline, f"the condition is not fulfilled after {seconds} s"
+        assert possible(), "the condition can no longer become true"
+        assert time.monotonic() < deadline, f"the condition is still false after {seconds} s"
         time.sleep(0.01)

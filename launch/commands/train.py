@@ -127,7 +127,7 @@ def train(
             shutdown_seconds=shutdown_timeout,
         )
         _check_ports(resolved.telemetry.port, placement.num_processes)
-        check_inputs(resolved, recipe)  # before it takes the ranks of a large run a minute to fail
+        check_inputs(resolved, recipe)  # here: the ranks of a large run take a minute to fail
         from launch.ranks.run import run_ranks
 
         options = [*placement.trainer_options, *(["--dry-run"] if dry_run else [])]

@@ -22,11 +22,18 @@ _TEMPORARY = {"tmpfs": "is cleared on reboot", "overlay": "is deleted with its c
 
 def inputs(workload: Workload) -> Iterator[Finding]:
     """Check that the recipe's local shards and tokenizer exist."""
+    from data.shards.manifest import MANIFEST, Manifest
+
     for needed in workload.inputs:
-        if needed.path.exists():
-            yield ok("inputs", f"{needed.path} exists")
-        else:
+        if not needed.path.exists():
             yield error("inputs", f"{needed.path} does not exist", f"run {needed.command}")
+            continue
+        try:
+            if needed.path.name == MANIFEST:
+                Manifest.load(needed.path.parent)
+            yield ok("inputs", f"{needed.path} exists")
+        except (ValueError, OSError) as failure:
+            yield error("inputs", str(failure), f"run {needed.command}")
 
 
 def disk_space(workload: Workload) -> Iterator[Finding]:

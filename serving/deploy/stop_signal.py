@@ -34,7 +34,7 @@ class ServerLostError(ChildProcessError):
 
 
 class StopSignal:
-    """Makes SIGTERM end `wait`, and SIGINT and SIGHUP if the parent did not ignore them. Before
+    """Makes SIGTERM end `wait`, and also SIGINT and SIGHUP unless the parent ignored them. Before
     `wait` is called, the signals raise SystemExit."""
 
     def __init__(self) -> None:

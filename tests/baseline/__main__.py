@@ -1,14 +1,17 @@
-"""`python -m tests.baseline`: records what must stay the same and prints what has changed.
+"""`python -m tests.baseline`: computes results that must stay the same and prints what has changed.
 
 Exits with 1 if there is a difference that no line of `accepted.txt` explains, or a line that
-explains none. Record on a tested commit and compare bit by bit on the same machine:
+explains none. To compare two commits bit by bit on the same machine, run the first command at the
+first commit and the second command at the second commit:
 
     python -m tests.baseline --out /tmp/before
     python -m tests.baseline --against /tmp/before --bits
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +25,7 @@ from tests.baseline.values import differences, read
 FOLDER = Path(__file__).parent
 RECORDED = FOLDER / "recorded"
 ACCEPTED = FOLDER / "accepted.txt"
-_SECONDS = 1200  # for a section; ten times what an idle machine needs
+_SECONDS = 1200  # for a section: ten times what an idle machine needs
 
 
 def main() -> int:
@@ -44,14 +47,21 @@ def main() -> int:
         )
     ]
     explained = accepted(ACCEPTED.read_text(encoding="utf-8"), sections)
-    return report(found, {} if options.against != RECORDED else explained)
+    return report(found, explained if options.against.resolve() == RECORDED else {})
 
 
 def _record(section: str, out: Path) -> None:
-    # Without -P, this checkout comes first.
+    # Without -P, the current folder, which is the checkout, comes first on the module path.
     command = [sys.executable, "-m", "tests.baseline.sections", section, out / f"{section}.json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, env=environment, check=True, timeout=_SECONDS)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER.parents[1])}
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+        try:
+            code = process.wait(_SECONDS)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what a section that failed has left
+    if code:
+        raise RuntimeError(f"the section {section} failed")
 
 
 def _options() -> argparse.Namespace:
@@ -69,8 +79,11 @@ def accepted(text: str, sections: tuple[str, ...] | list[str]) -> dict[str, str]
     found = {}
     for line in lines:
         pattern, separator, reason = line.partition(": ")
-        if not separator or not reason.strip():
-            raise ValueError(f"{ACCEPTED}: {line!r}: write `section/pattern: reason`")
+        if not separator or not reason.strip() or pattern.partition("/")[0] not in SECTIONS:
+            raise ValueError(
+                f"{ACCEPTED}: {line!r}: write `section/pattern: reason` with one of the sections "
+                f"{', '.join(SECTIONS)}"
+            )
         if pattern.partition("/")[0] in sections:
             found[pattern] = reason.strip()
     return found

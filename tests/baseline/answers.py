@@ -70,9 +70,7 @@ def _serving(bundle: str, *options: str) -> Iterator[str]:
     command = [sys.executable, "-P", "-m", "launch", "serve", bundle, "--port", "0", *options]
     with (
         Path(f"{bundle}.log").open("w") as log,
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
-        ) as server,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         late = threading.Timer(_SECONDS, server.kill)
         late.start()
@@ -93,7 +91,8 @@ def _serving(bundle: str, *options: str) -> Iterator[str]:
 
 
 def _answer(url: str, ask: Ask) -> dict[str, Any]:
-    answer = httpx.request(ask.method, url + ask.path, timeout=60, **ask.options)
+    with httpx.Client(trust_env=False, timeout=60) as client:
+        answer = client.request(ask.method, url + ask.path, **ask.options)
     kind = answer.headers.get("content-type", "").partition(";")[0]
     body: Any = None
     if kind == "application/json":
@@ -104,7 +103,7 @@ def _answer(url: str, ask: Ask) -> dict[str, Any]:
 
 
 def _masked(value: Any) -> Any:
-    """Hide what differs between releases and long texts. Of an error, keep only its code."""
+    """Hide long texts and values that differ between releases. Keep only the code of an error."""
     if isinstance(value, dict):
         if value.keys() == {"error"}:
             error = value["error"]

@@ -12,15 +12,17 @@ import cv2
 import numpy as np
 
 from data.config import DataConfig
+from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
 from tests.baseline.commands import inside, must
-from tests.baseline.values import Record, digest, exact
+from tests.baseline.values import Record, digest, exact, near, summary
 
 _BATCH = 16
-# Ranks, and the steps for which they read. The last schedule changes the number of ranks twice.
+_PIXELS = 2e-3  # a few pixels that differ by one level
+# Numbers of ranks and of steps. The last schedule changes the number of ranks twice.
 _SCHEDULES = {
     "1 rank": [(1, 18)],
     "2 ranks": [(2, 18)],
@@ -86,13 +88,32 @@ def _shards() -> Record:
     columns = ("--text", "text", "--label", "label", "--split", "split")
     must("shard", "table", "table.csv", "-o", "table", *columns, "--samples-per-shard", 20)
     must("tokenizer", "table", "-o", "tokenizer", "--vocab-size", 150, "--workers", 1)
-    folders = ("glyphs", "emoji-names", "imagefolder", "images-original", "table", "tokenizer")
-    return {
+    folders = ("emoji-names", "imagefolder", "images-original", "table", "tokenizer")
+    files = {
         str(path): exact(digest(path))
         for folder in folders
         for path in sorted(Path(folder).rglob("*"))
         if path.is_file()
     }
+    return {**files, **_glyphs()}
+
+
+def _glyphs() -> Record:
+    """Record the classes and samples of `glyphs`. OpenCV draws them, so single pixels differ
+    between processors."""
+    manifest = load_manifest(DataConfig(shards=Path("glyphs")))
+    found: Record = {
+        "glyphs/classes": exact(list(manifest.class_names)),
+        "glyphs/label vectors": exact(digest(Path("glyphs/label_vectors.safetensors"))),
+    }
+    for name in ("train", "test"):
+        with open_split("glyphs", name) as split:
+            samples = [split.read(index) for index in range(len(split))]
+            keys = [split.key(index) for index in range(len(split))]
+        found[f"glyphs/{name}"] = exact([keys, [label for _, _, label in samples]])
+        pixels = np.stack([decode(content, channels=1) for content, _, _ in samples])
+        found[f"glyphs/{name} pixels"] = near(summary(pixels), _PIXELS)
+    return found
 
 
 def _images(**changes: Any) -> DataConfig:
@@ -175,10 +196,13 @@ def _inputs() -> Record:
         "a damaged image": _images(shards="damaged"),
         "texts": _texts(),
     }
-    found: Record = {
-        f"training/{name}": exact([_content(ranks) for ranks in _read(config, [(1, 4)])])
-        for name, config in training.items()
-    }
+    found: Record = {}
+    for name, config in training.items():
+        batches = list(_read(config, [(1, 4)]))
+        if name == "augmented images":  # rotations and colors differ between processors
+            found[f"training/{name}"] = near([_numbers(ranks) for ranks in batches], _PIXELS)
+        else:
+            found[f"training/{name}"] = exact([_content(ranks) for ranks in batches])
     evaluation = {
         "images": _images(),
         "ten crops": _images(image={**_IMAGE, "crops": 10}),
@@ -190,6 +214,12 @@ def _inputs() -> Record:
             loader = EvalLoader(split, config, batch=8)
             found[f"evaluation/{name}"] = exact([_content([batch]) for batch in loader])
     return found
+
+
+def _numbers(batches: list[Batch]) -> list[float]:
+    """Return summaries of the tensors of the ranks' batches."""
+    tensors = [tensor.numpy() for batch in batches for tensor in batch.tensors()]
+    return [number for tensor in tensors for number in summary(tensor)]
 
 
 def _content(batches: list[Batch]) -> str:

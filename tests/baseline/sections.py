@@ -1,6 +1,6 @@
 """`python -m tests.baseline.sections NAME FILE`: records one section.
 
-It is a process of its own, because commands and heads change global state of torch.
+Each section runs in its own process, because commands and heads change global state of torch.
 """
 
 import sys

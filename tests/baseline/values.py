@@ -1,6 +1,6 @@
 """Values of a record: JSON, in which floating-point numbers are compared with a tolerance.
 
-Exact values (bytes, sample numbers, exit codes) are recorded as digests or as they are. Results of
+Exact values (bytes, sample numbers, exit codes) are recorded unchanged or as digests. Results of
 floating-point operations differ in their last bits between processors, so they are recorded as
 numbers with a relative tolerance.
 """
@@ -24,7 +24,7 @@ def exact(value: Any) -> dict[str, Any]:
 
 def near(value: Any, tolerance: float) -> dict[str, Any]:
     """Return an entry whose floats may differ by `tolerance`, relative to their own size or, in a
-    list of numbers, to its largest number."""
+    list of floats, to the largest of them."""
     return {"value": value, "tolerance": tolerance}
 
 
@@ -80,10 +80,12 @@ def _unequal(
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield the path and both values of each difference between two JSON values."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        for name in [*was, *(name for name in now if name not in was)]:
-            yield from _unequal(was.get(name), now.get(name), tolerance, f"{path}.{name}")
+        for name in sorted(was.keys() ^ now.keys()):
+            yield f"{path}.{name}", was.get(name, "missing"), now.get(name, "missing")
+        for name in sorted(was.keys() & now.keys()):
+            yield from _unequal(was[name], now[name], tolerance, f"{path}.{name}")
     elif _is_numbers(was) and _is_numbers(now) and len(was) == len(now):
-        scale = max([abs(number) for number in [*was, *now]], default=0)
+        scale = max((abs(number) for number in [*was, *now] if math.isfinite(number)), default=0)
         if not all(
             _is_close(one, other, tolerance, scale) for one, other in zip(was, now, strict=True)
         ):
@@ -103,9 +105,10 @@ def _is_numbers(value: Any) -> bool:
 
 
 def _is_close(one: float, other: float, tolerance: float, scale: float) -> bool:
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return one == other or (math.isnan(one) and math.isnan(other))
     # The last term is for numbers that are zero except for rounding.
-    slack = tolerance * scale + tolerance * 1e-3
-    return one == other or (math.isnan(one) and math.isnan(other)) or abs(one - other) <= slack
+    return one == other or abs(one - other) <= tolerance * scale + tolerance * 1e-3
 
 
 def _short(value: Any) -> str:

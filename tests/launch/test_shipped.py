@@ -1,6 +1,7 @@
 """The RECIPE argument: shipped recipes are found by name, and missing inputs are reported early."""
 
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,7 @@ def test_training_without_shards_fails_before_ranks_start(
 
 
 def test_doctor_finds_missing_shards(
-    kway: Kway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    kway: Kway, glyphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     from launch.doctor import checks
 
@@ -100,8 +101,10 @@ def test_doctor_finds_missing_shards(
     assert "run kway shard glyphs -o shards/glyphs --classes 1000" in capsys.readouterr().out
     (tmp_path / "shards" / "glyphs").mkdir(parents=True)
     assert kway("doctor", "glyphs") == 1  # `kway shard` has not finished
-    (tmp_path / "shards" / "glyphs" / "manifest.json").touch()
+    shutil.copytree(glyphs, tmp_path / "shards" / "glyphs", dirs_exist_ok=True)
     assert kway("doctor", "glyphs") == 0
+    (tmp_path / "shards" / "glyphs" / "train-000000.tar").unlink()
+    assert kway("doctor", "glyphs") == 1
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
@@ -124,3 +127,19 @@ def test_the_command_for_inputs_of_another_recipe_names_the_folder(
 def test_words_of_a_printed_command_are_quoted() -> None:
     words = ["serve", "my bundles/a'b", "--class", "$x"]
     assert shlex.split(kway_command(*words)) == ["kway", *words]
+
+
+def test_a_command_in_a_comment_cannot_run_another_program(glyphs: Path, tmp_path: Path) -> None:
+    recipe = glyph_recipe(glyphs, tmp_path / "run", data__shards="shards/mine")
+    file = tmp_path / "recipe.yaml"
+    for rest in ("; rm x", "| sh", "$(rm x)", "`rm x`", "&& rm x", "> x"):
+        file.write_text(f"#   kway shard glyphs -o shards/mine {rest}\n")
+        (needed,) = local_inputs(recipe, file)
+        assert needed.command == "kway shard SOURCE -o shards/mine"
+
+
+def test_a_name_that_is_too_long_for_a_file_lists_the_shipped_recipes(
+    kway: Kway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kway("train", "a" * 300) == 2
+    assert "glyphs" in capsys.readouterr().err

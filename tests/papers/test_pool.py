@@ -53,6 +53,8 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobRunner]:
     data = tmp_path_factory.mktemp("pool")
     with JobRunner(data, data / "out", workers=_WORKERS) as opened:
+        # Start both workers here, because a test must not leave processes that it has started.
+        opened.measure([observe(101, awaits=(102,)), observe(102, awaits=(101,))])
         yield opened
 
 

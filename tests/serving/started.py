@@ -143,7 +143,7 @@ class SharedServer:
         if self._server is None or self._server.process.poll() is not None:
             assert not self._has_failed, "the server did not start for an earlier test"
             self.close()
-            self._has_failed = True  # until it has started: each attempt may take minutes
+            self._has_failed = True  # until it has started, because each attempt may take minutes
             self._server = self._launch()
             self._has_failed = False
             shared.add(self._server.process.pid)

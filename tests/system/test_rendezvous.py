@@ -42,8 +42,8 @@ def no_response(port: int) -> str:
 
 def test_an_unresponsive_endpoint_is_reported_within_the_timeout(recipe):
     with unresponsive_port() as port:
-        # This is longer than two seconds and the imports on a busy machine take, but shorter than
-        # the five minutes that are the default of torch.
+        # This is longer than two seconds plus the imports on a busy machine, but shorter than
+        # torch's default of five minutes.
         finished = run(
             [*KWAY, "train", str(recipe), *joining(port, "is_host=0", "join_timeout=2")],
             timeout=200,

@@ -13,7 +13,7 @@ from trainer.backbone.backbone import Backbone
 _TOLERANCE = 1e-4
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: torch's bf16 convolutions fail with weights created in it
 def fold_batch_norms(backbone: Backbone, example: dict[str, Tensor]) -> None:
     """Fold each batch norm of a backbone in evaluation mode into the convolution that is defined
     before it in the same module, and use convolutions in channels-last format.

@@ -31,7 +31,7 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """Records the signals of STOP_SIGNALS that are `obeyed` in `received` inside the context.
+    """Records STOP_SIGNALS in `received` inside the context, except ignored ones (see `obeyed`).
 
     A second Ctrl-C raises KeyboardInterrupt. Use this class in the main thread, as Python requires
     for signal handlers.
