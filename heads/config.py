@@ -166,8 +166,10 @@ class HeadConfig(_Config):
     @classmethod
     def _default_bias(cls, bias: Any, info: ValidationInfo) -> Any:
         weights, logits = info.data.get("weights"), info.data.get("logits")
-        if bias is not None or weights is None or logits is None:
+        if bias is not None:
             return bias
+        if weights is None or logits is None:  # they are invalid, which is the only error to report
+            return False
         return weights.kind != "factored" and not logits.normalizes
 
     @model_validator(mode="after")

@@ -17,7 +17,13 @@ from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine.block_size import Processor
 from heads.engine.engine import Engine
-from heads.engine.inputs import Parameters, RowWeighting, class_ids
+from heads.engine.inputs import (
+    LARGEST_WEIGHT,
+    Parameters,
+    RowWeighting,
+    class_ids,
+    options_of,
+)
 from heads.gradients import squared_norm
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
 from heads.losses import ClassFacts, Loss
@@ -156,6 +162,20 @@ class ClassHead(nn.Module):
         self.log_scale = nn.Parameter(log_scale) if logits.learn_scale else None
         offset = torch.tensor(logits.offset, device=device, dtype=wide)
         self.offset = nn.Parameter(offset) if logits.learn_offset else None
+
+    def extra_repr(self) -> str:
+        weights = self.engine.weights
+        shown = {
+            "dim": self.dim,
+            "classes": self.num_classes,
+            "weights": "dense" if weights.is_plain else f"tree of {self.tree.num_nodes} nodes",
+            "logits": options_of(self.logit_map),
+            "loss": options_of(self.loss),
+            "bias": self.bias is not None,
+            "dtype": str(self.weight.dtype).removeprefix("torch."),
+            "rows": f"{weights.start}..{weights.stop} of {self.tree.num_nodes}",
+        }
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @property
     def num_classes(self) -> int:
@@ -376,10 +396,14 @@ def _checked_weights(
     if weights is None:
         return None
     weights = torch.as_tensor(weights)
-    fits = weights.shape == (num_classes,) and weights.isfinite().all() and (weights >= 0).all()
-    if not fits or not weights.any():
+    fits = weights.shape == (num_classes,) and (weights >= 0).all()
+    positive = weights[weights > 0] if fits else weights[:0]
+    # Outside this range, sums and products of weights could overflow or vanish in float32.
+    lowest = 1 / LARGEST_WEIGHT
+    if not len(positive) or positive.min() < lowest or positive.max() > LARGEST_WEIGHT:
         raise ValueError(
             f"class_weights of shape {list(weights.shape)} are not valid: pass {num_classes} "
-            "finite numbers of at least 0, with at least one above 0"
+            f"numbers that are 0 or between {lowest:g} and {LARGEST_WEIGHT:g}, with at least one "
+            "above 0"
         )
     return weights.to(device)

@@ -70,6 +70,18 @@ class LogitMap(BaseModel):
         "logit of class j with n_j of N samples",
     )
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Raise TypeError if a subclass overrides a method that training and serving do not call:
+        the engine multiplies blocks of rows itself, and serving evaluates only dot products and
+        cosines."""
+        ignored = {"__call__", "evaluated", "of_one_class"} & vars(cls).keys()
+        if ignored:
+            raise TypeError(
+                f"{cls.__name__} overrides {', '.join(sorted(ignored))}, which training does not "
+                "call: override with_margin and has_margin instead"
+            )
+
     @property
     def has_margin(self) -> bool:
         """Whether training applies `with_margin` to the logit of the true class."""

@@ -66,19 +66,24 @@ class TrainLoader(EndlessLoader):
         will_read: Callable[[int], None]
         if config.is_sampled:
             sampled = sampled_order(split, config, seed)
-            longest, locate = sampled.num_samples, sampled.locate
+            epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
             will_read = split.will_read_all
         else:
             assert isinstance(split, Split)
             at_once = 2 if num_batches > 1 else 1
             order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
-            longest, locate = order.samples_at_least, order.locate
+            epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
             will_read = partial(split.will_read, order)
         # Limit a window to the length of one group, so that it reads from at most two groups.
         num_batches = max(1, min(num_batches, longest // global_batch))
         if num_batches > 1:
             locate = ByLength(
-                locate, split.sizes, seed=seed, batch=global_batch, num_batches=num_batches
+                locate,
+                split.sizes,
+                seed=seed,
+                epoch=epoch,
+                batch=global_batch,
+                num_batches=num_batches,
             ).locate
         self._sides = ProgressiveSizes(
             config.image,

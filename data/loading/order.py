@@ -298,12 +298,19 @@ def share(count: int, rank: int, world_size: int) -> range:
 
 
 class ByLength:
-    """An order in which each window of `num_batches` batches is sorted by length.
+    """An order in which windows of about `num_batches` batches are sorted by length.
 
-    A window is a fixed range of the stream, so this order is also a function of the position alone
-    and can be resumed in the middle of a window. Samples change positions only within a window, so
-    each window contains the same samples as before. locate: the underlying order. lengths: a
-    function from samples, int64 [n], to their lengths [n].
+    Windows consist of whole batches, except that each epoch begins and ends its own: a window only
+    exchanges samples of one epoch, so an epoch contains the same samples as before. A window is a
+    fixed range of the stream, so this order is also a function of the position alone and can be
+    resumed in the middle of a window.
+
+    locate: the underlying order. lengths: a function from samples, int64 [n], to their lengths [n].
+    epoch: the number of samples per epoch. batch: the size of a global batch.
+
+    Example: epochs of 10 samples, batches of 4, windows of 2 batches. The windows of epoch 0 are
+    the positions 0 to 7 and 8 to 9. Those of epoch 1 are 10 to 15 and 16 to 19. The batch of the
+    positions 8 to 11 belongs to two epochs, so its texts come from two windows.
     """
 
     def __init__(
@@ -312,39 +319,53 @@ class ByLength:
         lengths: Callable[[np.ndarray], np.ndarray],
         *,
         seed: int,
+        epoch: int,
         batch: int,
         num_batches: int,
     ) -> None:
         self._locate = locate
         self._lengths = lengths
         self._seed = seed
+        self._epoch = epoch
         self._batch = batch
-        self._num_batches = num_batches
+        self._window = batch * num_batches
         # Cache the last window, because a reader requests one batch at a time.
-        self._window: tuple[int, np.ndarray, np.ndarray] | None = None
+        self._sorted_window: tuple[tuple[int, int], np.ndarray, np.ndarray] | None = None
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (pass, sample), int64 [n] each, at stream positions [n]."""
         positions = np.asarray(positions, np.int64)
-        windows, inside = np.divmod(positions, self._batch * self._num_batches)
-        epochs, samples = np.empty_like(positions), np.empty_like(positions)
-        for window in np.unique(windows).tolist():
-            here = windows == window
-            sorted_epochs, sorted_samples = self._sorted(window)
-            epochs[here] = sorted_epochs[inside[here]]
-            samples[here] = sorted_samples[inside[here]]
-        return epochs, samples
+        epochs = positions // self._epoch
+        windows = (positions - self._first_batch(epochs)) // self._window
+        passes, samples = np.empty_like(positions), np.empty_like(positions)
+        for epoch, window in np.unique(np.stack([epochs, windows]), axis=1).T.tolist():
+            here = (epochs == epoch) & (windows == window)
+            start, sorted_passes, sorted_samples = self._sorted(epoch, window)
+            passes[here] = sorted_passes[positions[here] - start]
+            samples[here] = sorted_samples[positions[here] - start]
+        return passes, samples
 
-    def _sorted(self, window: int) -> tuple[np.ndarray, np.ndarray]:
-        if self._window is None or self._window[0] != window:
-            size = self._batch * self._num_batches
-            epochs, samples = self._locate(np.arange(window * size, (window + 1) * size))
+    def _first_batch(self, epoch: int | np.ndarray) -> int | np.ndarray:
+        """Return the first position of the batch in which an epoch begins."""
+        return epoch * self._epoch // self._batch * self._batch
+
+    def _sorted(self, epoch: int, window: int) -> tuple[int, np.ndarray, np.ndarray]:
+        """Return the first position of a window, and the passes and samples at its positions."""
+        first = self._first_batch(epoch) + window * self._window
+        start = max(epoch * self._epoch, first)
+        if self._sorted_window is None or self._sorted_window[0] != (epoch, window):
+            positions = np.arange(start, min((epoch + 1) * self._epoch, first + self._window))
+            passes, samples = self._locate(positions)
             # A stable sort preserves the underlying order among samples of equal length.
             by_length = np.argsort(self._lengths(samples), kind="stable")
-            # Shuffle the sorted batches, so that lengths do not increase over the window.
-            batches = permuted_index(
-                self._seed ^ _LENGTHS, window, np.arange(self._num_batches), self._num_batches
+            # Shuffle the batches, so that lengths do not increase over the window. The first and
+            # the last batch may be incomplete.
+            batches = positions // self._batch - start // self._batch
+            num = int(batches[-1]) + 1
+            shuffled = permuted_index(
+                self._seed ^ _LENGTHS, epoch, np.arange(num), num, part=window
             )
-            by_length = by_length.reshape(self._num_batches, self._batch)[batches].reshape(-1)
-            self._window = window, epochs[by_length], samples[by_length]
-        return self._window[1:]
+            places = np.argsort(shuffled[batches], kind="stable")
+            passes[places], samples[places] = passes[by_length], samples[by_length]
+            self._sorted_window = (epoch, window), passes, samples
+        return start, *self._sorted_window[1:]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from data.extras import install_command
 from data.messages import SHARD_AGAIN
@@ -18,6 +18,8 @@ from data.retry import ATTEMPTS, DEFAULT_REMEDY, TransientError, wait_before_ret
 REMEDY = (
     "check the network and the server, and run the same command again, or raise data.cache.attempts"
 )
+
+Parsed = TypeVar("Parsed")
 
 _PIECE = 1 << 20
 _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
@@ -233,11 +235,25 @@ def fetch(
         wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
 
 
-def fetch_bytes(url: str, *, attempts: int, max_bytes: int) -> bytes:
-    """Return the content of a small file at `url`. Raises the errors of `fetch`."""
+def fetch_parsed(
+    url: str, parse: Callable[[bytes], Parsed], *, attempts: int, max_bytes: int
+) -> Parsed:
+    """Return the parsed content of a small file at `url`.
+
+    The file is fetched again if `parse` raises ValueError. Raises the errors of `fetch` and, after
+    the second wrong content, that of `parse`.
+    """
     content = BytesIO()
-    fetch(url, content, attempts=attempts, max_bytes=max_bytes)
-    return content.getvalue()
+    for attempt in range(1, _WRONG_TWICE + 1):
+        fetch(url, content, attempts=attempts, max_bytes=max_bytes)
+        try:
+            return parse(content.getvalue())
+        except ValueError as error:
+            if attempt == min(attempts, _WRONG_TWICE):
+                raise
+            failure = TransientError(str(error))
+        wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
+    raise AssertionError
 
 
 def _fetch_once(url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: str | None) -> None:

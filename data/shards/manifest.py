@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch_bytes
+from data.remote.fetch import fetch_parsed
 from data.retry import retried
 from data.tars.headers import BLOCK
 
@@ -284,8 +284,12 @@ class Manifest(_Record):
     def _read(cls, folder: Path | str, cache: CacheConfig) -> "Manifest":
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
-            content = fetch_bytes(url, attempts=cache.attempts, max_bytes=_MAX_MANIFEST_BYTES)
-            return cls._parse(content, url)
+            return fetch_parsed(
+                url,
+                lambda content: cls._parse(content, url),
+                attempts=cache.attempts,
+                max_bytes=_MAX_MANIFEST_BYTES,
+            )
         path = Path(folder) / MANIFEST
         try:
             content = retried(str(path), path.read_bytes)

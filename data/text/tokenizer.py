@@ -11,12 +11,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import tokenizers
 
 from data.files import commit
 from data.messages import kway_command, one_line
+
+Side = Literal["left", "right"]
 
 TOKENIZER_FILE, CONFIG_FILE = "tokenizer.json", "tokenizer_config.json"
 _MAX_BYTES = 200 * 2**20
@@ -39,12 +41,13 @@ class Tokenizer:
 
     pad_id: the ID of the padding token. vocab_size: the largest ID + 1, which is the required
     number of embedding rows. max_length: the maximum number of tokens per text, including special
-    tokens.
+    tokens. truncation_side: the side of a longer text from which tokens are removed.
     """
 
     max_length: int
     pad_id: int
     vocab_size: int
+    truncation_side: Side
     _content: str = field(repr=False)
     _roles: dict[str, str] = field(repr=False)
     # The IDs that are added before and after each text, or None to let the library add them.
@@ -53,14 +56,25 @@ class Tokenizer:
 
     @classmethod
     def of(
-        cls, backend: tokenizers.Tokenizer, roles: Mapping[str, str], *, max_length: int, name: str
+        cls,
+        backend: tokenizers.Tokenizer,
+        roles: Mapping[str, str],
+        *,
+        max_length: int,
+        name: str,
+        truncation_side: str = "right",
     ) -> "Tokenizer":
         """Wrap a tokenizer from the tokenizers library.
 
         roles: the special tokens, such as {"pad_token": "[PAD]"}. Raises ValueError, with `name`,
-        if there is no pad token, if encoding an unknown character fails, or if `max_length` leaves
-        no room for tokens of the text.
+        if there is no pad token, if encoding an unknown character fails, if `truncation_side` is
+        neither left nor right, or if `max_length` leaves no room for tokens of the text.
         """
+        if truncation_side not in get_args(Side):
+            raise ValueError(
+                f"tokenizer {name} has the truncation_side {truncation_side!r}: set it to left or "
+                f"right in its {CONFIG_FILE}"
+            )
         pad_id = backend.token_to_id(roles.get("pad_token", ""))
         if pad_id is None:
             raise ValueError(
@@ -86,6 +100,7 @@ class Tokenizer:
             max_length=max_length,
             pad_id=pad_id,
             vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
+            truncation_side=cast(Side, truncation_side),
             _content=backend.to_str(),
             _roles={role: roles[role] for role in _ROLES if role in roles},
             _special=_special_ids(backend),
@@ -122,13 +137,17 @@ class Tokenizer:
             "model_max_length": self.max_length,
             **self._roles,
         }
+        if self.truncation_side != "right":
+            config["truncation_side"] = self.truncation_side
         text = json.dumps(config, ensure_ascii=False, indent=1) + "\n"
         for name, content in ((TOKENIZER_FILE, self._content), (CONFIG_FILE, text)):
             commit(folder / name, content.encode())
 
     def digest(self) -> str:
         """Return a SHA-256 of everything that determines a text's IDs, except `max_length`."""
-        return hashlib.sha256(f"{self.pad_id}\n{self._content}".encode()).hexdigest()
+        # Nothing is added for the right side, so that the digests of earlier versions stay valid.
+        side = "" if self.truncation_side == "right" else f"{self.truncation_side}\n"
+        return hashlib.sha256(f"{side}{self.pad_id}\n{self._content}".encode()).hexdigest()
 
     def _backend(self) -> tokenizers.Tokenizer:
         """Return the backend of this process, opening it if necessary."""
@@ -139,7 +158,8 @@ class Tokenizer:
             os.environ["TOKENIZERS_PARALLELISM"] = "false"
             backend = tokenizers.Tokenizer.from_str(self._content)
             before, after = self._special or ([], [])
-            backend.enable_truncation(self.max_length - len(before) - len(after))
+            length = self.max_length - len(before) - len(after)
+            backend.enable_truncation(length, direction=self.truncation_side)
             self._opened = (process, backend)
         return self._opened[1]
 
@@ -179,7 +199,7 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
         source = name.removeprefix(HUB)
         if Path(source).exists():  # transformers would open the local path instead
             raise ValueError(f"tokenizer {name}: {source} is a local file or folder: remove {HUB}")
-        backend, roles = _of_transformers(source, name=name)
+        opened = _of_transformers(source, name=name)
     elif not folder.is_dir():
         raise FileNotFoundError(
             f"tokenizer {name} is not a folder: train one with "
@@ -193,11 +213,13 @@ def open_tokenizer(name: str, *, max_length: int) -> Tokenizer:
                 f"{file} has {file.stat().st_size:,} bytes, over the limit of {_MAX_BYTES:,}: "
                 "choose another tokenizer"
             )
-        backend, roles = _of_files(folder) or _of_transformers(name, name=name)
-    return Tokenizer.of(backend, roles, max_length=max_length, name=name)
+        opened = _of_files(folder) or _of_transformers(name, name=name)
+    backend, roles, side = opened
+    return Tokenizer.of(backend, roles, max_length=max_length, name=name, truncation_side=side)
 
 
-_Opened = tuple[tokenizers.Tokenizer, dict[str, str]]
+# The backend, the special tokens by role, and the truncation side.
+_Opened = tuple[tokenizers.Tokenizer, dict[str, str], str]
 
 
 def _of_files(folder: Path) -> _Opened | None:
@@ -220,9 +242,12 @@ def _of_files(folder: Path) -> _Opened | None:
         return None
     roles = {role: _token(config[role]) for role in _ROLES if config.get(role) is not None}
     try:
-        return tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8")), roles
+        backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises no narrower type
         raise _damaged(str(file), error) from error
+    # As in transformers, the truncation stored in tokenizer.json provides the default.
+    default = (backend.truncation or {}).get("direction", "right")
+    return backend, roles, str(config.get("truncation_side", default)).lower()
 
 
 def _token(value: Any) -> str:
@@ -246,9 +271,9 @@ def _of_transformers(source: str, *, name: str) -> _Opened:
         raise ValueError(
             f"tokenizer {name} is not a fast tokenizer ({type(found).__name__}): {_REMEDY}"
         )
-    return found.backend_tokenizer, {
-        role: str(token) for role in _ROLES if (token := getattr(found, role, None)) is not None
-    }
+    tokens = {role: getattr(found, role, None) for role in _ROLES}
+    roles = {role: str(token) for role, token in tokens.items() if token is not None}
+    return found.backend_tokenizer, roles, found.truncation_side
 
 
 def _damaged(file: str, reason: object) -> ValueError:

@@ -33,9 +33,11 @@ The last column is softmax(z) - onehot(y), computed without a tensor of all logi
 """
 
 import math
+import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -54,6 +56,7 @@ from heads.engine.inputs import (
     class_ids,
     nan_loss,
     non_finite_rows,
+    options_of,
 )
 from heads.engine.torch_walk import TorchWalk
 from heads.logits import LogitMap, MappedFeatures, Margins
@@ -106,6 +109,18 @@ class Engine:
     row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
     tiles: bool = False
 
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What must be equal on every rank, as texts by what they describe."""
+        weights = self.row_weighting.class_weights
+        return {
+            "label trees": f"{self.weights.tree_digest:08x}",
+            "losses": options_of(self.loss),
+            "logit maps": options_of(self.logit_map),
+            "class weights": "none" if weights is None else f"{_checksum(weights):08x}",
+            "ignore_index": str(self.row_weighting.ignore_index),
+        }
+
     @property
     def logit_bytes(self) -> int:
         """The memory limit for logits in bytes."""
@@ -147,12 +162,16 @@ class Engine:
         `over_data` is false and the weight requires a gradient on only some ranks. Raises
         FloatingPointError on every rank if the loss is NaN.
         """
-        if row_weights is not None and row_weights.is_floating_point():
+        given = features, row_weights
+        if all(isinstance(each, Tensor) and each.is_floating_point() for each in given):
             # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
             # must receive the weights that the loss uses.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
         if rows_of_ranks is None:
-            agreement = self.agree(features, labels, parameters, row_weights)
+            called = "training" if training else "evaluation"
+            agreement = self.agree(
+                features, labels, parameters, row_weights, call=f"{called}, draw {draw}"
+            )
         else:
             groups = self.class_group, self.data_group
             agreement = Agreement.of_known_rows(
@@ -217,16 +236,18 @@ class Engine:
         labels: Tensor,
         parameters: Parameters,
         row_weights: Tensor | None = None,
+        *,
+        call: str = "",
     ) -> Agreement:
         """Exchange sizes and check the batch on all ranks (collective). See
-        `heads/engine/inputs.py`."""
+        `heads/engine/inputs.py`. `call` describes the mode and the draw, which must be equal."""
         return agree(
             features,
             labels,
             parameters,
             row_weights,
+            settings={**self.settings, "mode and draw": call},
             num_classes=self.weights.tree.num_classes,
-            tree_digest=self.weights.tree_digest,
             row_weighting=self.row_weighting,
             class_group=self.class_group,
             data_group=self.data_group,
@@ -343,6 +364,10 @@ class _HeadLoss(torch.autograd.Function):
             by_bias = None if by_bias is None else by_bias.squeeze(1)
             by_scalars = _reduced_scalars(ctx, sums.scalars)
         return by_features, by_vectors, by_bias, *by_scalars, *(None,) * 6
+
+
+def _checksum(tensor: Tensor) -> int:
+    return zlib.crc32(tensor.cpu().contiguous().numpy().tobytes())
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:

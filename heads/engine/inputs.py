@@ -4,9 +4,9 @@ Ranks wait for each other in collectives, so an error on one rank alone would le
 waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise the same exception.
 """
 
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,8 @@ NOTHING_COUNTS = (
 _LARGEST = torch.iinfo(torch.int64).max
 _NAMED_ROWS = 8
 _NAMED_RANKS = 8
+# Of a row or a class. Sums and products of larger weights could overflow float32.
+LARGEST_WEIGHT = 1e15
 
 # Shape legend: b rows of this rank, d features, n nodes of this rank, K all classes.
 
@@ -185,51 +187,51 @@ def agree(
     parameters: Parameters,
     row_weights: Tensor | None,
     *,
+    settings: Mapping[str, str],
     num_classes: int,
-    tree_digest: int,
     row_weighting: RowWeighting,
     class_group: ProcessGroup | None,
     data_group: ProcessGroup | None,
 ) -> Agreement:
-    """Exchange the sizes and errors of a batch, and which gradients are required (collective).
+    """Exchange the sizes and errors of a batch, what must be equal on every rank, and which
+    gradients are required (collective).
 
-    One all-gather per group carries everything as a vector of integers. Raises ValueError on every
-    rank if the inputs of any rank are invalid.
+    `settings` are texts that must be equal, by what they describe. One all-gather per group carries
+    everything as a vector of integers. Raises ValueError on every rank if the inputs of any rank
+    are invalid or if something differs.
     """
     held = parameters.vectors
     num_counting = outside = 0
     if fits := _fits(features, labels, held, row_weights):
         num_counting, outside = _counts(class_ids(labels), row_weights, row_weighting, num_classes)
     num_rows = len(labels) if fits else 0
-    # If only some ranks had row weights, they would call a collective that the others do not.
-    types = _type_code(features.dtype, weighted=row_weights is not None)
-    needs = features.requires_grad, parameters.requires_grad
-    numbers = [num_rows, num_counting, outside, not fits, tree_digest, types, *needs]
+    equal = {**settings, **_call_settings(features, parameters, row_weights)}
+    needs = fits and features.requires_grad, parameters.requires_grad
+    digests = [zlib.crc32(text.encode()) for text in equal.values()]
+    numbers = [num_rows, num_counting, outside, not fits, *needs, *digests]
     group_ranks = _exchanged([int(number) for number in numbers], class_group, held.device)
     total = [sum(column) for column in zip(*group_ranks, strict=True)]
     groups = _exchanged(total, data_group, held.device)
-    sizes, *_, trees, dtypes, by_features, _ = map(list, zip(*group_ranks, strict=True))
+    sizes, _, _, _, by_features, _, *of_ranks = map(list, zip(*group_ranks, strict=True))
     group_sizes, counting, outsides, misfits, *others = map(list, zip(*groups, strict=True))
-    group_trees, group_dtypes, all_by_features, by_vectors = others
-    if len({*trees}) > 1 or len({*group_trees}) > 1:
-        raise ValueError(
-            f"the label trees of the ranks differ ({tree_digest:08x} on this rank): build the tree "
-            "on one rank, save it to a file and load that file on every rank"
-        )
+    all_by_features, by_vectors, *of_groups = others
     if any(misfits):
         raise ValueError(
             f"inputs are invalid on {sum(misfits)} of {len(sizes) * len(group_sizes)} ranks; this "
-            f"rank has {'valid' if fits else 'invalid'} features {list(features.shape)} of "
-            f"{features.dtype} on {features.device} and labels {list(labels.shape)} of "
-            f"{labels.dtype} on {labels.device}{_described(row_weights)}: pass features as floats "
-            f"[b, {held.shape[1]}], labels as b integers and any row weights as b finite floats of "
-            f"at least 0, all on {held.device}"
+            f"rank has {'valid' if fits else 'invalid'} features {_shown(features)} and labels "
+            f"{_shown(labels)}{_described(row_weights)}: pass features as a float tensor "
+            f"[b, {held.shape[1]}], labels as an integer tensor [b] and any row weights as a float "
+            f"tensor [b] between 0 and {LARGEST_WEIGHT:g}, all on {held.device}"
         )
-    if len({*dtypes}) > 1 or len({*group_dtypes}) > 1:
+    differing = [
+        f"{name} ({text} on this rank)"
+        for (name, text), ranks, totals in zip(equal.items(), of_ranks, of_groups, strict=True)
+        if len({*ranks}) > 1 or len({*totals}) > 1
+    ]
+    if differing:
         raise ValueError(
-            f"either the features of the ranks differ in dtype ({features.dtype} on this rank), or "
-            "only some ranks have row weights: use the same dtype on every rank, and pass row "
-            "weights on all ranks or on none"
+            f"the heads of the ranks differ in their {', '.join(differing)}: create and call the "
+            "head in the same way on every rank"
         )
     if any(outsides):
         raise ValueError(
@@ -246,6 +248,34 @@ def agree(
         needs_backward=any(all_by_features) or any(by_vectors),
         partly_frozen=0 < sum(by_vectors) < len(sizes) * len(group_sizes),
     )
+
+
+def options_of(component: object) -> str:
+    """Return the class of a loss or a logit map and its options, as a text that is the same on
+    every rank."""
+    simple = {
+        name: value
+        for name, value in sorted(vars(component).items())
+        if isinstance(value, bool | int | float | str | None)
+    }
+    return f"{type(component).__qualname__}({', '.join(f'{k}={v}' for k, v in simple.items())})"
+
+
+def _call_settings(
+    features: Tensor, parameters: Parameters, row_weights: Tensor | None
+) -> dict[str, str]:
+    """Return what must be equal on every rank apart from the constants of the head."""
+    held = parameters.vectors
+    dtype = features.dtype if isinstance(features, Tensor) else None
+    device = held.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    has = [name for name, value in parameters._asdict().items() if value is not None]
+    return {
+        "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
+        "dtype of features": f"{dtype}, autocast {autocast}",
+        # If only some ranks had row weights, they would call a collective that the others do not.
+        "use of row weights": "without" if row_weights is None else "with",
+    }
 
 
 def _counts(
@@ -274,9 +304,12 @@ def _exchanged(
 def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | None) -> bool:
     """Return whether the inputs are valid for vectors `held` [n, d] and on the same device.
 
-    Features must be floats [b, d], labels integers [b], and row weights finite floats [b] of at
-    least 0.
+    Features must be floats [b, d], labels integers [b], and row weights floats [b] between 0 and
+    `LARGEST_WEIGHT`.
     """
+    given = (features, labels) if row_weights is None else (features, labels, row_weights)
+    if not all(isinstance(each, Tensor) for each in given):
+        return False
     shapes = features.shape == (*labels.shape, held.shape[1]) and labels.dim() == 1
     together = features.device == labels.device == held.device
     fits = is_integral(labels) and shapes and features.is_floating_point() and together
@@ -284,22 +317,19 @@ def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | 
         return fits
     if row_weights.shape != labels.shape or row_weights.device != labels.device:
         return False
-    sound = (row_weights >= 0) & row_weights.isfinite()
-    total = row_weights.sum()
-    return row_weights.is_floating_point() and bool(sound.all() & total.isfinite())
+    sound = (row_weights >= 0) & (row_weights <= LARGEST_WEIGHT)
+    return row_weights.is_floating_point() and bool(sound.all())
+
+
+def _shown(value: object) -> str:
+    """Return the shape, dtype and device of a tensor, or the type of another value."""
+    if not isinstance(value, Tensor):
+        return f"of type {type(value).__name__}"
+    return f"{list(value.shape)} of {value.dtype} on {value.device}"
 
 
 def _described(row_weights: Tensor | None) -> str:
-    if row_weights is None:
-        return ""
-    kind = f"{list(row_weights.shape)} of {row_weights.dtype} on {row_weights.device}"
-    return f" and row weights {kind}"
-
-
-@cache
-def _type_code(dtype: torch.dtype, *, weighted: bool) -> int:
-    """Return a number that identifies the dtype of features and whether there are row weights."""
-    return 2 * sum(ord(letter) << bit for bit, letter in enumerate(str(dtype))) + weighted
+    return "" if row_weights is None else f" and row weights {_shown(row_weights)}"
 
 
 # ---------------------------------------------------------------------------- a loss that is NaN

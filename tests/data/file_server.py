@@ -20,7 +20,7 @@ class FileServer:
     folder: Path
     url: str = ""
     requests: Counter[str] = field(default_factory=Counter)
-    # How the next requests for each file fail, in order: a status, "cut" or "hang up".
+    # How the next requests for each file fail, in order: a status, "cut", "damage" or "hang up".
     failures: dict[str, list[int | str]] = field(default_factory=dict)
     redirect: str | None = None
     ranges: bool = False  # whether range requests are supported
@@ -61,6 +61,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_response(206 if self.files.ranges and byte_range else 200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
+            if failure == "damage":
+                content = content.replace(b"a", b"b")
             content = content[: len(content) // 2] if failure == "cut" else content
             self.files.sent.setdefault(name, []).append(len(content))
             self.wfile.write(content)

@@ -21,7 +21,7 @@ import pytest
 
 from data.config import DataConfig
 from data.remote.config import CacheConfig
-from data.remote.fetch import fetch_bytes
+from data.remote.fetch import fetch_parsed
 from data.shards.index import index_path, open_index
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
@@ -517,6 +517,23 @@ def test_transient_failures_are_retried_and_logged(
     assert retried == ["manifest.json", FIRST, FIRST]
 
 
+@pytest.mark.parametrize("kind", ["manifest", "index", "shard"])
+def test_a_file_that_is_damaged_once_is_fetched_again(
+    kind: str,
+    shards: Path,
+    server: FileServer,
+    cache: CacheConfig,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    index = index_path(server.folder / FIRST).name
+    name = {"manifest": "manifest.json", "index": index, "shard": FIRST}[kind]
+    server.failures = {name: ["damage"]}
+    with open_split(server.url, "train", cache=cache) as split:
+        assert split.read(0) == local_contents(shards)[0]
+    assert server.requests[name] == 2
+    assert len(retries(caplog)) == 1
+
+
 @pytest.mark.parametrize(("failure", "requests"), [(503, 1), ("hang up", 2)])
 def test_the_last_attempt_raises_an_error_that_states_the_url_the_reason_and_the_fix(
     failure: int | str, requests: int, server: FileServer, cache: CacheConfig
@@ -637,7 +654,7 @@ def test_a_file_that_is_too_large_is_not_read_completely(server: FileServer) -> 
     with pytest.raises(
         ValueError, match=r"manifest.json does not match .*it has more than 100 bytes"
     ):
-        fetch_bytes(f"{server.url}/manifest.json", attempts=1, max_bytes=100)
+        fetch_parsed(f"{server.url}/manifest.json", bytes, attempts=1, max_bytes=100)
 
 
 def test_redirects_are_followed_only_within_http(

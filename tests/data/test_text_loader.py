@@ -1,17 +1,23 @@
 """Batches contain texts of similar length, skip no text, and are the same on every topology."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from data.augment.training import AugmentConfig
 from data.config import DataConfig, TextConfig
+from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.inputs import pad_tokens
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.order import ByLength, Order
+from data.loading.sampling import samples_per_epoch
+from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
 from data.text.tokenizer import open_tokenizer
 
@@ -102,22 +108,107 @@ def num_padding(batches: list[list[tuple[int, tuple[int, ...]]]]) -> int:
     return sum(max(batch) * len(batch) - sum(batch) for batch in lengths)
 
 
-def test_windows_are_permutations_of_the_underlying_order() -> None:
-    num, window = 100, 6 * 5
+@settings(max_examples=60, deadline=None)
+@given(
+    num=st.integers(1, 120),
+    batch=st.integers(1, 40),
+    num_batches=st.integers(1, 9),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_every_epoch_is_a_permutation_of_the_same_epoch_unsorted(
+    num: int, batch: int, num_batches: int, seed: int
+) -> None:
+    below = Order(seed, [num]).locate
+    by_length = ByLength(
+        below,
+        lambda samples: samples % 7,
+        seed=seed,
+        epoch=num,
+        batch=batch,
+        num_batches=num_batches,
+    )
+    for epoch in (0, 1, 5):
+        positions = np.arange(epoch * num, (epoch + 1) * num)
+        ours = list(zip(*by_length.locate(positions), strict=True))
+        assert sorted(ours) == sorted(zip(*below(positions), strict=True))
+        for position in positions[[0, num // 2, num - 1]].tolist():
+            (found,) = zip(*by_length.locate(np.array([position])), strict=True)
+            assert found == ours[position - epoch * num]
 
-    def below(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return Order(3, [num]).locate(positions)
 
-    by_length = ByLength(below, lambda samples: samples % 7, seed=3, batch=6, num_batches=5)
-    for start in range(0, 300, window):
-        positions = np.arange(start, start + window)
-        ours = sorted(zip(*by_length.locate(positions), strict=True))
-        assert ours == sorted(zip(*below(positions), strict=True))
-    scattered = np.array([250, 3, 31, 3, 299])
-    epochs, samples = by_length.locate(scattered)
-    for row, position in enumerate(scattered.tolist()):
-        alone = by_length.locate(np.array([position]))
-        assert (epochs[row], samples[row]) == (alone[0][0], alone[1][0])
+@pytest.mark.parametrize("window", [1, 3, 50])
+@pytest.mark.parametrize("batch", [5, 7, 16, 100])
+@pytest.mark.parametrize("modality", ["images", "texts"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_epoch_reads_every_sample_once(
+    modality: str, batch: int, window: int, world_size: int, texts: Path, shards: Path
+) -> None:
+    recipe = config(texts, batches_by_length=window)
+    if modality == "images":
+        image = ImageConfig(size=8, resize=8)
+        recipe = DataConfig(shards=shards, image=image, augment=AugmentConfig(crop_area=None))
+    num, read = samples_of_epochs(recipe, batch, world_size)
+    for epoch in range(3):
+        assert sorted(read[epoch * num : (epoch + 1) * num]) == list(range(num))
+
+
+@pytest.mark.parametrize("batch", [5, 16])
+@pytest.mark.parametrize("changes", ["sampling", "mixture"])
+def test_sorting_by_length_does_not_change_which_samples_an_epoch_draws(
+    changes: str, batch: int, texts: Path
+) -> None:
+    changed: dict[str, Any] = {"sampling": {"power": 0.0, "epoch_samples": 50}}
+    if changes == "mixture":
+        splits = [("train", 2), ("test", 1)]
+        changed = {
+            "mixture": [
+                {"shards": texts / "shards", "split": split, "weight": weight}
+                for split, weight in splits
+            ]
+        }
+    plain, by_length = (
+        samples_of_epochs(
+            DataConfig.model_validate(
+                {**config(texts, batches_by_length=n).model_dump(), **changed}
+            ),
+            batch,
+            1,
+        )
+        for n in (1, 50)
+    )
+    num = plain[0]
+    for epoch in range(3):
+        part = slice(epoch * num, (epoch + 1) * num)
+        assert sorted(plain[1][part]) == sorted(by_length[1][part])
+
+
+def samples_of_epochs(recipe: DataConfig, batch: int, world_size: int) -> tuple[int, list[int]]:
+    """Return the number of samples per epoch, and the samples that the ranks read in three epochs
+    in the order of the stream."""
+    manifest = load_manifest(recipe)
+    opened = (
+        open_mixture(recipe, manifest)
+        if recipe.mixture
+        else open_split(recipe.shards, recipe.train_split)
+    )
+    with opened as split:
+        num = samples_per_epoch(split, recipe)
+        loaders = [
+            TrainLoader(
+                split,
+                recipe,
+                global_batch=batch,
+                rank=rank,
+                world_size=world_size,
+                cursor=Cursor(4),
+            )
+            for rank in range(world_size)
+        ]
+        read: list[int] = []
+        for _ in range(-(-3 * num // batch)):
+            for loader in loaders:
+                read += next(loader).indices.tolist()
+    return num, read
 
 
 def test_evaluation_reads_every_text_once_sorted_by_length(texts: Path) -> None:

@@ -95,6 +95,38 @@ def test_special_tokens_are_those_that_the_library_adds(template: str | None) ->
     assert opened.encode(texts) == [each.ids or [0] for each in backend.encode_batch(texts)]
 
 
+@pytest.mark.parametrize("opened_by", ["files", "transformers"])
+@pytest.mark.parametrize("stored_in", ["tokenizer_config.json", "tokenizer.json"])
+def test_texts_are_truncated_on_the_side_that_the_tokenizer_states(
+    stored_in: str, opened_by: str, copy: Path, tmp_path: Path
+) -> None:
+    if stored_in == "tokenizer_config.json":
+        edit(copy / stored_in, truncation_side="left")
+    else:
+        stored = Backend.from_file(str(copy / stored_in))
+        stored.enable_truncation(6, direction="left")
+        stored.save(str(copy / stored_in))
+    if opened_by == "transformers":
+        (copy / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    theirs = AutoTokenizer.from_pretrained(copy)
+    ours = open_tokenizer(str(copy), max_length=6)
+    ours.save(tmp_path / "saved")
+    again = open_tokenizer(str(tmp_path / "saved"), max_length=6)
+    expected = theirs(TEXTS, truncation=True, max_length=6)["input_ids"]
+    assert ours.truncation_side == theirs.truncation_side == "left"
+    assert ours.encode(TEXTS) == again.encode(TEXTS) == expected
+    edit(copy / "tokenizer_config.json", truncation_side="right")
+    right = open_tokenizer(str(copy), max_length=6)
+    assert right.encode(TEXTS) != expected
+    assert right.digest() != ours.digest()
+
+
+def test_an_unknown_truncation_side_raises(copy: Path) -> None:
+    edit(copy / "tokenizer_config.json", truncation_side="middle")
+    with pytest.raises(ValueError, match="truncation_side"):
+        open_tokenizer(str(copy), max_length=6)
+
+
 def test_pad_id_and_vocab_size_are_set(folder: Path) -> None:
     tokenizer = open_tokenizer(str(folder), max_length=6)
     assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 700)

@@ -4,16 +4,19 @@ Errors of a single module are tested with that module: invalid trees in test_lab
 test_hierarchy.py, invalid files in test_named_tree.py.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead, LabelTree, build_head
+from heads import ClassHead, Cosine, Dot, LabelTree, build_head
 from heads.append import append_classes
 from heads.config import HeadConfig, VTreeConfig
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import (
+    BinaryCrossEntropy,
     ClassFacts,
     CrossEntropy,
     NoiseContrastiveEstimation,
@@ -129,7 +132,7 @@ def test_invalid_rows_raise_an_error_on_every_rank_and_the_next_step_succeeds(wo
         assert len(broken) == len(BROKEN)
         for error in broken:
             assert f"on 1 of {world_size} ranks" in error
-            assert "pass features as floats [b, 3]" in error
+            assert "pass features as a float tensor [b, 3]" in error
         assert valid == "valid: no error"
 
 
@@ -306,7 +309,100 @@ def trees_that_differ(world_size: int, data_axis: int) -> str:
 @pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
 def test_different_trees_raise_an_error_on_every_rank(world_size, data_axis):
     for answer in one_line_on_every_rank(world_size, trees_that_differ, data_axis):
-        assert answer.startswith("ValueError: the label trees of the ranks differ (")
+        assert answer.startswith("ValueError: the heads of the ranks differ in their label trees (")
+
+
+# What the last rank does differently, and what the error must name.
+DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "loss": ({"loss": BinaryCrossEntropy()}, "losses"),
+    "option of the loss": ({"loss": CrossEntropy(label_smoothing=0.1)}, "losses"),
+    "logit map": ({"logits": Cosine(scale=3)}, "logit maps"),
+    "option of the logit map": ({"logits": Dot(scale=3)}, "logit maps"),
+    "class weights": ({"class_weights": torch.tensor([1.0, 1, 1, 2])}, "class weights"),
+    "ignore_index": ({"ignore_index": -1}, "ignore_index"),
+    "bias": ({"bias": False}, "parameters"),
+    "dim": ({"dim": 5}, "parameters"),
+    "dtype of the rows": ({"dtype": torch.bfloat16}, "parameters"),
+    "seed": ({"seed": 7}, "mode and draw"),
+    "draw": ({"draw": 3}, "mode and draw"),
+    "evaluation mode": ({"training": False}, "mode and draw"),
+    "autocast": ({"autocast": torch.bfloat16}, "dtype of features"),
+    "dtype of features": ({"features": torch.float64}, "dtype of features"),
+    "row weights": ({"row_weights": True}, "row weights"),
+    "list of labels": ({"labels": [0, 1]}, "inputs are invalid"),
+    "NumPy labels": ({"labels": np.array([0, 1])}, "inputs are invalid"),
+    "no labels": ({"labels": None}, "inputs are invalid"),
+    "NumPy features": ({"features": np.zeros((2, 3), np.float32)}, "inputs are invalid"),
+    "list of row weights": ({"row_weights": [1.0, 1.0]}, "inputs are invalid"),
+    "float labels": ({"labels": torch.tensor([0.0, 1.0])}, "inputs are invalid"),
+}
+
+
+def error_of_a_difference(changes: dict[str, Any], mesh: Any) -> str:
+    """The error of a step of a head with these changes."""
+    changes = dict(changes)
+    features, labels = changes.pop("features", None), changes.pop("labels", torch.tensor([0, 1]))
+    dim, weighted = changes.pop("dim", 3), changes.pop("row_weights", None)
+    draw, training = changes.pop("draw", 0), changes.pop("training", True)
+    autocast = changes.pop("autocast", None)
+    loss = changes.pop("loss", CrossEntropy())
+    head = ClassHead(dim, 4, loss, mesh=mesh, **{"class_weights": torch.ones(4), **changes})
+    head.train(training)
+    head.draw = draw
+    if features is None or isinstance(features, torch.dtype):
+        features = torch.zeros(2, dim, dtype=features)
+    row_weights = torch.ones(2) if weighted is True else weighted
+    try:
+        with torch.autocast("cpu", autocast, enabled=autocast is not None):
+            head(features, labels, row_weights).backward()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+def errors_if_the_last_rank_differs(data_axis: int) -> dict[str, str]:
+    last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+    mesh = rank_mesh(data_axis)
+    return {
+        name: error_of_a_difference(changes if last else {}, mesh)
+        for name, (changes, _) in DIFFERENCES.items()
+    }
+
+
+@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
+def test_a_rank_that_differs_raises_an_error_on_every_rank(world_size, data_axis):
+    for errors in run_on_ranks(world_size, errors_if_the_last_rank_differs, data_axis):
+        for name, (_, named) in DIFFERENCES.items():
+            assert named in errors[name], (name, errors[name])
+            assert "\n" not in errors[name]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, (_, named) in DIFFERENCES.items() if "inputs" in named]
+)
+def test_invalid_inputs_raise_one_line_that_says_what_to_pass(name):
+    error = error_of_a_difference(DIFFERENCES[name][0], None)
+    assert "pass features as a float tensor [b, 3], labels as an integer tensor [b]" in error
+
+
+@pytest.mark.parametrize("scale", [1e16, 5e37, torch.inf, torch.nan])
+def test_weights_that_overflow_raise_one_line(scale):
+    head = ClassHead(3, 4, CrossEntropy())
+    with pytest.raises(ValueError, match="row weights"):
+        head(torch.zeros(2, 3), torch.tensor([0, 1]), torch.full((2,), scale))
+    with pytest.raises(ValueError, match="class_weights"):
+        ClassHead(3, 4, CrossEntropy(), class_weights=torch.tensor([1, 1, 1, scale]))
+
+
+def test_class_weights_that_vanish_in_float32_raise_one_line():
+    with pytest.raises(ValueError, match="class_weights"):
+        ClassHead(3, 4, CrossEntropy(), class_weights=torch.full((4,), 1e-60, dtype=torch.float64))
+
+
+def test_a_head_is_printed_with_its_settings():
+    shown = repr(ClassHead(3, 4, CrossEntropy(), bias=False))
+    for part in ("dim=3", "classes=4", "dense", "Dot(", "CrossEntropy(", "bias=False", "float32"):
+        assert part in shown
 
 
 def head_of_a_cycle(world_size: int) -> str:

@@ -453,4 +453,4 @@ def features_of_another_dtype_on_one_rank():
 
 def test_features_of_another_dtype_on_one_rank_raise_an_error_on_all_ranks():
     for answer in run_on_ranks(2, features_of_another_dtype_on_one_rank):
-        assert "differ in dtype" in answer
+        assert "differ in their dtype of features" in answer

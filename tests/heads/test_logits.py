@@ -327,3 +327,15 @@ def test_a_factored_head_has_no_bias_by_default():
     assert not HeadConfig.model_validate(options).bias
     head = FactoredHead(DIM, 13, make_loss("quadratic", 13))
     assert head.bias is None
+
+
+@pytest.mark.parametrize("name", ["__call__", "evaluated", "of_one_class"])
+def test_a_logit_map_that_overrides_what_training_does_not_call_is_rejected(name):
+    with pytest.raises(TypeError, match=f"overrides {name}"):
+        type("Mine", (Dot,), {name: lambda *_: None, "__module__": __name__})
+
+
+def test_an_invalid_logit_map_is_the_only_error_of_a_head():
+    with pytest.raises(ValidationError) as caught:
+        HeadConfig.model_validate({"logits": {"kind": "mine:Map"}})
+    assert [error["loc"] for error in caught.value.errors()] == [("logits",)]

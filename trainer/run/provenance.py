@@ -48,6 +48,10 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
     versions = _versions() | sources
     if recipe.data.text is None:
         versions["jpeg_decoder"] = decoder()
+    elif recipe.data.text.batches_by_length > 1:
+        # Before, they crossed epochs. A run that resumes from such a checkpoint reads some texts of
+        # its current epoch twice and others not at all.
+        versions["windows_of_texts"] = "end with the epoch"
     return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
 
 
