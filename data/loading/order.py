@@ -24,9 +24,11 @@ the order in which some classes or shard sets are sampled more often than others
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+
+Number = TypeVar("Number", int, np.ndarray)
 
 _ROUNDS = 8
 _MASK = (1 << 64) - 1
@@ -345,7 +347,7 @@ class ByLength:
             samples[here] = sorted_samples[positions[here] - start]
         return passes, samples
 
-    def _first_batch(self, epoch: int | np.ndarray) -> int | np.ndarray:
+    def _first_batch(self, epoch: Number) -> Number:
         """Return the first position of the batch in which an epoch begins."""
         return epoch * self._epoch // self._batch * self._batch
 

@@ -163,7 +163,8 @@ class Engine:
         FloatingPointError on every rank if the loss is NaN.
         """
         given = features, row_weights
-        if all(isinstance(each, Tensor) and each.is_floating_point() for each in given):
+        are_floats = all(isinstance(each, Tensor) and each.is_floating_point() for each in given)
+        if row_weights is not None and are_floats:
             # Cast first: a small weight may become 0 in the dtype of the computation, and `agree`
             # must receive the weights that the loss uses.
             row_weights = row_weights.to(torch.promote_types(features.dtype, torch.float32))
