@@ -396,11 +396,10 @@ def _checked_weights(
     if weights is None:
         return None
     weights = torch.as_tensor(weights)
-    fits = weights.shape == (num_classes,) and (weights >= 0).all()
-    positive = weights[weights > 0] if fits else weights[:0]
     # Outside this range, sums and products of weights could overflow or vanish in float32.
     lowest = 1 / LARGEST_WEIGHT
-    if not len(positive) or positive.min() < lowest or positive.max() > LARGEST_WEIGHT:
+    valid = (weights == 0) | ((weights >= lowest) & (weights <= LARGEST_WEIGHT))
+    if weights.shape != (num_classes,) or not valid.all() or not weights.any():
         raise ValueError(
             f"class_weights of shape {list(weights.shape)} are not valid: pass {num_classes} "
             f"numbers that are 0 or between {lowest:g} and {LARGEST_WEIGHT:g}, with at least one "
