@@ -101,7 +101,7 @@ def end_with_parent() -> None:
     Thread(target=wait, daemon=True).start()
 
 
-def obeyed(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+def handled_signals(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that this process may handle: SIGTERM, and those that its parent did not
     ignore.
 

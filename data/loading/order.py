@@ -367,7 +367,7 @@ class ByLength:
             shuffled = permuted_index(
                 self._seed ^ _LENGTHS, epoch, np.arange(num), num, part=window
             )
-            places = np.argsort(shuffled[batches], kind="stable")
-            passes[places], samples[places] = passes[by_length], samples[by_length]
+            target = np.argsort(shuffled[batches], kind="stable")
+            passes[target], samples[target] = passes[by_length], samples[by_length]
             self._sorted_window = (epoch, window), passes, samples
         return start, *self._sorted_window[1:]

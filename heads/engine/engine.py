@@ -368,7 +368,8 @@ class _HeadLoss(torch.autograd.Function):
 
 
 def _checksum(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.cpu().contiguous().numpy().tobytes())
+    # NumPy has no bf16.
+    return zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes())
 
 
 def _without_autocast(device: str) -> AbstractContextManager[None]:

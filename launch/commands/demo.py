@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from data.messages import kway_command, printable
-from data.processes import obeyed
+from data.processes import handled_signals
 
 
 def demo(
@@ -87,5 +87,5 @@ def exit_on_signals() -> None:
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    for number in obeyed((signal.SIGTERM, signal.SIGHUP)):
+    for number in handled_signals((signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, leave)

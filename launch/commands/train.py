@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from data.processes import obeyed
+from data.processes import handled_signals
 from launch.options import AllowImport
 from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
 from launch.shipped import RECIPE, shipped_recipes
@@ -159,7 +159,7 @@ def _nothing_to_save() -> Iterator[None]:
     def leave(number: int, _frame: object) -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else PREEMPTED)
 
-    before = {number: signal.signal(number, leave) for number in obeyed(STOP_SIGNALS)}
+    before = {number: signal.signal(number, leave) for number in handled_signals(STOP_SIGNALS)}
     try:
         yield
     finally:

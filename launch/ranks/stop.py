@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from data.processes import obeyed
+from data.processes import handled_signals
 from trainer.process.signals import STOP_SIGNALS
 
 _POLL_SECONDS = 0.05
@@ -41,7 +41,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         # torch would install handlers that raise on every signal; an empty list disables them.
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ""
-        for number in obeyed(STOP_SIGNALS):
+        for number in handled_signals(STOP_SIGNALS):
             self._before[number] = signal.signal(number, self._handle)
         return self
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 
-from data.processes import obeyed
+from data.processes import handled_signals
 
 _POLL_SECONDS = 1.0
 # Ray's daemons. They are child processes of this process, and Ray does not restart them.
@@ -43,7 +43,7 @@ class StopSignal:
         # would deadlock if it interrupted `wait`.
         self._received: SimpleQueue[int] = SimpleQueue()
         self._raises = True
-        for number in obeyed((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+        for number in handled_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
             signal.signal(number, self._handle)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

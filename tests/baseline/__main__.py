@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _record(section: str, out: Path) -> None:
-    # Without -P, the current folder, which is the checkout, comes first on the module path.
+    # All processes of the section import this checkout, even if another one is installed.
     command = [sys.executable, "-m", "tests.baseline.sections", section, out / f"{section}.json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(FOLDER.parents[1])}
     with subprocess.Popen(command, env=environment, start_new_session=True) as process:

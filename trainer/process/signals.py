@@ -7,7 +7,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from data.processes import obeyed
+from data.processes import handled_signals
 from trainer.process.exit_codes import INTERRUPTED, PREEMPTED
 
 # Schedulers send SIGUSR1 some time before they stop a job, closing a terminal sends SIGHUP, and
@@ -31,7 +31,7 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """Records STOP_SIGNALS in `received` inside the context, except ignored ones (see `obeyed`).
+    """Records STOP_SIGNALS in `received` inside the context, except ignored ones (see `handled_signals`).
 
     A second Ctrl-C raises KeyboardInterrupt. Use this class in the main thread, as Python requires
     for signal handlers.
@@ -42,7 +42,7 @@ class StopSignals:
         self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        for number in obeyed(STOP_SIGNALS):
+        for number in handled_signals(STOP_SIGNALS):
             self._previous_handlers[number] = signal.signal(number, self._record)
         return self
 
