@@ -31,7 +31,7 @@ class Preempted(Exception):  # noqa: N818 - not an error
 
 
 class StopSignals:
-    """Records STOP_SIGNALS in `received` inside the context, except ignored ones (see `handled_signals`).
+    """Records the `handled_signals` of STOP_SIGNALS in `received` inside the context.
 
     A second Ctrl-C raises KeyboardInterrupt. Use this class in the main thread, as Python requires
     for signal handlers.
