@@ -39,9 +39,7 @@ _killer = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_standard_error] = os.dup(2)  # pytest redirects descriptor 2 during a test
-    if hasattr(
-        config, "workerinput"
-    ):  # a worker of pytest-xdist belongs to the run that started it
+    if _is_worker(config):  # it belongs to the run that started it
         return
     run = uuid.uuid4().hex
     command = [sys.executable, "-I", "-S", process_tree.__file__, run]
@@ -57,8 +55,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         except subprocess.TimeoutExpired:  # a forked daemon has inherited the pipe
             killer.kill()
             killer.wait(timeout=_EXIT_SECONDS)
-    # Python waits for threads before it exits.
-    _exit_after(_EXIT_SECONDS, config)
+    if not _is_worker(config):  # a worker waits for the others, and pytest-xdist ends it
+        _exit_after(_EXIT_SECONDS, config)  # Python waits for threads before it exits
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Return whether this process is a worker of pytest-xdist."""
+    return hasattr(config, "workerinput")
 
 
 def _exit_after(seconds: float, config: pytest.Config) -> None:
@@ -136,7 +139,7 @@ def _killed(pids: list[int]) -> str:
 
 @pytest.hookimpl(trylast=True)  # pytest-xdist has stopped its workers
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workerinput"):
+    if _is_worker(session.config):
         return
     own = {os.getpid(), *_of_multiprocessing(children(os.getpid()))}
     found = {*process_tree.processes_of(os.environ[RUN])} - own
