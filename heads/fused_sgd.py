@@ -26,9 +26,12 @@ class FusedSGD(Optimizer):
     more product if `needs_norm` is false and two more if it is true. With `needs_norm`,
     `head.squared_gradient_norm()` covers the rows. Like torch's fused optimizers, `step` divides
     all gradients by the attribute `grad_scale`, and changes nothing if the attribute `found_inf` is
-    1; without `deferred`, this does not apply to the rows.
+    1, so `torch.amp.GradScaler` works, except for `unscale_`. Without `deferred`, `found_inf` does
+    not apply to the rows, and a `GradScaler` raises RuntimeError in `step`.
 
-    Each backward pass must be followed by `step` or `zero_grad`. Set `head.row_update = None` to
+    A backward pass that does not require the gradient of the rows, such as
+    `torch.autograd.grad(loss, features)`, does not count as one and changes nothing. Each other
+    backward pass must be followed by `step` or `zero_grad`. Set `head.row_update = None` to
     train the head with another optimizer again. If the loss computes only some of the classes in
     a step, calling the head with a `weight_decay` above 0 raises ValueError, because the rows of
     the other classes would not decay.
@@ -82,7 +85,8 @@ class FusedSGD(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that backward did not update (collective if `deferred`).
 
-        Raises RuntimeError if a newer `FusedSGD` updates the class rows of the head.
+        Raises RuntimeError if a newer `FusedSGD` updates the class rows of the head, and for a loss
+        scale by which the gradient of the rows cannot be divided.
         """
         if self._head.row_update is not self._update:
             raise RuntimeError(
@@ -91,6 +95,12 @@ class FusedSGD(Optimizer):
         with torch.enable_grad():
             loss = closure() if closure is not None else None
         divisor: Tensor | None = getattr(self, "grad_scale", None)
+        # After `unscale_`, a GradScaler sets `grad_scale` to None.
+        if hasattr(self, "grad_scale") and (divisor is None or not self._update.deferred):
+            raise RuntimeError(
+                "a GradScaler can divide the gradient of the class rows only in step: use "
+                "FusedSGD(deferred=True), and do not call unscale_"
+            )
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         skipped = None if found_inf is None else found_inf != 0
         self._update.apply(divisor, skipped)  # first, because it computes the logits again

@@ -208,6 +208,8 @@ class Engine:
         loss: Tensor = _HeadLoss.apply(features, *parameters, anchor, ids, row_weights, self, call)
         if rows_of_ranks is None and math.isnan(loss.item()):
             raise self.nan_loss(len(features), non_finite_rows(features), parameters)
+        if call.update is not None:
+            loss = loss + _RequiresRows.apply(parameters.vectors, loss.detach(), call.update)
         return loss
 
     def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
@@ -352,11 +354,14 @@ class _HeadLoss(torch.autograd.Function):
         with _without_autocast(grad_loss.device.type):
             sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
             grad_loss = grad_loss.to(ctx.loss.dtype)
-            if ctx.call.update is None:
+            update = ctx.call.update
+            if update is None:
                 sums.rows = _buffer_of_rows(ctx.call.agreement, logits)
                 _walk(ctx, grad_loss, sums)
+            elif update.is_required():
+                _update_rows(ctx, update, grad_loss, sums)
             else:
-                _update_rows(ctx, ctx.call.update, grad_loss, sums)
+                _walk(ctx, grad_loss, sums)
             by_features = _reduced_features(ctx, sums)
             by_vectors = None
             if isinstance(sums.rows, HeldGradient):
@@ -369,6 +374,24 @@ class _HeadLoss(torch.autograd.Function):
 
 def _checksum(tensor: Tensor) -> int:
     # NumPy has no bf16.
+class _RequiresRows(torch.autograd.Function):
+    """A zero whose backward pass tells `update` that the gradient of `vectors` is required.
+
+    `torch.autograd.grad(loss, features)` does not run it, so the rows are not updated. Autograd
+    runs it before `_HeadLoss`, because it was created later.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, loss: Tensor, update: RowUpdate) -> Tensor:
+        ctx.update = update
+        return torch.zeros_like(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[None, None, None]:
+        ctx.update.require()
+        return None, None, None
+
+
     return zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes())
 
 

@@ -198,6 +198,7 @@ class RowUpdate:
 
     def __init__(self, group: dict[str, Any], *, deferred: bool, needs_norm: bool) -> None:
         self.group, self.deferred, self.needs_norm = group, deferred, needs_norm
+        self._is_required = False
         self._walk: Callable[[Step], None] | None = None
         self._first: Step | None = None
         self._factor: Tensor | float = 1.0
@@ -221,6 +222,15 @@ class RowUpdate:
                 f"weight_decay is {self.group['weight_decay']:g}, but FusedSGD updates only the "
                 f"classes that a step of {kind} computes: set weight_decay=0"
             )
+
+    def require(self) -> None:
+        """Note that the backward pass that is running requires the gradient of the rows."""
+        self._is_required = True
+
+    def is_required(self) -> bool:
+        """Return whether `require` was called since the last call of this method."""
+        found, self._is_required = self._is_required, False
+        return found
 
     def begin(self, key: int, skipped: Tensor) -> Step | None:
         """Return the step for the walk of the backward pass, or None if it need not visit the rows.
@@ -255,6 +265,7 @@ class RowUpdate:
 
     def apply(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
         """Apply the update of the last backward pass if it was deferred (collective)."""
+        assert not self._is_required, "a backward pass did not visit the class rows"
         first, walk = self._first, self._walk
         if first is not None and walk is not None:
             scale = torch.ones_like(first.skipped, dtype=torch.float32) / self._factor
@@ -273,4 +284,4 @@ class RowUpdate:
     def clear(self) -> None:
         """Forget the last backward pass."""
         self.squared_norm = self._walk = self._first = None
-        self._factor = 1.0
+        self._is_required, self._factor = False, 1.0

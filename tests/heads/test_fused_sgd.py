@@ -182,6 +182,50 @@ def test_only_a_deferred_gradient_can_be_scaled():
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
+def test_a_backward_pass_for_the_features_alone_changes_no_row(deferred):
+    head, plain = make_head("ce", "vtree"), make_head("ce", "vtree")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
+    leaf, before = features.clone().requires_grad_(), head.weight.detach().clone()
+    loss = head(leaf, labels)
+    (grad,) = torch.autograd.grad(loss, [leaf], retain_graph=True)
+    loss.backward(inputs=[leaf], retain_graph=True)
+    assert torch.equal(head.weight, before)
+    assert torch.equal(leaf.grad, grad)
+    loss.backward()  # the first backward pass of the step
+    optimizer.step()
+    want = train(plain, sgd(plain), features, labels, num_steps=1)
+    torch.testing.assert_close(head.weight, want[0][0], **EXACT)
+    torch.testing.assert_close(grad, want[1], **EXACT)
+
+
+def test_a_grad_scaler_works_with_a_deferred_update():
+    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(head(features, labels)).backward()
+    scaler.step(optimizer)
+    want = train(plain, sgd(plain), features, labels, num_steps=1)[0]
+    for mine, other in zip(head.parameters(), want, strict=True):
+        torch.testing.assert_close(mine, other, **EXACT)
+
+
+@pytest.mark.parametrize(("deferred", "unscales"), [(False, False), (False, True), (True, True)])
+def test_a_grad_scaler_that_cannot_divide_the_gradient_of_the_rows_is_an_error(deferred, unscales):
+    head = make_head("ce", "dense")
+    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    optimizer = FusedSGD(head, lr=LR, deferred=deferred)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(head(features, labels)).backward()
+    if unscales:
+        scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="GradScaler") as caught:
+        scaler.step(optimizer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
 def test_two_backward_passes_per_step_are_an_error(deferred):
     head = make_head("ce", "dense")
     features, labels, _ = problem(head.tree, num_rows=11, dim=5)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import torch
@@ -150,14 +151,18 @@ def create_momentum(optimizer: Optimizer | None) -> None:
 
 
 @contextmanager
-def flagged(optimizers: Sequence[Optimizer], divisor: Tensor, skipped: Tensor) -> Iterator[None]:
+def flagged(
+    optimizers: Sequence[Optimizer], divisor: Tensor | None, skipped: Tensor
+) -> Iterator[None]:
     """Inside the context, steps of `optimizers` divide the gradients by `divisor` and change
     nothing if `skipped` is true."""
-    found_inf = skipped.to(torch.float32)
-    for optimizer in optimizers:
-        optimizer.grad_scale, optimizer.found_inf = divisor, found_inf  # type: ignore[attr-defined]
+    flags = {"found_inf": skipped.to(torch.float32)}
+    if divisor is not None:
+        flags["grad_scale"] = divisor
+    for optimizer, name in product(optimizers, flags):
+        setattr(optimizer, name, flags[name])
     try:
         yield
     finally:
-        for optimizer in optimizers:
-            del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+        for optimizer, name in product(optimizers, flags):
+            delattr(optimizer, name)

@@ -129,7 +129,9 @@ def _launch(task: Task, batch: Batch, copies: BufferCopies, *, step: int) -> Def
         excess = torch.ones_like(norm)
         if (max_norm := task.recipe.train.clip_norm) is not None:
             excess = excess.where(norm <= max_norm, (norm + 1e-6) / max_norm)
-        divisor = (scale * excess).float()
+        # Class rows that are already updated cannot be divided. Then there is no loss scale.
+        updates_early = task.recipe.optimizer.head.fused_sgd == "in_backward"
+        divisor = None if updates_early else (scale * excess).float()
     assert task.head_optimizer is not None
     copies.restore_where(skipped)  # before the moving average reads the buffers
     with flagged([task.strategy.optimizer, task.head_optimizer], divisor, skipped):
