@@ -506,7 +506,7 @@ class _OfWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.batch.agreement.needs_vectors:
+        if ctx.batch.agreement.needs.vectors:
             ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
         return None, None, None, None
 

@@ -51,6 +51,7 @@ from heads.engine.global_loss import global_loss
 from heads.engine.inputs import (
     Agreement,
     Parameters,
+    Required,
     RowWeighting,
     agree,
     class_ids,
@@ -83,8 +84,7 @@ class _Call:
 
     @property
     def computes_gradients(self) -> bool:
-        agreement = self.agreement
-        return self.grad_enabled and (agreement.needs_features or agreement.needs_vectors)
+        return self.grad_enabled and any(self.agreement.needs)
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ class Engine:
             )
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(
-                "the head's weight requires a gradient on only some ranks, so its gradient cannot "
-                "be accumulated over micro-batches: call head.requires_grad_ with the same value "
+                "a parameter of the head requires a gradient on only some ranks, so its gradient "
+                "cannot be accumulated over micro-batches: call requires_grad_ with the same value "
                 "on every rank"
             )
         learns = training and torch.is_grad_enabled() and parameters.vectors.requires_grad
@@ -192,8 +192,8 @@ class Engine:
             )
         if update is not None and agreement.partly_frozen:
             raise ValueError(
-                "the head's weight requires a gradient on only some ranks, so FusedSGD cannot "
-                "update it: call head.requires_grad_ with the same value on every rank"
+                "a parameter of the head requires a gradient on only some ranks, so FusedSGD "
+                "cannot update it: call requires_grad_ with the same value on every rank"
             )
         call = _Call(
             agreement=agreement,
@@ -352,11 +352,12 @@ class _HeadLoss(torch.autograd.Function):
         # Disable autocast, as in forward, even if the caller runs backward under autocast: the
         # engine itself chooses the precision of each step.
         with _without_autocast(grad_loss.device.type):
-            sums = _gradient_buffers(ctx.call.agreement, ctx.parameters, logits)
+            needs = ctx.call.agreement.needs
+            sums = _gradient_buffers(needs, logits)
             grad_loss = grad_loss.to(ctx.loss.dtype)
             update = ctx.call.update
             if update is None:
-                sums.rows = _buffer_of_rows(ctx.call.agreement, logits)
+                sums.rows = _buffer_of_rows(needs, logits)
                 _walk(ctx, grad_loss, sums)
             elif update.is_required():
                 _update_rows(ctx, update, grad_loss, sums)
@@ -372,8 +373,6 @@ class _HeadLoss(torch.autograd.Function):
         return by_features, by_vectors, by_bias, *by_scalars, *(None,) * 6
 
 
-def _checksum(tensor: Tensor) -> int:
-    # NumPy has no bf16.
 class _RequiresRows(torch.autograd.Function):
     """A zero whose backward pass tells `update` that the gradient of `vectors` is required.
 
@@ -392,6 +391,8 @@ class _RequiresRows(torch.autograd.Function):
         return None, None, None
 
 
+def _checksum(tensor: Tensor) -> int:
+    # NumPy has no bf16.
     return zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes())
 
 
@@ -496,25 +497,22 @@ def _gathered(
 # ---------------------------------------------------------------------------- backward: reduce
 
 
-def _gradient_buffers(
-    agreement: Agreement, parameters: Parameters, logits: BlockwiseLogits
-) -> GradientSums:
+def _gradient_buffers(needs: Required, logits: BlockwiseLogits) -> GradientSums:
     """Create buffers for the gradients that are required, except those of class rows.
 
     A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it must
     compute their terms.
     """
-    learns_scale = parameters.log_scale is not None
-    sums = GradientSums(agreement.needs_features or (agreement.needs_vectors and learns_scale))
-    if agreement.needs_vectors:
-        sums.bias = None if logits.bias is None else logits.gradient_like(logits.bias)
-        if learns_scale or parameters.offset is not None:
-            sums.scalars = logits.features_Gd.new_zeros(2, dtype=logits.stats_dtype)
+    sums = GradientSums(needs.features or needs.log_scale)
+    if needs.bias and logits.bias is not None:
+        sums.bias = logits.gradient_like(logits.bias)
+    if needs.log_scale or needs.offset:
+        sums.scalars = logits.features_Gd.new_zeros(2, dtype=logits.stats_dtype)
     return sums
 
 
-def _buffer_of_rows(agreement: Agreement, logits: BlockwiseLogits) -> HeldGradient | None:
-    if not agreement.needs_vectors or logits.rows.scales is not None:  # fp8 has no gradient
+def _buffer_of_rows(needs: Required, logits: BlockwiseLogits) -> HeldGradient | None:
+    if not needs.vectors or logits.rows.scales is not None:  # fp8 has no gradient
         return None
     return HeldGradient(logits.weights, logits.gradient_like(logits.rows))
 
@@ -570,7 +568,7 @@ def _reduced_features(ctx: Any, sums: GradientSums) -> Tensor | None:
         # The mapped features are exp(log_scale) times vectors that do not depend on log_scale, so
         # their derivative with respect to log_scale equals the mapped features.
         sums.scalars[0] += (grad * inputs.mapped()).sum()
-    return inputs.gradient(grad) if agreement.needs_features else None
+    return inputs.gradient(grad) if agreement.needs.features else None
 
 
 def _reduced_nodes(ctx: Any, values: NodeValues | None, grad: Tensor | None) -> Tensor | None:

@@ -61,9 +61,20 @@ class Parameters(NamedTuple):
     offset: Tensor | None = None
     row_scales: Tensor | None = None
 
-    @property
-    def requires_grad(self) -> bool:
-        return any(each.requires_grad for each in self if each is not None)
+
+class Required(NamedTuple):
+    """Which gradients are required: that of the features, and those of the `Parameters`."""
+
+    features: bool
+    vectors: bool
+    bias: bool
+    log_scale: bool
+    offset: bool
+
+    @classmethod
+    def of(cls, features: object, parameters: Parameters) -> "Required":
+        inputs = features, *parameters[:4]
+        return cls(*(isinstance(each, Tensor) and each.requires_grad for each in inputs))
 
 
 @dataclass(frozen=True)
@@ -117,16 +128,15 @@ class Agreement:
 
     `sizes` lists the number of rows of each rank in the class group, and `group_sizes` the number
     of rows of each class group along `data`. Ranks may require different gradients, but all ranks
-    that contribute to a gradient must compute their terms. `needs_features`: a rank of the class
-    group requires the gradient of its features. `needs_vectors`: a rank requires the gradient of a
-    parameter. `partly_frozen`: only some ranks require the gradient of a parameter.
-    `needs_backward`: at least one rank requires a gradient, so every rank runs a backward pass.
+    that contribute to a gradient must compute their terms. `needs`: the gradients of features that
+    a rank of the class group requires, and those of parameters that any rank requires.
+    `partly_frozen`: only some ranks require the gradient of a parameter. `needs_backward`: at least
+    one rank requires a gradient, so every rank runs a backward pass.
     """
 
     sizes: list[int]
     group_sizes: list[int]
-    needs_features: bool
-    needs_vectors: bool
+    needs: Required
     needs_backward: bool
     partly_frozen: bool
 
@@ -162,13 +172,12 @@ class Agreement:
                 f"{len(features)} rows and there are {len(labels)} labels: pass the number of rows "
                 "of every rank"
             )
-        needs_features, needs_vectors = features.requires_grad, parameters.requires_grad
+        needs = Required.of(features, parameters)
         return cls(
             of_groups[group_rank(data_group)],
             [sum(rows) for rows in of_groups],
-            needs_features=needs_features,
-            needs_vectors=needs_vectors,
-            needs_backward=needs_features or needs_vectors,
+            needs=needs,
+            needs_backward=any(needs),
             partly_frozen=False,
         )
 
@@ -206,15 +215,18 @@ def agree(
         num_counting, outside = _counts(class_ids(labels), row_weights, row_weighting, num_classes)
     num_rows = len(labels) if fits else 0
     equal = {**settings, **_call_settings(features, parameters, row_weights)}
-    needs = fits and features.requires_grad, parameters.requires_grad
+    needs = Required.of(features, parameters)
     digests = [zlib.crc32(text.encode()) for text in equal.values()]
-    numbers = [num_rows, num_counting, outside, not fits, *needs, *digests]
+    numbers = [*needs, num_rows, num_counting, outside, not fits, *digests]
     group_ranks = _exchanged([int(number) for number in numbers], class_group, held.device)
     total = [sum(column) for column in zip(*group_ranks, strict=True)]
     groups = _exchanged(total, data_group, held.device)
-    sizes, _, _, _, by_features, _, *of_ranks = map(list, zip(*group_ranks, strict=True))
-    group_sizes, counting, outsides, misfits, *others = map(list, zip(*groups, strict=True))
-    all_by_features, by_vectors, *of_groups = others
+    columns, all_columns = (
+        list(map(list, zip(*each, strict=True))) for each in (group_ranks, groups)
+    )
+    sizes, _, _, _, *of_ranks = columns[len(needs) :]
+    group_sizes, counting, outsides, misfits, *of_groups = all_columns[len(needs) :]
+    needing = [sum(column) for column in all_columns[: len(needs)]]
     if any(misfits):
         raise ValueError(
             f"inputs are invalid on {sum(misfits)} of {len(sizes) * len(group_sizes)} ranks; this "
@@ -243,10 +255,9 @@ def agree(
     return Agreement(
         sizes,
         group_sizes,
-        needs_features=any(by_features),
-        needs_vectors=any(by_vectors),
-        needs_backward=any(all_by_features) or any(by_vectors),
-        partly_frozen=0 < sum(by_vectors) < len(sizes) * len(group_sizes),
+        needs=Required(any(columns[0]), *map(bool, needing[1:])),
+        needs_backward=any(needing),
+        partly_frozen=any(0 < num < len(sizes) * len(group_sizes) for num in needing[1:]),
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from heads import ClassHead, FactoredHead, HierarchicalSoftmaxHead
+from heads import ClassHead, Dot, FactoredHead, FusedSGD, HierarchicalSoftmaxHead
 from heads.losses import CrossEntropy, SphericalSoftmax
 from tests.heads.cases import WEIGHTINGS, gradient_of_nodes, label_tree, problem
 from tests.ranks import rank_mesh, run_on_ranks
@@ -89,6 +89,63 @@ def test_frozen_features_or_weights_save_one_matrix_product(of_features, of_weig
     with Recorder() as recorder:
         head(features.requires_grad_(of_features), labels).backward()
     assert recorder.num_products == num_products
+
+
+LEARNED = ("weight", "bias", "log_scale", "offset")
+
+
+def head_that_learns(names, mesh=None, **options) -> ClassHead:
+    """A head with every kind of parameter, of which only `names` require a gradient."""
+    logits = Dot(scale=1.5, learn_scale=True, learn_offset=True)
+    head = ClassHead(
+        DIM, CLASSES, CrossEntropy(), logits=logits, mesh=mesh, init_std=0.3, **options
+    )
+    for name, parameter in head.named_parameters():
+        parameter.requires_grad_(name in names)
+    return head
+
+
+@pytest.mark.parametrize("fuses", [False, True], ids=["SGD", "FusedSGD"])
+@pytest.mark.parametrize("name", LEARNED[1:])
+def test_a_frozen_weight_costs_nothing_if_another_parameter_is_learned(name, fuses):
+    features, labels = batch()
+    head = head_that_learns([name], dtype=torch.float64)
+    if fuses:
+        FusedSGD(head, lr=1.0)
+    object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64 classes
+    with Recorder() as recorder:
+        head(features, labels).backward()
+    assert recorder.largest < head.weight.numel()
+    # The logits of three blocks, twice; the gradient of the scale needs that of the features.
+    assert recorder.num_products == 3 * (2 + (name == "log_scale"))
+    assert [each for each, p in head.named_parameters() if p.grad is not None] == [name]
+
+
+def gradients_of_what_is_learned(names_of_ranks, data_axis):
+    """The gradients on this rank, and the classes that it holds."""
+    mesh, rank, rows = None, 0, slice(None)
+    if data_axis is not None:
+        mesh, rank = rank_mesh(data_axis), torch.distributed.get_rank()
+        rows = slice(3 * rank, 3 * rank + 3)
+    features, labels = batch()
+    head = head_that_learns(names_of_ranks[rank], mesh, dtype=torch.float64)
+    head(features[rows], labels[rows]).backward()
+    grads = {name: p.grad.numpy() for name, p in head.named_parameters() if p.grad is not None}
+    return grads, slice(head.engine.weights.start, head.engine.weights.stop)
+
+
+@pytest.mark.parametrize("data_axis", [1, 2])
+@pytest.mark.parametrize(
+    "learned", [(["weight"], ["bias", "offset"]), (["log_scale"], []), (LEARNED, ["offset"])]
+)
+def test_each_rank_gets_the_gradients_of_the_parameters_that_it_learns(learned, data_axis):
+    expected, _ = gradients_of_what_is_learned([LEARNED], None)
+    ranks = run_on_ranks(2, gradients_of_what_is_learned, learned, data_axis)
+    for names, (grads, held) in zip(learned, ranks, strict=True):
+        assert grads.keys() == set(names)
+        for name, grad in grads.items():
+            part = held if grad.ndim else ...
+            np.testing.assert_allclose(grad, expected[name][part], **EXACT)
 
 
 @pytest.mark.parametrize("name", ["dense", "vtree", "hierarchical softmax"])
