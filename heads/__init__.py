@@ -6,6 +6,7 @@ from heads.fused_sgd import FusedSGD
 from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
+from heads.integration import clip_grad_norm_
 from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
@@ -32,6 +33,7 @@ __all__ = [
     "build_cover_tree",
     "build_head",
     "build_tree",
+    "clip_grad_norm_",
     "sum_gradients",
     "sum_sharded_gradients",
 ]
