@@ -16,16 +16,17 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heads import BatchCrossEntropy, ClassHead, Dot, FusedSGD, clip_grad_norm_
+from heads import BatchCrossEntropy, ClassHead, CrossEntropy, Dot, FusedSGD, clip_grad_norm_
 from heads.gradients import sum_gradients, sum_sharded_gradients
 from tests.ranks import rank_mesh, run_on_ranks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
-LIBRARY = {
-    "head_in_trainer.py": "accelerate",  # transformers' Trainer needs it
-    "head_with_accelerate.py": "accelerate",
-    "head_in_lightning.py": "lightning",
+# The library that an example needs, and its checkpoint after two steps.
+EXAMPLES = {
+    "head_in_trainer.py": ("accelerate", "runs/head-in-trainer/checkpoint-2"),
+    "head_with_accelerate.py": ("accelerate", "runs/head-with-accelerate-2"),
+    "head_in_lightning.py": ("lightning", "runs/head-in-lightning-2/backbone.ckpt"),
 }
 
 
@@ -159,18 +160,24 @@ def test_several_heads_are_clipped_by_one_norm():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LIBRARY)
-def test_the_examples_of_the_page_train_like_a_single_process(name, tmp_path):
-    library = LIBRARY[name]
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_the_page_resume_and_train_like_a_single_process(name, tmp_path):
+    library, checkpoint = EXAMPLES[name]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     (code,) = re.findall(rf"^```python\n(# {name}\n.*?)^```$", PAGE.read_text(), re.S | re.M)
     (tmp_path / name).write_text(code)
+    assert weights_of(name, "2", folder=tmp_path) == weights_of_one_process(2)
+    assert weights_of(name, "4", checkpoint, folder=tmp_path) == weights_of_one_process(4)
+
+
+def weights_of(*arguments: str, folder: Path) -> float:
+    """The norm that an example prints on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     completed = subprocess.run(
-        [*command, name],
-        cwd=tmp_path,
+        [*command, *arguments],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -181,16 +188,19 @@ def test_the_examples_of_the_page_train_like_a_single_process(name, tmp_path):
     aborted = "terminate called without an active exception" in completed.stderr
     assert completed.returncode == 0 or aborted, completed.stderr
     (found,) = re.findall(r"weights: ([\d.]+)", completed.stdout)
-    assert float(found) == pytest.approx(weights_of_one_process(), abs=2e-6)
+    return float(found)
 
 
-def weights_of_one_process() -> float:
+def weights_of_one_process(num_steps: int) -> object:
     backbone = network()
-    head = ClassHead(64, 1000, BatchCrossEntropy())
-    inputs, labels = torch.randn(32, 20), torch.randint(1000, (32,))
-    optimizer = SGD([*backbone.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
-    for _ in range(3):
+    head = ClassHead(64, 1000, CrossEntropy())
+    inputs, labels = torch.randn(64, 20), torch.randint(1000, (64,))
+    parameters = [*backbone.parameters(), *head.parameters()]
+    optimizer = SGD(parameters, lr=0.1, momentum=0.9)
+    for _ in range(num_steps):
         optimizer.zero_grad()
         head(backbone(inputs), labels).backward()
+        assert nn.utils.clip_grad_norm_(parameters, 0.1) > 0.1
         optimizer.step()
-    return sum(p.detach().double().norm().item() for p in backbone.parameters())
+    weights = sum(p.detach().double().norm().item() for p in backbone.parameters())
+    return pytest.approx(weights, abs=2e-6)

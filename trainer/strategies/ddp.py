@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from heads import sum_gradients
+from heads.gradients import sum_gradients
 from trainer.backbone.batch_norm import BufferCopies
 from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind

@@ -22,9 +22,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from heads import sum_sharded_gradients
 from heads.collectives import all_reduce_sum, hook_pre_forward
 from heads.dtensors import local, sharded_rows
+from heads.gradients import sum_sharded_gradients
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
 from trainer.strategies.base import Strategy, StrategyKind
