@@ -210,7 +210,9 @@ class ClassHead(nn.Module):
         `rows_of_ranks`, the number of rows on each rank, in the order of the mesh. The caller must
         then check the labels and row weights, for example with `check`, and every rank must require
         the same gradients. A NaN loss is returned and does not raise an error; call `nan_error`
-        later to describe it.
+        later to describe it. If the rows of a rank are not as many as listed, this rank shows a
+        RuntimeWarning and the loss is NaN on every rank. Lists that differ between ranks cannot be
+        detected: the ranks hang or abort in a collective.
         """
         draw = None
         if self.training and torch.is_grad_enabled():

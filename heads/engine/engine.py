@@ -44,7 +44,13 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
+from heads.collectives import (
+    all_gather_rows,
+    all_reduce_sum,
+    group_rank,
+    group_size,
+    reduce_scatter_rows,
+)
 from heads.engine.block_size import Processor
 from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.engine.global_loss import global_loss
@@ -58,6 +64,7 @@ from heads.engine.inputs import (
     nan_loss,
     non_finite_rows,
     options_of,
+    with_known_rows,
 )
 from heads.engine.torch_walk import TorchWalk
 from heads.logits import LogitMap, MappedFeatures, Margins
@@ -154,8 +161,9 @@ class Engine:
         over the data group.
 
         `rows_of_ranks` lists the number of rows on each rank (see `ClassHead.forward`). If it is
-        given, the call checks only this rank's row count, and a NaN loss is returned. The call
-        itself does not make the host wait for the device.
+        given, the call checks only this rank's row count, and a NaN loss is returned. A wrong count
+        makes the loss NaN on every rank (see `with_known_rows`). The call itself does not make the
+        host wait for the device.
 
         Raises ValueError on every rank if any rank has a label outside the classes or features that
         do not match its labels, if a training step of a batch loss has fewer than two rows, or if
@@ -175,8 +183,14 @@ class Engine:
             )
         else:
             groups = self.class_group, self.data_group
-            agreement = Agreement.of_known_rows(
-                rows_of_ranks, features, labels, parameters, *groups
+            agreement = Agreement.of_known_rows(rows_of_ranks, features, parameters, *groups)
+            features, labels, row_weights = with_known_rows(
+                features,
+                labels,
+                row_weights,
+                agreement.sizes[group_rank(self.class_group)],
+                is_alone=len(rows_of_ranks) == 1,
+                ignore_index=self.row_weighting.ignore_index,
             )
         if agreement.partly_frozen and not over_data and group_size(self.data_group) > 1:
             raise ValueError(

@@ -4,6 +4,7 @@ Ranks wait for each other in collectives, so an error on one rank alone would le
 waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise the same exception.
 """
 
+import warnings
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -145,7 +146,6 @@ class Agreement:
         cls,
         rows_of_ranks: Sequence[int],
         features: Tensor,
-        labels: Tensor,
         parameters: Parameters,
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
@@ -165,13 +165,6 @@ class Agreement:
             list(rows_of_ranks[start : start + width])
             for start in range(0, len(rows_of_ranks), width)
         ]
-        expected = of_groups[group_rank(data_group)][group_rank(class_group)]
-        if not len(features) == len(labels) == expected:
-            raise ValueError(
-                f"rows_of_ranks lists {expected} rows for this rank, but features have "
-                f"{len(features)} rows and there are {len(labels)} labels: pass the number of rows "
-                "of every rank"
-            )
         needs = Required.of(features, parameters)
         return cls(
             of_groups[group_rank(data_group)],
@@ -188,6 +181,39 @@ class Agreement:
         ranks wait for it in a collective.
         """
         return torch.zeros((), device=device, requires_grad=self.needs_backward)
+
+
+def with_known_rows(
+    features: Tensor,
+    labels: Tensor,
+    row_weights: Tensor | None,
+    num_rows: int,
+    *,
+    is_alone: bool,
+    ignore_index: int | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return features, labels and row weights with `num_rows` rows, the number that the other ranks
+    expect.
+
+    They would wait for a rank that raised an error, so a wrong number of rows becomes `num_rows`
+    rows of NaN and a RuntimeWarning, and the loss is NaN on every rank. Raises ValueError if no
+    other rank waits, or if this rank should have no rows.
+    """
+    if len(features) == len(labels) == num_rows:
+        return features, labels, row_weights
+    message = (
+        f"rows_of_ranks lists {num_rows} rows for this rank, but features have {len(features)} "
+        f"rows and there are {len(labels)} labels: pass the number of rows of every rank"
+    )
+    if is_alone or not num_rows:
+        raise ValueError(message)
+    warnings.warn(f"the loss is NaN, because {message}", RuntimeWarning, stacklevel=2)
+    given = features[:num_rows]
+    missing = num_rows - len(given)
+    # A function of the features, so that backward calls the collectives of the backbone, too.
+    features = torch.nn.functional.pad(given, (0, 0, 0, missing)) * torch.nan
+    labels = labels.new_full((num_rows,), int(ignore_index == 0))  # a class that counts
+    return features, labels, None if row_weights is None else row_weights.new_ones(num_rows)
 
 
 def agree(

@@ -4,6 +4,8 @@ Errors of a single module are tested with that module: invalid trees in test_lab
 test_hierarchy.py, invalid files in test_named_tree.py.
 """
 
+import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -383,6 +385,39 @@ def test_a_rank_that_differs_raises_an_error_on_every_rank(world_size, data_axis
 def test_invalid_inputs_raise_one_line_that_says_what_to_pass(name):
     error = error_of_a_difference(DIFFERENCES[name][0], None)
     assert "pass features as a float tensor [b, 3], labels as an integer tensor [b]" in error
+
+
+def steps_with_a_wrong_count(data_axis: int) -> list[tuple[float, bool, list[str]]]:
+    """For each wrong number of features and labels on the last rank, the loss, whether the gradient
+    of the features is NaN, and the warnings. The last step is valid."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    head = ClassHead(3, 4, CrossEntropy(), mesh=rank_mesh(data_axis), ignore_index=0)
+    found = []
+    for num_features, num_labels in ((3, 3), (1, 1), (2, 3), (0, 0), (2, 2)):
+        if rank < size - 1:
+            num_features = num_labels = 2
+        features = torch.ones(num_features, 3, requires_grad=True)
+        labels = torch.ones(num_labels, dtype=torch.int64)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss = head(features, labels, rows_of_ranks=[2] * size)
+        loss.backward()
+        is_nan = bool(features.grad.isnan().any())
+        found.append((loss.item(), is_nan, [str(each.message) for each in caught]))
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (2, 2), (4, 2)])
+def test_a_wrong_row_count_on_one_rank_makes_the_loss_nan_on_every_rank(world_size, data_axis):
+    *others, last = run_on_ranks(world_size, steps_with_a_wrong_count, data_axis)
+    for rank in (*others, last):
+        *wrong, (valid, is_nan, _) = rank
+        assert all(math.isnan(loss) for loss, _, _ in wrong)
+        assert valid == pytest.approx(math.log(4), abs=0.1)
+        assert not is_nan
+    for _, _, caught in last[:-1]:
+        assert [each.count("rows_of_ranks lists 2 rows for this rank") for each in caught] == [1]
+    assert not any(caught for rank in others for _, _, caught in rank)
 
 
 @pytest.mark.parametrize("scale", [1e16, 5e37, torch.inf, torch.nan])
