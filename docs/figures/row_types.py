@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from docs.figures.look import AMBER, BLUE, GRAY, INK, PALE, RED, new_figure
-from heads.rows.hashing import random_16_bits
+from heads.rows.hashing import random_bits
 from heads.rows.rounding import rounded
 
 # Bytes of the row, its gradient between the backward pass and the update, and the moments.
@@ -64,6 +64,6 @@ def _trajectories(*, at_random: bool) -> Tensor:
     """Return the bf16 weight after each step [steps + 1, draws]."""
     weights = [torch.ones(_DRAWS, 1)]
     for step in range(_STEPS):
-        bits = random_16_bits(torch.arange(_DRAWS), 1, seed=step) if at_random else None
+        bits = random_bits(torch.arange(_DRAWS), 1, 16, seed=step) if at_random else None
         weights.append(rounded(weights[-1] + _UPDATE, torch.bfloat16, bits).float())
     return torch.cat(weights, dim=1).T

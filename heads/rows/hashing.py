@@ -11,8 +11,6 @@ from torch import Tensor
 # wrap around, so they have the same bits as those of uint64.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
-# A hash has 64 bits, of which each number of `random_16_bits` gets 16.
-_PER_HASH = 4
 
 
 def hashes(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
@@ -26,10 +24,18 @@ def hashes(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
     return _mix(of_row.unsqueeze(1) + columns)
 
 
-def random_16_bits(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
-    """Return integers from 0 to 65,535 as int32 [n, num_columns], for `rows` [n], int64."""
-    drawn = hashes(rows, -(-num_columns // _PER_HASH), seed=seed)
-    return drawn.view(torch.int16)[:, :num_columns].int().bitwise_and_(0xFFFF)
+def random_bits(rows: Tensor, num_columns: int, num_bits: int, *, seed: int) -> Tensor:
+    """Return integers of `num_bits` bits as int32 [n, num_columns], for `rows` [n], int64.
+
+    A hash has 64 bits, so it contains four numbers of 16 bits or three of 20.
+    """
+    per_hash = 64 // num_bits
+    drawn = hashes(rows, -(-num_columns // per_hash), seed=seed)
+    if num_bits == 16:  # faster than shifts
+        return drawn.view(torch.int16)[:, :num_columns].int().bitwise_and_(0xFFFF)
+    shifts = torch.arange(per_hash, device=rows.device) * num_bits
+    numbers = (drawn.unsqueeze(2) >> shifts).bitwise_and_((1 << num_bits) - 1)
+    return numbers.flatten(1)[:, :num_columns].int()
 
 
 def rows_at_once(dim: int, device: torch.device) -> int:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 _FP8 = torch.float8_e4m3fn
+# Of a rounded number: as many as the bits of the float32 mantissa that rounding removes.
+NUM_RANDOM_BITS = {torch.bfloat16: 16, _FP8: 20}
 # Below the smallest normal number, e4m3 numbers are multiples of 2^-9.
 _SMALLEST_NORMAL_FP8, _STEPS_PER_UNIT = 2.0**-6, 2.0**9
 # Extreme scales would not be normal numbers of bf16, in which scales are stored.
@@ -33,21 +35,16 @@ def scales_of(values: Tensor) -> Tensor:
 def rounded(values: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> Tensor:
     """Round float32 `values` [n, d] to bf16 or fp8 (e4m3, at most 448 in absolute value).
 
-    `bits` [n, d] are the `random_16_bits` for stochastic rounding; None rounds to the nearest
-    number. NaN stays NaN; in bf16, infinity stays infinity.
+    `bits` [n, d] are the `random_bits` for stochastic rounding, `NUM_RANDOM_BITS[dtype]` each; None
+    rounds to the nearest number. NaN stays NaN; in bf16, infinity stays infinity.
     """
     if bits is None:
         return values.to(dtype)
-    if dtype == torch.bfloat16:
-        # Adding a random number to the bits below the mantissa carries with the right probability.
-        result = (values.view(torch.int32) + bits).bitwise_and_(-(1 << 16))
-    else:
-        # The mantissa loses 20 bits, but `bits` has only 16. The 8 is the midpoint of the other
-        # four: zeros would bias the result towards zero.
-        result = (values.view(torch.int32) + (bits << 4) + 8).bitwise_and_(-(1 << 20))
-    result = result.view(torch.float32)
+    # Adding a random number to the bits below the mantissa carries with the right probability.
+    num_bits = NUM_RANDOM_BITS[dtype]
+    result = (values.view(torch.int32) + bits).bitwise_and_(-(1 << num_bits)).view(torch.float32)
     if dtype == _FP8:
-        steps = (values.abs() * _STEPS_PER_UNIT).add_(bits + 0.5, alpha=2.0**-16).floor_()
+        steps = (values.abs() * _STEPS_PER_UNIT).add_(bits + 0.5, alpha=2.0**-num_bits).floor_()
         small = steps.div_(_STEPS_PER_UNIT).copysign_(values)
         result = torch.where(values.abs() < _SMALLEST_NORMAL_FP8, small, result)
     return result.where(~values.isnan(), values).to(dtype)  # adding bits keeps infinity

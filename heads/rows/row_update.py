@@ -15,9 +15,10 @@ from torch.distributed import ProcessGroup
 
 from heads.collectives import all_reduce_sum
 from heads.gradients import squared_norm
-from heads.rows.hashing import random_16_bits, rows_at_once
+from heads.rows.hashing import random_bits, rows_at_once
 from heads.rows.inner_gradients import InnerGradients, InnerNodes
 from heads.rows.node_values import NodeValues, wide_dtype
+from heads.rows.rounding import NUM_RANDOM_BITS
 from heads.rows.update_kernel import has_kernel, update
 from heads.weights import ClassBlock, ClassWeights
 
@@ -156,7 +157,8 @@ class UpdatedRows:
             if isinstance(nodes, slice):
                 nodes = torch.arange(nodes.start, nodes.stop, device=new.device)
             ids = self._weights.start + nodes
-            bits = random_16_bits(ids, new.shape[1], seed=step.key)
+            num_bits = NUM_RANDOM_BITS[values.held.dtype]
+            bits = random_bits(ids, new.shape[1], num_bits, seed=step.key)
         values.write(nodes, new, bits)
 
 

@@ -129,12 +129,14 @@ def _mixed(bits):
 
 
 @jit
-def _random_16_bits(key, node, column):
+def _random_bits(key, node, column, NUM_BITS: tl.constexpr):
     golden = tl.full([1], _GOLDEN, tl.uint64)
     of_seed = _mixed(key.to(tl.uint64) + golden)
     of_row = _mixed(of_seed + node.to(tl.uint64) * golden)
-    bits = _mixed(of_row + (column // 4 + 1).to(tl.uint64) * golden)
-    return (bits >> (column % 4 * 16).to(tl.uint64)).to(tl.int32) & 0xFFFF
+    PER_HASH: tl.constexpr = 64 // NUM_BITS
+    bits = _mixed(of_row + (column // PER_HASH + 1).to(tl.uint64) * golden)
+    shifted = bits >> (column % PER_HASH * NUM_BITS).to(tl.uint64)
+    return shifted.to(tl.int32) & ((1 << NUM_BITS) - 1)
 
 
 @jit
@@ -157,8 +159,8 @@ def _to_e4m3(value, bits):
     raw = value.to(tl.int32, bitcast=True)
     is_small = tl.abs(value) < 0.015625
     small = tl.where(is_small, tl.abs(value) * 512.0, 0.0)
-    small = tl.floor(small + (bits.to(tl.float32) + 0.5) * 0.0000152587890625)
-    normal = (((raw + (bits << 4) + 8) & 0x7FFFFFFF) >> 20) - (120 << 3)
+    small = tl.floor(small + (bits.to(tl.float32) + 0.5) * 9.5367431640625e-07)
+    normal = (((raw + bits) & 0x7FFFFFFF) >> 20) - (120 << 3)
     byte = tl.where(is_small, small.to(tl.int32), normal)
     byte = tl.where(value == value, byte, 0x7F)
     return (byte | ((raw >> 24) & 0x80)).to(tl.uint8)
@@ -207,8 +209,6 @@ def update_kernel(
         if divisor is not None:
             change /= tl.load(divisor)
         new = old - lr * (change + weight_decay * old)
-        if FORMAT != FP32:
-            bits = _random_16_bits(key.to(tl.int64), first_node + node, d)
         if FORMAT == FP8_E4M3:
             # The smallest power of two for which the row is at most 448 = 1.75 * 2^8.
             is_finite = tl.abs(new) < float("inf")
@@ -217,7 +217,9 @@ def update_kernel(
             exponent = tl.where(raw == 0, 0, tl.minimum(tl.maximum(exponent, -100), 100))
             tl.store(scales + node, _power_of_two(exponent).to(tl.bfloat16))
             new = tl.where(is_finite, new * _power_of_two(-exponent), float("nan"))
+            bits = _random_bits(key.to(tl.int64), first_node + node, d, 20)
             new = _to_e4m3(new, bits)
         elif FORMAT == BF16:
+            bits = _random_bits(key.to(tl.int64), first_node + node, d, 16)
             new = _to_bf16(new, bits).to(tl.bfloat16)
         tl.store(held + node * dim + d, new, inside)

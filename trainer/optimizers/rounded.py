@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from heads import ClassHead
-from heads.rows.hashing import random_16_bits, rows_at_once
+from heads.rows.hashing import random_bits, rows_at_once
 from heads.rows.rounding import rounded
 
 # The random numbers of a step for the weights and up to seven moments have different seeds.
@@ -112,5 +112,5 @@ class RoundedOptimizer(Optimizer):
         matrices = [(weight, piece.data)]
         matrices += [(state[name], value) for name, value in moments.items() if value.ndim]
         for index, (target, values) in enumerate(matrices):
-            bits = random_16_bits(ids, self._head.dim, seed=seed + index)
+            bits = random_bits(ids, self._head.dim, 16, seed=seed + index)
             target[part] = rounded(values, target.dtype, bits)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from heads.optional_triton import interprets, is_installed
-from heads.rows.hashing import random_16_bits
+from heads.rows.hashing import random_bits
 from heads.rows.node_values import FP8, NodeValues
+from heads.rows.rounding import NUM_RANDOM_BITS
 from heads.rows.update_kernel import update
 
 pytestmark = [
@@ -40,7 +41,7 @@ def with_torch(values, nodes, grad, keeps, divisor):
     new = old - LR * (change + DECAY * old)
     keeps = keeps if keeps.ndim == 0 else keeps.unsqueeze(1)
     ids = FIRST_NODE + torch.arange(9)[nodes]
-    bits = random_16_bits(ids, grad.shape[1], seed=KEY)
+    bits = random_bits(ids, grad.shape[1], NUM_RANDOM_BITS.get(values.held.dtype, 16), seed=KEY)
     values.write(nodes, torch.where(keeps, old, new), bits)
 
 
