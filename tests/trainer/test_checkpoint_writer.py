@@ -183,7 +183,7 @@ def test_the_best_checkpoint_is_kept_after_a_restart(mode, kept, tmp_path):
             for step in steps:
                 writer.save(weight(step), {"step": step}, best=measured[step])
     assert steps_in(tmp_path) == kept
-    checkpoint = open_checkpoint(tmp_path / "step-00000006")
+    checkpoint = open_checkpoint(tmp_path / "step-00000006", rank_world())
     assert checkpoint.state["best"] == {"measure": "top1", "value": 0.5}
 
 
@@ -220,7 +220,7 @@ def test_saving_a_step_again_replaces_its_rejected_checkpoint(tmp_path):
     tensor_files(tmp_path / "step-00000002")[0].write_bytes(b"x")
     save_steps(tmp_path, [2, 3], start_step=1)
     assert verify_newest(tmp_path) == (3, [])
-    assert open_checkpoint(tmp_path / "step-00000002").step == 2
+    assert open_checkpoint(tmp_path / "step-00000002", rank_world()).step == 2
     assert len(list(tmp_path.iterdir())) == 2
 
 
