@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from data.retry import retried
 from trainer.config import Duration, Recipe
 from trainer.imports import (
     COMPONENTS,
@@ -111,7 +112,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"recipe {path}{base_of} {problem}: pass the path of a YAML file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = retried(str(path), lambda: path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"recipe {path} is not UTF-8 text: {error}") from None
     tree = _parse(text, f"recipe {path}")
