@@ -370,9 +370,12 @@ def _introduction(
     nodes = task.head.tree.num_nodes
     start = f", from step {start_step}" if start_step else ""
     spread = f" {strategy}" if world.size > 1 else ""
+    initial = ""
+    if task.num_initial_rows is not None and not start_step:
+        initial = f"; rows of {task.num_initial_rows} classes from {recipe.head.init}"
     return (
         f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
         f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
         f"{nodes} x {task.head.dim} {recipe.head.dtype}; {world.size} x {world.device.type}"
-        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}"
+        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}{initial}"
     )

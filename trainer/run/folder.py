@@ -21,7 +21,14 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 # Settings that must not change within a run: with a new value, training would not be a continuation
 # of the earlier steps. Settings under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
-_FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
+_FREE = (
+    "data.workers",
+    "data.cache",
+    "data.eval_split",
+    "head.dtype",
+    "head.memory_mib",
+    "head.min_init_share",
+)
 
 # The generation of the shards if a recipe does not contain it because it was stored by a version of
 # kway that could not append samples.
