@@ -114,7 +114,11 @@ def _train(
     if world.is_main:
         folder.check(recipe)
     world.barrier()
-    origin, start = provenance(recipe), _start_state(recipe, task, training)
+    evaluated_on = f"{data.eval_split} {manifest.digest(data.eval_split)}"
+    if recipe.evaluation.marginal_topk:
+        evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
+    origin = provenance(recipe, evaluated_on=evaluated_on)
+    start = _start_state(recipe, task, training)
     resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
     state = resumed.state
     introduction = _introduction(recipe, task, training, world, state.step, num_steps)
@@ -151,6 +155,7 @@ def _train(
             world,
             start_step=state.step,
             keep_every_steps=None if keep_every is None else steps(keep_every),
+            evaluated_on=evaluated_on,
             timeout_seconds=recipe.train.timeout_seconds,
             print_line=telemetry.print_line,
         )

@@ -14,6 +14,7 @@ from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
+from tests.trainer.checkpoint_mutations import reseal
 from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import find_checkpoint, save_checkpoint
@@ -185,6 +186,26 @@ def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyph
     kept = {int(path.name[5:]) for path in (run / "checkpoints").iterdir()}
     assert 5 in kept
     assert max(results[step]["top1"] for step in kept) == results[best]["top1"]
+
+
+def test_results_on_different_evaluation_splits_are_not_compared(glyphs, tmp_path, capsys):
+    """The result of step 1, on the old split, is higher than any accuracy."""
+    run = tmp_path / "run"
+    changes = {
+        "train__duration": {"steps": 1},
+        "evaluation": {"every": {"steps": 1}},
+        "checkpoint": {"every": {"steps": 1}, "keep_last": 1, "keep_best": {"measure": "top1"}},
+    }
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))
+    assert main([recipe]) == 0
+    reseal(run / "checkpoints/step-00000001", lambda content: content["best"].update(value=9.0))
+    assert main([recipe, "train.duration.steps=2"]) == 0
+    kept = run / "checkpoints"
+    assert [path.name[-1] for path in sorted(kept.iterdir())] == ["1", "2"]
+    assert "version.evaluation" not in capsys.readouterr().out
+    assert main([recipe, "train.duration.steps=3", "data.eval_split=train"]) == 0
+    assert [path.name[-1] for path in sorted(kept.iterdir())] == ["3"]
+    assert "version.evaluation: test " in capsys.readouterr().out
 
 
 def test_a_lost_checkpoint_is_reported_and_the_next_one_is_written(
