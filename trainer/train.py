@@ -92,6 +92,7 @@ def _train(
     num_samples = epoch_length(training, data)
     steps = partial(Duration.in_steps, num_samples=num_samples, global_batch=global_batch)
     num_steps = steps(recipe.train.duration)
+    length = RunLength(num_steps, num_samples, global_batch)
 
     # ---------------------------------------------------------------- model
     task = build_task(
@@ -119,7 +120,7 @@ def _train(
         evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
     origin = provenance(recipe, evaluated_on=evaluated_on)
     start = _start_state(recipe, task, training)
-    resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
+    resumed = resume(folder, task, start, world, origin=origin, length=length)
     state = resumed.state
     introduction = _introduction(recipe, task, training, world, state.step, num_steps)
     if dry_run:
@@ -347,6 +348,7 @@ def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> No
             cursor=taken.cursor,
             skipped=run.nonfinite.skipped,
             loss_scale=task.loss_scale.to_json(),
+            learning_rate=run.recipe.optimizer.lr * taken.factor,
         )
     )
     run.sample_log.write(step, taken.batch)

@@ -24,6 +24,7 @@ from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import changes_since, provenance
 from trainer.run.resume import Resumed, TrainState, resume
+from trainer.schedules import RunLength
 from trainer.task import Task
 
 
@@ -40,7 +41,9 @@ def state_of(task, step: int) -> TrainState:
 
 def resume_run(folder: RunFolder, task: Task) -> Resumed:
     origin = provenance(task.recipe)
-    return resume(folder, task, state_of(task, 0), task.world, origin=origin, num_steps=9)
+    return resume(
+        folder, task, state_of(task, 0), task.world, origin=origin, length=RunLength(9, 9, 1)
+    )
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
@@ -126,6 +129,7 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
     assert main([recipe, *others, longer]) == 0
     assert changed(run) == {
         "optimizer.lr": ("0.05", "0.1"),
+        "learning_rate": ("0.00732 at step 4", "0.0333"),
         "train.clip_norm": ("null", "2.0"),
         "schedule.kind": ("cosine", "linear"),
         "train.duration.steps": ("4", "6"),
@@ -133,6 +137,26 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
     assert "changed on resume: optimizer.lr: 0.05 -> 0.1\n" in capsys.readouterr().out
     assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 contains them
     assert "changed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "rate"),
+    [
+        ("train.duration.steps=40", "0.00732 at step 4 -> 0.0488"),
+        ("optimizer.lr=0.1", None),
+        ("schedule={kind: step, milestones: [{steps: 2}]}", None),
+    ],
+)
+def test_a_finished_run_that_is_extended_reports_the_change_of_its_rate(
+    change, rate, glyphs, tmp_path, capsys
+):
+    """Without a longer duration, no step follows."""
+    run = tmp_path / "run"
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
+    assert main([recipe]) == 0
+    assert main([recipe, change, "--dry-run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "learning_rate" in line]
+    assert lines == ([f"changed on resume: learning_rate: {rate}"] if rate else [])
 
 
 def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
