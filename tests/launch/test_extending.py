@@ -2,6 +2,7 @@
 docs/extending.md."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -52,7 +53,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.parent.mkdir(exist_ok=True)
         file.write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(tmp_path)
     forget()
     yield tmp_path

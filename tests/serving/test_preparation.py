@@ -1,5 +1,6 @@
 """The check of bundles and galleries in a process of its own, before a server starts."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def test_an_error_of_the_check_is_raised_in_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception]
 ) -> None:
     (tmp_path / "fastapi.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(kind) as caught:
         prepare(write(tmp_path / "pets"), ServingConfig())
     assert type(caught.value) is kind

@@ -42,7 +42,7 @@ def test_ranks_restart_after_a_transient_error_and_a_kill_and_log_every_step_onc
 ):
     fault = {"call": "pread", "path": TAR, "errno": "EIO", "rank": 1, "restart": 0}
     monkeypatch.setenv("KWAY_TEST_FAULT", json.dumps(fault))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests/faults"), prepend=os.pathsep)
     output = output_of_a_run_with_a_kill(recipe, tmp_path / "run")
     assert f"{TAR}: [Errno 5] Input/output error; attempt 8 of 8" in output
     assert re.search(rf"error: rank 1: .*{TAR}: \[Errno 5\].*\(8 attempts\)", output)
