@@ -139,6 +139,12 @@ class HeadConfig(_Config):
         description="bundle from which the initial rows and biases are loaded; its classes are "
         "matched by name, and other classes get random rows",
     )
+    min_init_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="smallest share of the classes that must have a row in the bundle of init",
+    )
     init_std: float = Field(0.01, ge=0, description="standard deviation of the initial rows")
     memory_mib: int | None = Field(
         None,

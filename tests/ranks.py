@@ -19,6 +19,7 @@ from typing import Any
 _TIMEOUT_SECONDS = 120
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.imported"])
+_store: Any = None  # the store of a rank's process group
 
 
 class RankError(Exception):
@@ -82,9 +83,11 @@ def _rank_main(
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     os.environ["TORCH_FR_BUFFER_SIZE"] = "256"  # the watchdog reads it
+    global _store
+    _store = dist.FileStore(str(store), world_size)
     dist.init_process_group(
         "gloo",
-        init_method=f"file://{store}",
+        store=dist.PrefixStore("default_pg", _store),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=_TIMEOUT_SECONDS / 2),
@@ -113,7 +116,7 @@ def rank_world(class_ranks: int | None = None) -> Any:
         return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = rank_mesh(size // (class_ranks or size))
-    return World(rank, size, rank, size, cpu, mesh, _rank_grid())
+    return World(rank, size, rank, size, cpu, mesh, _rank_grid(), store=_store)
 
 
 @cache

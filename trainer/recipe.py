@@ -1,8 +1,8 @@
 """Loads a recipe: merges a YAML file over its `base`, applies overrides of the form `a.b.c=value`,
 and validates the result with the models in `config.py`.
 
-Mappings are merged recursively, but a mapping whose `kind` changes is replaced. Environment
-variables are not read.
+Mappings are merged recursively, but a mapping is replaced if its `kind` changes or if it specifies
+a backbone or a duration by another key. Environment variables are not read.
 """
 
 import difflib
@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from data.retry import retried
 from trainer.config import Duration, Recipe
 from trainer.imports import (
     COMPONENTS,
@@ -30,6 +31,8 @@ from trainer.imports import (
 )
 
 _MAX_ERRORS_SHOWN = 3
+# Keys of which a mapping sets only one.
+_ALTERNATIVES = (tuple(Duration.model_fields), ("name", "config"))
 
 # The name of the resolved recipe in a run's folder.
 STORED_NAME = "recipe.yaml"
@@ -111,7 +114,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"recipe {path}{base_of} {problem}: pass the path of a YAML file")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = retried(str(path), lambda: path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"recipe {path} is not UTF-8 text: {error}") from None
     tree = _parse(text, f"recipe {path}")
@@ -208,9 +211,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     # A mapping without a kind uses the default kind, which is never an import path.
     default = None if is_import_path(value) else value
     another_kind = last in ("kind", "model_type") and tree.get(last, default) != value
-    another_unit = last in Duration.model_fields and tree.keys() <= Duration.model_fields.keys()
-    if another_kind or another_unit:
+    if another_kind:
         tree.clear()
+    if _is_alternative(tree, {last: value}):
+        # Keep the other keys: dropping `weights: pretrained` would go unnoticed.
+        for key in {key for keys in _ALTERNATIVES if last in keys for key in keys}:
+            tree.pop(key, None)
     tree[last] = _merged(tree.get(last), value)
 
 
@@ -219,12 +225,21 @@ def _merged(old: Any, new: Any) -> Any:
         return new
     # A new kind drops the settings of the old kind. A mapping with `model_type` always replaces the
     # old mapping, because it is a full description.
-    if ("kind" in new and new["kind"] != old.get("kind")) or "model_type" in new:
-        return new
-    units = Duration.model_fields.keys()
-    if old and new.keys() <= units and old.keys() <= units:
+    another_kind = "kind" in new and new["kind"] != old.get("kind")
+    if another_kind or "model_type" in new or _is_alternative(old, new):
         return new
     return {key: _merged(old.get(key), new.get(key, old.get(key))) for key in {**old, **new}}
+
+
+def _is_alternative(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether `new` sets another one of the keys of which a mapping sets only one."""
+    if is_import_path(old.get("kind")):  # the keys are the arguments of a user's class
+        return False
+    for keys in _ALTERNATIVES:
+        before, after = ({key for key in keys if each.get(key) is not None} for each in (old, new))
+        if before and after and not before & after:
+            return True
+    return False
 
 
 def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:

@@ -51,6 +51,8 @@ class Task(nn.Module):
     defers = False
     # If steps are flagged: whether the labels and row weights of the first batch were checked.
     has_checked_inputs = False
+    # The number of classes whose rows come from `head.init`.
+    num_initial_rows: int | None = None
 
     def __init__(
         self,
@@ -271,5 +273,7 @@ def build_task(
         class_counts=class_counts,
         class_paths=class_paths,
     )
-    load_initial_weights(backbone, head, recipe, class_names)
-    return Task(backbone, head, recipe, world, phases)
+    num_rows = load_initial_weights(backbone, head, recipe, class_names)
+    task = Task(backbone, head, recipe, world, phases)
+    task.num_initial_rows = num_rows
+    return task

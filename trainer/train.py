@@ -92,6 +92,7 @@ def _train(
     num_samples = epoch_length(training, data)
     steps = partial(Duration.in_steps, num_samples=num_samples, global_batch=global_batch)
     num_steps = steps(recipe.train.duration)
+    length = RunLength(num_steps, num_samples, global_batch)
 
     # ---------------------------------------------------------------- model
     task = build_task(
@@ -114,8 +115,12 @@ def _train(
     if world.is_main:
         folder.check(recipe)
     world.barrier()
-    origin, start = provenance(recipe), _start_state(recipe, task, training)
-    resumed = resume(folder, task, start, world, origin=origin, num_steps=num_steps)
+    evaluated_on = f"{data.eval_split} {manifest.digest(data.eval_split)}"
+    if recipe.evaluation.marginal_topk:
+        evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
+    origin = provenance(recipe, evaluated_on=evaluated_on)
+    start = _start_state(recipe, task, training)
+    resumed = resume(folder, task, start, world, origin=origin, length=length)
     state = resumed.state
     introduction = _introduction(recipe, task, training, world, state.step, num_steps)
     if dry_run:
@@ -151,6 +156,7 @@ def _train(
             world,
             start_step=state.step,
             keep_every_steps=None if keep_every is None else steps(keep_every),
+            evaluated_on=evaluated_on,
             timeout_seconds=recipe.train.timeout_seconds,
             print_line=telemetry.print_line,
         )
@@ -342,6 +348,7 @@ def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> No
             cursor=taken.cursor,
             skipped=run.nonfinite.skipped,
             loss_scale=task.loss_scale.to_json(),
+            learning_rate=run.recipe.optimizer.lr * taken.factor,
         )
     )
     run.sample_log.write(step, taken.batch)
@@ -370,9 +377,12 @@ def _introduction(
     nodes = task.head.tree.num_nodes
     start = f", from step {start_step}" if start_step else ""
     spread = f" {strategy}" if world.size > 1 else ""
+    initial = ""
+    if task.num_initial_rows is not None and not start_step:
+        initial = f"; rows of {task.num_initial_rows} classes from {recipe.head.init}"
     return (
         f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
         f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
         f"{nodes} x {task.head.dim} {recipe.head.dtype}; {world.size} x {world.device.type}"
-        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}"
+        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}{initial}"
     )

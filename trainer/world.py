@@ -7,6 +7,7 @@ the cause only in the error message.
 import gc
 import math
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +64,8 @@ class World:
     a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
     contains separate process groups for `all_gather_small`, so that it can run at the same time as
     other collectives. `grid` is None if the world size is 1. `timeout` is the timeout of the
-    process groups (None: torch's default).
+    process groups (None: torch's default). `store` is the store of the rendezvous (None in a single
+    process); see `new_store`.
     """
 
     rank: int
@@ -74,6 +76,7 @@ class World:
     mesh: DeviceMesh | None
     grid: "Grid | None" = None
     timeout: timedelta | None = None
+    store: dist.Store | None = None
 
     @property
     def is_main(self) -> bool:
@@ -102,6 +105,18 @@ class World:
             return row
         rows = all_gather_equal(torch.stack(row), self.grid.column)
         return list(torch.cat(rows).unbind())
+
+    def new_store(self) -> dist.Store:
+        """Return an empty store that all ranks share (collective). Reading it has no time limit.
+
+        It has its own connection, because the process groups may block theirs while they wait. The
+        name is random, because the rendezvous may still store the keys of an earlier start.
+        """
+        if self.store is None:
+            return dist.HashStore()
+        name = torch.tensor([secrets.randbits(62)])
+        dist.broadcast(name, src=0)
+        return dist.PrefixStore(f"kway-{name.item():x}", self.store.clone())  # type: ignore[attr-defined]
 
     def barrier(self) -> None:
         if self.group is not None:
@@ -169,11 +184,14 @@ def open_world(
     # outside the new group take part in an NCCL collective that its members do not call.
     # `device_id` is not needed: NCCL uses the device of the tensor in `_connect`, and barriers use
     # gloo, because the group has a CPU backend.
-    dist.init_process_group(backend, timeout=timeout)
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    groups = dist.PrefixStore("default_pg", store)
+    dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
     mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)
     grid = Grid.create(size, timeout)
-    yield World(rank, size, local_rank, local_size, chosen, mesh, grid, timeout)
+    yield World(rank, size, local_rank, local_size, chosen, mesh, grid, timeout, store)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args
 import tokenizers
 
 from data.files import commit
+from data.hub import must_use_cache, offline_advice
 from data.messages import kway_command, one_line
 
 Side = Literal["left", "right"]
@@ -261,11 +262,15 @@ def _of_transformers(source: str, *, name: str) -> _Opened:
     """
     from transformers import AutoTokenizer
 
+    is_offline = must_use_cache(source)
     try:
-        found = AutoTokenizer.from_pretrained(source, use_fast=True, trust_remote_code=False)
+        found = AutoTokenizer.from_pretrained(
+            source, use_fast=True, trust_remote_code=False, local_files_only=is_offline
+        )
     except Exception as error:  # transformers raises arbitrary errors for damaged files
+        remedy = offline_advice(source, "data.text.tokenizer=") if is_offline else _REMEDY
         raise ValueError(
-            f"tokenizer {name} cannot be opened ({one_line(error)}): {_REMEDY}"
+            f"tokenizer {name} cannot be opened ({one_line(error)}): {remedy}"
         ) from error
     if not getattr(found, "is_fast", False):
         raise ValueError(

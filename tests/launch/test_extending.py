@@ -176,7 +176,7 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
     source.write_text(source.read_text() + "\n# changed\n")
     trained(glyphs, "train.duration.steps=3")
     assert f"changed on resume: version.{COMPONENTS[1]}: sha256:" in capsys.readouterr().out
-    stored = open_checkpoint(run / "checkpoints" / "step-00000003").state
+    stored = open_checkpoint(run / "checkpoints" / "step-00000003", rank_world()).state
     assert stored["versions"][COMPONENTS[1]].startswith("sha256:")
     with pytest.raises(ValueError, match=r"was started with different values of head\.loss\.kind"):
         trained(glyphs, "head.loss.kind=ce")
@@ -188,7 +188,7 @@ def test_resuming_reports_a_changed_source_and_rejects_another_class(run, glyphs
 
 def test_resuming_rejects_changed_augmentations(run, glyphs):
     path = COMPONENTS[-1]
-    stored = open_checkpoint(run / "checkpoints" / "step-00000002").state
+    stored = open_checkpoint(run / "checkpoints" / "step-00000002", rank_world()).state
     assert stored["versions"][path].startswith("sha256:")
     assert stored["recipe"]["data"]["augment"]["custom"] == [{"kind": path, "std": 8.0}]
     Path("my_package/copied.py").write_text(Path("my_package/augmentations.py").read_text())

@@ -153,7 +153,7 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
 
 
 def test_the_state_contains_only_the_given_state_and_the_writers_keys(tmp_path):
-    checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7))
+    checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7), rank_world())
     state = dict(checkpoint.state)
     assert len(state.pop("random_states")) == 1
     assert state == {"step": 1, "cursor": 7, "world_size": 1, "best": None}
@@ -192,9 +192,9 @@ def test_every_flipped_bit_is_detected(prefix, two_steps, tmp_path):
         changed[position] ^= 1 << position % 8
         path.write_bytes(changed)
         with pytest.raises(ValueError, match=r"checkpoint .*step-00000002"):
-            open_checkpoint(folder)
+            open_checkpoint(folder, rank_world())
     path.write_bytes(original)
-    assert open_checkpoint(folder).step == 2
+    assert open_checkpoint(folder, rank_world()).step == 2
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_the_error_for_an_unsupported_format_contains_the_fix(version, message, 
     path = save_plain(tmp_path, 1) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": version}))
     with pytest.raises(ValueError, match=message):
-        open_checkpoint(path.parent)
+        open_checkpoint(path.parent, rank_world())
 
 
 def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path):
@@ -213,7 +213,7 @@ def test_a_pipe_in_place_of_a_file_does_not_block(tmp_path):
     path.unlink()
     os.mkfifo(path)
     with pytest.raises(ValueError, match="not a regular file"):
-        open_checkpoint(path.parent)
+        open_checkpoint(path.parent, rank_world())
 
 
 def test_every_rank_receives_the_list_of_rejected_checkpoints(two_steps, tmp_path):
@@ -270,7 +270,7 @@ def test_steps_are_sorted_numerically(tmp_path):
     ],
 )
 def test_mismatched_tensors_are_reported(entries, message, tmp_path):
-    checkpoint = open_checkpoint(save_plain(tmp_path, 1))
+    checkpoint = open_checkpoint(save_plain(tmp_path, 1), rank_world())
     with pytest.raises(ValueError, match=message):
         load_tensors(checkpoint, entries, rank_world())
 

@@ -4,23 +4,30 @@ import errno
 import json
 import os
 import pickle
+import re
 import resource
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.faults.sitecustomize import error as failing
+from tests.faults.sitecustomize import inject
 from tests.ranks import rank_world, run_on_ranks
 from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, verify_newest
 from tests.waiting import wait_until
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
+from trainer.checkpoints import find as verification
 from trainer.checkpoints.exchange import explain_disk_error
+from trainer.faults import Watchdog
+from trainer.telemetry.phases import Phases
 
 MEGABYTE = 2**20
 
@@ -265,3 +272,81 @@ def test_a_pickle_in_a_safetensors_header_does_not_run(tmp_path):
         load_into_zeros(checkpoint, rank_world())
     assert not (tmp_path / "witness").exists()
     assert committed_folders(tmp_path) == [folder]
+
+
+def enlarge(folder: Path, num_bytes: int) -> None:
+    """Enlarge the first tensor file with zeros. Only its digest in the manifest is wrong."""
+    file = tensor_files(folder)[0]
+    os.truncate(file, num_bytes)
+    reseal(folder, lambda content: content["files"][file.name].update(bytes=num_bytes))
+
+
+def find_within(timeout_seconds: float, root: Path) -> tuple[int | None, list[str]]:
+    world = rank_world()
+    phases = Phases(world.device)
+    with Watchdog(world, timeout_seconds=timeout_seconds, phases=phases):
+        checkpoint, rejected = find_checkpoint(root, world)
+    return checkpoint and checkpoint.step, rejected
+
+
+def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
+    """Rank 0 hashes the only file of the newest checkpoint, while rank 1 waits."""
+    save_steps(tmp_path, [1, 2])
+    enlarge(tmp_path / "step-00000002", 5 * 2**30)
+    one, other = run_on_ranks(2, find_within, 2.0, tmp_path)
+    assert one == other
+    step, rejected = one
+    assert step == 1
+    assert "SHA-256 differs" in rejected[0]
+
+
+def test_long_verifications_report_their_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(verification, "_SECONDS_PER_REPORT", 0.01)
+    save_steps(tmp_path, [1])
+    enlarge(tmp_path / "step-00000001", 2**30)
+    assert find_checkpoint(tmp_path, rank_world())[0] is None
+    assert "0 of 1 files (1.1 GB) after" in capsys.readouterr().out
+
+
+def find_with_faults(root: Path, faults: dict[int, str]) -> tuple[dict[str, int], str]:
+    """Find the newest checkpoint while files cannot be opened on the ranks in `faults`. Returns
+    how many times this rank opened each file to hash it, and the outcome."""
+    world, opened = rank_world(), Counter[str]()
+
+    def fault_of(name: str) -> Callable[[], None]:
+        fail = failing(faults[world.rank]) if world.rank in faults else lambda: None
+        return lambda: (opened.update([name]), fail())
+
+    for path in tensor_files(root / "step-00000002"):
+        inject("open", str(path), fault_of(path.name))
+    try:
+        checkpoint, rejected = find_checkpoint(root, world)
+    except OSError as error:
+        return opened, f"{type(error).__name__}: {error}"
+    return opened, f"step {checkpoint.step if checkpoint else None}, {len(rejected)} rejected"
+
+
+def test_each_file_is_hashed_once_by_all_ranks_together(tmp_path):
+    run_on_ranks(5, save_steps, tmp_path, [1, 2])
+    results = run_on_ranks(2, find_with_faults, tmp_path, {})
+    assert [sorted(opened.values()) for opened, _ in results] == [[1] * 3, [1] * 2]
+    assert len({*results[0][0], *results[1][0]}) == 5
+    assert [outcome for _, outcome in results] == ["step 2, 0 rejected"] * 2
+
+
+@pytest.mark.parametrize(
+    ("faults", "outcome"),
+    [
+        ({0: "EUCLEAN"}, "step 1, 1 rejected"),
+        ({1: "EUCLEAN"}, "step 1, 1 rejected"),
+        ({1: "ENOENT"}, "OSError: .*rank 0 can open it, but rank 1 cannot"),
+        ({1: "EIO"}, "RetriesExhaustedError: .*delete that checkpoint"),
+    ],
+)
+def test_an_unreadable_file_has_the_same_consequence_on_every_rank(faults, outcome, tmp_path):
+    """A checkpoint that only one machine does not see is not rejected, because the run would
+    repeat its steps."""
+    run_on_ranks(2, save_steps, tmp_path, [1, 2])
+    (_, one), (_, other) = run_on_ranks(2, find_with_faults, tmp_path, faults)
+    assert one == other
+    assert re.match(outcome, one)

@@ -31,7 +31,7 @@ needs_proc = pytest.mark.skipif(
 
 
 def writer_of(root: Path, *, start_step: int = 0, **options: Any) -> CheckpointWriter:
-    known = {"keep_every_steps", "print_line"}
+    known = {"keep_every_steps", "print_line", "evaluated_on"}
     writer_options = {key: options.pop(key) for key in known & options.keys()}
     return CheckpointWriter(
         root, config(**options), rank_world(), start_step=start_step, **writer_options
@@ -183,7 +183,7 @@ def test_the_best_checkpoint_is_kept_after_a_restart(mode, kept, tmp_path):
             for step in steps:
                 writer.save(weight(step), {"step": step}, best=measured[step])
     assert steps_in(tmp_path) == kept
-    checkpoint = open_checkpoint(tmp_path / "step-00000006")
+    checkpoint = open_checkpoint(tmp_path / "step-00000006", rank_world())
     assert checkpoint.state["best"] == {"measure": "top1", "value": 0.5}
 
 
@@ -193,6 +193,16 @@ def test_best_results_of_different_measures_are_not_compared(tmp_path):
         with writer_of(tmp_path, keep_last=1, keep_best=best, start_step=step - 1) as writer:
             writer.save(weight(step), {"step": step}, best=value)
     assert steps_in(tmp_path) == [2, 3]
+
+
+def test_results_of_earlier_versions_are_compared_with_those_of_any_evaluation(tmp_path):
+    best = {"measure": "top1", "mode": "max"}
+    for step, value, on in ((1, 0.9, None), (2, 0.4, "test 01"), (3, 0.3, "test 01")):
+        with writer_of(
+            tmp_path, keep_last=1, keep_best=best, start_step=step - 1, evaluated_on=on
+        ) as writer:
+            writer.save(weight(step), {"step": step}, best=value)
+    assert steps_in(tmp_path) == [1, 3]
 
 
 def test_a_rejected_checkpoint_does_not_count_towards_retention(tmp_path):
@@ -220,7 +230,7 @@ def test_saving_a_step_again_replaces_its_rejected_checkpoint(tmp_path):
     tensor_files(tmp_path / "step-00000002")[0].write_bytes(b"x")
     save_steps(tmp_path, [2, 3], start_step=1)
     assert verify_newest(tmp_path) == (3, [])
-    assert open_checkpoint(tmp_path / "step-00000002").step == 2
+    assert open_checkpoint(tmp_path / "step-00000002", rank_world()).step == 2
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -79,8 +79,9 @@ def test_a_dry_run_of_an_existing_run_resumes_it_without_changing_files(glyphs, 
     shutil.rmtree(committed_folders(run / "checkpoints")[-1])
     capsys.readouterr()
     assert dry_run(recipe, "optimizer.lr=0.1") == 0
-    changed, passed = capsys.readouterr().out.splitlines()
+    changed, rate, passed = capsys.readouterr().out.splitlines()
     assert changed == "changed on resume: optimizer.lr: 0.05 -> 0.1"
+    assert rate.startswith("changed on resume: learning_rate: ")
     assert passed.endswith(", from step 2")
 
 

@@ -1,9 +1,12 @@
 """What `kway import` writes, and what it rejects."""
 
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -276,11 +279,15 @@ def test_a_timm_model_cannot_name_files_or_the_hub():
             check_timm(TimmWrapperConfig(**options))
 
 
-def run_import(source: str, out: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process, because huggingface_hub reads its environment on import."""
-    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(out.with_name("cache")), "HF_HUB_OFFLINE": "0"}
+def run_with_hub(
+    arguments: list[str], folder: Path, endpoint: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `kway ARGUMENTS` or `python -c CODE` in a process, because huggingface_hub reads its
+    environment on import."""
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
+    program = [sys.executable] if arguments[0] == "-c" else KWAY
     return subprocess.run(
-        [*KWAY, "import", source, "-o", out],
+        [*program, *arguments],
         env={**environment(), **hub},
         capture_output=True,
         text=True,
@@ -295,11 +302,52 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
         (tmp_path / "model" / name).write_bytes(b"never read")
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
         out = tmp_path / "bundle"
-        done = run_import("hub:team/animals", out, endpoint)
+        arguments = ["import", "hub:team/animals", "-o", str(out)]
+        done = run_with_hub(arguments, tmp_path, endpoint)
     assert done.returncode == 0, done.stderr
     assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
     with Bundle.open(out) as bundle:
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
+
+
+EMOJI = "launch/recipes/emoji-names.yaml"
+OPENS_TOKENIZER = (
+    "from data.text.tokenizer import open_tokenizer as o; o('hub:team/animals', max_length=9)"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fix"),
+    [
+        (["plan", EMOJI, "--classes=9", "backbone.name=team/animals"], "backbone.name=FOLDER"),
+        (["-c", OPENS_TOKENIZER], "data.text.tokenizer=FOLDER"),
+    ],
+)
+def test_without_a_network_a_model_on_the_hub_is_rejected_at_once(arguments, fix, tmp_path):
+    """transformers would retry for half a minute and log every attempt."""
+    with socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        run = run_with_hub(arguments, tmp_path, endpoint)
+    assert run.returncode != 0
+    assert "Retrying" not in run.stderr
+    assert re.search(rf"hf download team/animals .*set {fix}", run.stderr.splitlines()[-1])
+
+
+def test_a_cached_model_of_the_hub_is_used_without_a_network(tmp_path):
+    save_image_classifier(tmp_path / "model")
+    code = (
+        "from trainer.backbone.backbone import build_backbone\n"
+        "from trainer.config import BackboneConfig\n"
+        "named = BackboneConfig(name='team/animals', weights='pretrained')\n"
+        "print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))"
+    )
+    with serve_model("team/animals", tmp_path / "model") as (endpoint, _):
+        online = run_with_hub(["-c", code], tmp_path, endpoint)
+    offline = run_with_hub(["-c", code], tmp_path, endpoint)
+    assert online.returncode == offline.returncode == 0, offline.stderr
+    assert online.stdout == offline.stdout
+    assert "Retrying" not in offline.stderr
 
 
 def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):

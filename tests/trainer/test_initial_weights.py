@@ -86,7 +86,7 @@ def test_the_architecture_may_also_be_given(tmp_path):
         logits_by_name(wrong, CLASS_NAMES)
 
 
-def test_an_imported_image_model_is_trained_further_and_exported(images, tmp_path):
+def test_an_imported_image_model_is_trained_further_and_exported(images, tmp_path, capsys):
     names = {number: f"class {number}" for number in range(5)}
     save_image_classifier(tmp_path / "model", "swin", id2label=names)
     import_classifier(str(tmp_path / "model"), tmp_path / "imported", ImportOptions())
@@ -96,6 +96,7 @@ def test_an_imported_image_model_is_trained_further_and_exported(images, tmp_pat
     optimizer = {"kind": "sgd", "lr": 1e-12}
     recipe = recipe_from(tmp_path / "imported", tmp_path / "run", data=data, optimizer=optimizer)
     train(recipe, rank_world())
+    assert "rows of 5 classes from" in capsys.readouterr().out
     export_run(tmp_path / "run", tmp_path / "exported", rank_world())
     exported = Model.open(tmp_path / "exported")
     assert exported.bundle.spec.recalls
@@ -143,11 +144,29 @@ def test_a_bundle_that_does_not_match_the_recipe_is_rejected(changes, reason, tm
         logits_by_name(recipe_from(path, **changes), CLASS_NAMES)
 
 
-def test_a_bundle_without_the_classes_of_the_shards_is_rejected(tmp_path):
+FEW = ("husky", "beagle", "tiger")
+
+
+def rejection_of_few_classes(path: Path) -> str:
+    with pytest.raises(ValueError, match="1 of the 3 classes of the shards") as error:
+        logits_by_name(recipe_from(path), FEW)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_a_bundle_with_few_of_the_classes_is_rejected_on_every_rank(num_ranks, tmp_path):
     path = write(tmp_path / "bundle")
-    with pytest.raises(ValueError, match="none of the classes of the shards, such as 'beagle'"):
-        logits_by_name(recipe_from(path), ("beagle", "tiger"))
-    assert "beagle" not in NAMES
+    assert not {"beagle", "tiger"} & {*NAMES}
+    assert any(
+        "'beagle'" in line for line in run_on_ranks(num_ranks, rejection_of_few_classes, path)
+    )
+
+
+def test_few_classes_of_a_bundle_are_loaded_if_the_recipe_allows_it(tmp_path):
+    path = write(tmp_path / "bundle")
+    head = {"init": str(path), "min_init_share": 0.3}
+    found = logits_by_name(recipe_from(path, head=head), FEW)
+    torch.testing.assert_close(found["husky"].detach(), bundle_logits(path)["husky"])
 
 
 @pytest.mark.parametrize(

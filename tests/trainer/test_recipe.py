@@ -46,6 +46,36 @@ def test_a_mapping_with_a_new_kind_is_replaced_and_others_are_merged(tmp_path):
     assert (merged.lr, merged.momentum) == (0.2, 0.5)
 
 
+NAMED = "backbone: {name: someone/model, weights: pretrained, pooling: mean, config: null}"
+CONFIGURED = "backbone: {kind: transformers, name: null, config: {model_type: bert}, pooling: mean}"
+
+
+@pytest.mark.parametrize(
+    ("stored", "overrides", "expected"),
+    [
+        (NAMED, ["backbone={config: {model_type: resnet}}"], (None, "random", "auto")),
+        (NAMED, ["backbone={name: other}"], ("other", "pretrained", "mean")),
+        (CONFIGURED, ["backbone={name: other}"], ("other", "random", "auto")),
+        (CONFIGURED, ["backbone.name=other"], ("other", "random", "mean")),
+        # The order of the overrides does not matter here.
+        (
+            CONFIGURED,
+            ["backbone.weights=pretrained", "backbone.name=other"],
+            ("other", "pretrained", "mean"),
+        ),
+    ],
+)
+def test_a_backbone_that_is_specified_by_another_key_is_replaced(
+    stored, overrides, expected, tmp_path
+):
+    path = recipe_file(
+        tmp_path, MINIMAL.replace("backbone: {config: {model_type: resnet}}", stored)
+    )
+    backbone = load_recipe(path, overrides).backbone
+    assert (backbone.name, backbone.weights, backbone.pooling) == expected
+    assert (backbone.config is None) == (backbone.name is not None)
+
+
 def test_a_new_model_type_drops_the_settings_of_the_old_one():
     """The ResNet-50 override in launch/recipes/images.yaml depends on this."""
     path = Path("launch/recipes/images.yaml")

@@ -14,6 +14,7 @@ from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
+from tests.trainer.checkpoint_mutations import reseal
 from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import find_checkpoint, save_checkpoint
@@ -23,6 +24,7 @@ from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import changes_since, provenance
 from trainer.run.resume import Resumed, TrainState, resume
+from trainer.schedules import RunLength
 from trainer.task import Task
 
 
@@ -39,7 +41,9 @@ def state_of(task, step: int) -> TrainState:
 
 def resume_run(folder: RunFolder, task: Task) -> Resumed:
     origin = provenance(task.recipe)
-    return resume(folder, task, state_of(task, 0), task.world, origin=origin, num_steps=9)
+    return resume(
+        folder, task, state_of(task, 0), task.world, origin=origin, length=RunLength(9, 9, 1)
+    )
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
@@ -125,6 +129,7 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
     assert main([recipe, *others, longer]) == 0
     assert changed(run) == {
         "optimizer.lr": ("0.05", "0.1"),
+        "learning_rate": ("0.00732 at step 4", "0.0333"),
         "train.clip_norm": ("null", "2.0"),
         "schedule.kind": ("cosine", "linear"),
         "train.duration.steps": ("4", "6"),
@@ -132,6 +137,26 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
     assert "changed on resume: optimizer.lr: 0.05 -> 0.1\n" in capsys.readouterr().out
     assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 contains them
     assert "changed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "rate"),
+    [
+        ("train.duration.steps=40", "0.00732 at step 4 -> 0.0488"),
+        ("optimizer.lr=0.1", None),
+        ("schedule={kind: step, milestones: [{steps: 2}]}", None),
+    ],
+)
+def test_a_finished_run_that_is_extended_reports_the_change_of_its_rate(
+    change, rate, glyphs, tmp_path, capsys
+):
+    """Without a longer duration, no step follows."""
+    run = tmp_path / "run"
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
+    assert main([recipe]) == 0
+    assert main([recipe, change, "--dry-run"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "learning_rate" in line]
+    assert lines == ([f"changed on resume: learning_rate: {rate}"] if rate else [])
 
 
 def test_new_versions_are_reported_on_resume(glyphs, tmp_path):
@@ -185,6 +210,26 @@ def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyph
     kept = {int(path.name[5:]) for path in (run / "checkpoints").iterdir()}
     assert 5 in kept
     assert max(results[step]["top1"] for step in kept) == results[best]["top1"]
+
+
+def test_results_on_different_evaluation_splits_are_not_compared(glyphs, tmp_path, capsys):
+    """The result of step 1, on the old split, is higher than any accuracy."""
+    run = tmp_path / "run"
+    changes = {
+        "train__duration": {"steps": 1},
+        "evaluation": {"every": {"steps": 1}},
+        "checkpoint": {"every": {"steps": 1}, "keep_last": 1, "keep_best": {"measure": "top1"}},
+    }
+    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run, **changes)))
+    assert main([recipe]) == 0
+    reseal(run / "checkpoints/step-00000001", lambda content: content["best"].update(value=9.0))
+    assert main([recipe, "train.duration.steps=2"]) == 0
+    kept = run / "checkpoints"
+    assert [path.name[-1] for path in sorted(kept.iterdir())] == ["1", "2"]
+    assert "version.evaluation" not in capsys.readouterr().out
+    assert main([recipe, "train.duration.steps=3", "data.eval_split=train"]) == 0
+    assert [path.name[-1] for path in sorted(kept.iterdir())] == ["3"]
+    assert "version.evaluation: test " in capsys.readouterr().out
 
 
 def test_a_lost_checkpoint_is_reported_and_the_next_one_is_written(

@@ -8,12 +8,17 @@ import socket
 import subprocess
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.faults.sitecustomize import error
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.trainer.telemetry_reports import (
@@ -27,8 +32,10 @@ from tests.trainer.telemetry_reports import (
     scraped,
     telemetry,
 )
+from tests.trainer.training import images
 from trainer.config import TelemetryConfig
-from trainer.telemetry.jsonl import JsonLines
+from trainer.run.folder import RunFolder
+from trainer.telemetry.jsonl import JsonLines, SampleLog
 from trainer.telemetry.phases import PHASES, Phases
 from trainer.telemetry.prometheus import Endpoint
 from trainer.train import train
@@ -37,7 +44,7 @@ from trainer.train import train
 def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path):
     path = tmp_path / "metrics.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    lines = JsonLines(path, after_step=0)
+    lines = JsonLines(path)
     assert lines.write({"step": 1})
     size = path.stat().st_size
     try:
@@ -56,7 +63,7 @@ def test_lines_are_buffered_while_the_disk_is_full_and_written_in_order(tmp_path
 def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
     path = tmp_path / "metrics.jsonl"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    lines = JsonLines(path, after_step=0)
+    lines = JsonLines(path)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
         assert not lines.write({"step": 1})
@@ -64,6 +71,61 @@ def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
             lines.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_does_not_end_a_run_that_logs_its_samples(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "samples-rank0.jsonl"
+    with SampleLog(tmp_path, rank=0, enabled=True) as log:
+        log.write(1, images(0, 4))
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+            log.write(2, images(4, 8))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [record["samples"] for record in lines_of(path)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_transient_errors_of_a_runs_files_do_not_end_it_or_change_them(glyphs, tmp_path, injected):
+    """Part of a failed write is in the file."""
+    run, failed = tmp_path / "run", Counter[str]()
+    logs = [
+        run / name for name in ("metrics.jsonl", "samples-rank0.jsonl", "nonfinite-rank0.jsonl")
+    ]
+
+    def fault(call: str, path: Path) -> Callable[[], None]:
+        def fail() -> None:
+            failed[f"{call} {path.name}"] += 1
+            if call == "pwrite":
+                with path.open("ab") as file:
+                    file.write(b'{"step": 3, "sam')
+            if failed[f"{call} {path.name}"] < 4:
+                error("EIO")()
+
+        return fail
+
+    for call, path in [*product(("open", "pwrite"), logs), ("fsync", run / "recipe.yaml")]:
+        injected(call, str(path), fault(call, path), times=3)
+    recipe = glyph_recipe(
+        glyphs,
+        run,
+        telemetry={"log_every": 1, "sample_ids": True},
+        optimizer={"kind": "sgd", "lr": 1e30},
+        train__max_skipped_steps=9,
+    )
+    with pytest.raises(ValueError, match="NaN"):  # the evaluation after the last step
+        train(recipe, rank_world())
+    assert set(failed.values()) == {3}
+    assert len(failed) == 7
+    assert RunFolder(run).load_recipe().run == run
+    metrics, samples, skipped = ([record["step"] for record in lines_of(path)] for path in logs)
+    assert samples == [1, 2, 3, 4]
+    assert sorted({*metrics}) == [0, *samples]
+    assert 0 < len(skipped) == len({*skipped})
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_endpoint_and_the_jsonl_file_contain_the_same_numbers(tmp_path):

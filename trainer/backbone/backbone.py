@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from data.hub import must_use_cache, offline_advice
 from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.classifiers import (
@@ -277,7 +278,11 @@ def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedMo
     options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
     if config.weights == "pretrained":
         return AutoModel.from_pretrained(
-            str(config.name), trust_remote_code=False, use_safetensors=True, **options
+            str(config.name),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=must_use_cache(str(config.name)),
+            **options,
         )
     return AutoModel.from_config(settings, trust_remote_code=False, **options)
 
@@ -286,7 +291,10 @@ def _classifier(config: BackboneConfig, settings: PretrainedConfig) -> PreTraine
     model = classifier_class(settings)
     if config.weights == "pretrained":
         return model.from_pretrained(
-            str(config.name), trust_remote_code=False, use_safetensors=True
+            str(config.name),
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=must_use_cache(str(config.name)),
         )
     return model.from_config(settings, trust_remote_code=False)
 
@@ -316,14 +324,20 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
 
 
 def _named(name: str) -> PretrainedConfig:
+    is_offline = must_use_cache(name)
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+        return AutoConfig.from_pretrained(
+            name, trust_remote_code=False, local_files_only=is_offline
+        )
     except (OSError, ValueError) as error:
+        if is_offline:
+            advice = offline_advice(name, "backbone.name=")
+            line = f"backbone.name is {name}: there is no such folder, and {advice}"
+            raise ValueError(line) from error
         where = (
             "the folder does not contain a transformers model"
             if Path(name).is_dir()
-            else "there is no such folder, and the model was not found on the hub or the hub "
-            "cannot be reached"
+            else "there is no such folder, and the model was not found on the hub"
         )
         raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
 

@@ -7,6 +7,7 @@ import torch
 
 from data.images.config import ImageConfig
 from heads import ClassHead
+from heads.collectives import all_reduce_sum
 from trainer.backbone.backbone import Backbone, load_weights
 from trainer.bundle.bundle import Bundle
 from trainer.config import Recipe
@@ -16,17 +17,19 @@ _CLASSES_AT_ONCE = 65_536
 
 def load_initial_weights(
     backbone: Backbone, head: ClassHead, recipe: Recipe, class_names: Sequence[str]
-) -> None:
-    """Load the weights of the bundles that the recipe names, if any.
+) -> int | None:
+    """Load the weights of the bundles that the recipe names, if any (collective).
 
-    Raises ValueError, naming the setting, if a bundle does not match the recipe.
+    Returns the number of classes whose rows were loaded, or None without `head.init`. Raises
+    ValueError, naming the setting, if a bundle does not match the recipe, on every rank.
     """
     if recipe.backbone.init is not None:
         image = recipe.data.image if backbone.modality == "image" else None
         _load_backbone(backbone, recipe.backbone.init, image)
-    if recipe.head.init is not None:
-        with Bundle.open(recipe.head.init) as bundle:
-            _load_rows(head, bundle, class_names)
+    if recipe.head.init is None:
+        return None
+    with Bundle.open(recipe.head.init) as bundle:
+        return _load_rows(head, bundle, class_names, min_share=recipe.head.min_init_share)
 
 
 def _load_backbone(backbone: Backbone, path: Path, image: ImageConfig | None) -> None:
@@ -43,16 +46,26 @@ def _load_backbone(backbone: Backbone, path: Path, image: ImageConfig | None) ->
 
 
 @torch.no_grad()
-def _load_rows(head: ClassHead, bundle: Bundle, class_names: Sequence[str]) -> None:
-    """Load the rows and biases of this rank's classes that the bundle contains, by name."""
+def _load_rows(
+    head: ClassHead, bundle: Bundle, class_names: Sequence[str], *, min_share: float
+) -> int:
+    """Load the rows and biases of this rank's classes that the bundle contains, by name. Returns
+    the number of such classes of all ranks."""
     _check_head(head, bundle)
     mine = head.engine.weights.held.class_ids.tolist()
     found = [bundle.names.find(class_names[class_id]) for class_id in mine]
     pairs = [(position, own) for position, own in enumerate(found) if own is not None]
-    if mine and not any(bundle.names.find(name) is not None for name in class_names):
+    device = head.weight.device
+    num_found = int(
+        all_reduce_sum(torch.tensor(len(pairs), device=device), head.engine.class_group)
+    )
+    if num_found < min_share * len(class_names):
+        unknown = [class_names[mine[i]] for i, own in enumerate(found) if own is None]
+        example = f", but not {unknown[0]!r}, for example" if unknown else ""
         raise ValueError(
-            f"head.init is {bundle.path}, which has none of the classes of the shards, such as "
-            f"{class_names[0]!r}: classes are matched by name"
+            f"head.init is {bundle.path}, which has rows for {num_found} of the {len(class_names)} "
+            f"classes of the shards{example}: classes are matched by name; to start the others "
+            "from random rows, lower head.min_init_share"
         )
     for start in range(0, len(pairs), _CLASSES_AT_ONCE):
         positions, ids = zip(*pairs[start : start + _CLASSES_AT_ONCE], strict=True)
@@ -61,6 +74,7 @@ def _load_rows(head: ClassHead, bundle: Bundle, class_names: Sequence[str]) -> N
         if head.bias is not None:
             bias = 0.0 if rows.bias is None else rows.bias.to(head.bias.dtype)
             head.bias[list(positions)] = bias
+    return num_found
 
 
 def _check_head(head: ClassHead, bundle: Bundle) -> None:

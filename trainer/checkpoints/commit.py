@@ -42,7 +42,14 @@ from trainer.checkpoints.folders import (
     step_folder,
     step_of,
 )
-from trainer.checkpoints.manifest import MANIFEST_FILE, STATE_FILE, Best, FileDigest, Manifest
+from trainer.checkpoints.manifest import (
+    MANIFEST_FILE,
+    SEPARATOR,
+    STATE_FILE,
+    Best,
+    FileDigest,
+    Manifest,
+)
 from trainer.checkpoints.pieces import Piece
 from trainer.checkpoints.shard_file import write_file, write_shard
 from trainer.world import World
@@ -238,11 +245,10 @@ class Commit:
             manifest = inspect_checkpoint(path)
         except ValueError:
             return None
-        # Results for different metrics are not comparable.
-        same = manifest.best is not None and manifest.best.measure == self.measure
-        return StoredCheckpoint(
-            manifest.step, manifest.best.value if manifest.best and same else None
-        )
+        # Results of different measures or on different data are not comparable.
+        best, measure = manifest.best, self.measure or ""
+        comparable = best and best.measure in (measure, measure.partition(SEPARATOR)[0])
+        return StoredCheckpoint(manifest.step, best.value if best and comparable else None)
 
 
 def _check_complete(temporary: Path, files: dict[str, FileDigest]) -> None:

@@ -4,12 +4,16 @@ import hashlib
 import json
 import os
 import stat
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from data.retry import is_transient, retried
+from torch.distributed import Store
+
+from data.retry import RetriesExhaustedError, is_transient, retried
 from trainer.checkpoints.exchange import disk_failure, exchange
 from trainer.checkpoints.folders import candidate_folders, committed_folders, mode_of, step_of
 from trainer.checkpoints.manifest import (
@@ -22,6 +26,15 @@ from trainer.checkpoints.manifest import (
 from trainer.world import World
 
 _HASHING_THREADS = 8
+_LONGEST_POLL_SECONDS = 0.5
+_SECONDS_PER_REPORT = 5
+# The keys of a verification in its store: the number of verified files, the number of ranks that
+# are done, and the first failure.
+_FILES, _RANKS, _FAILURE = "files", "ranks", "failure"
+# The other ranks raise a failure as the first of these types that matches it.
+_TYPES = {
+    kind.__name__: kind for kind in (FileNotFoundError, RetriesExhaustedError, OSError, ValueError)
+}
 
 
 @dataclass(frozen=True)
@@ -43,49 +56,131 @@ def find_checkpoint(root: Path, world: World) -> tuple[Checkpoint | None, list[s
     """Return the newest valid checkpoint under `root` and the reasons why newer ones were rejected.
     The result is the same on every rank (collective).
 
-    Only rank 0 verifies the files against the manifest. Raises OSError on every rank if `root`
-    cannot be read, and RetriesExhaustedError if a transient error persists: the newest checkpoint
-    may be valid, and resuming from an older one would lose steps.
+    Raises OSError on every rank if `root` cannot be read, and RetriesExhaustedError if a transient
+    error persists: the newest checkpoint may be valid, and resuming from an older one would lose
+    steps.
     """
-    found, result = _find(root) if world.is_main else (None, {})
-    result = exchange(result, world.group)[0]
-    if result["error"] is not None:
-        raise disk_failure(result["error"], transient=result["transient"])
-    if result["name"] is not None and not world.is_main:
-        folder = root / result["name"]
-        state = retried(str(folder), lambda: _read_state(folder, read_manifest(folder)))
-        found = Checkpoint(folder, state)
-    return found, result["rejected"]
+    rejected: list[str] = []
+    try:
+        names = _on_main(lambda: [path.name for path in candidate_folders(root)], world)
+        for name in reversed(names):
+            try:
+                return open_checkpoint(root / name, world), rejected
+            except ValueError as error:
+                rejected.append(str(error))
+    except OSError as error:
+        transient = is_transient(error)
+        fix = ", or delete that checkpoint to resume from an older one" if transient else ""
+        line = f"the checkpoints in {root} are unreadable: {error}{fix}"
+        raise disk_failure(line, transient=transient) from None
+    return None, rejected
 
 
-def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open a checkpoint and verify every file.
+def open_checkpoint(folder: Path, world: World) -> Checkpoint:
+    """Open a checkpoint and verify every file. The result is the same on every rank (collective).
 
-    Raises FileNotFoundError, listing the existing steps, if the folder does not exist; ValueError,
-    naming the folder and the file, if a file is missing, added or altered; and
-    RetriesExhaustedError if a transient error persists.
+    Rank 0 checks the names and sizes. The contents are divided among the ranks, so that each file
+    is hashed once.
+
+    Raises on every rank: FileNotFoundError, listing the existing steps, if the folder does not
+    exist; ValueError, naming the folder and the file, if a file is missing, added, altered or
+    unreadable; RetriesExhaustedError if a transient error persists; and OSError if another rank
+    does not see a file that rank 0 sees.
     """
+    manifest = Manifest(**_on_main(lambda: _inspected(folder).model_dump(), world))
+    names = sorted(manifest.files.keys() - {STATE_FILE})
+    # The ranks wait for each other through a store and without a time limit, because hashing may
+    # take longer than the timeout of a collective. If a rank dies, the launcher ends the others.
+    store = world.new_store()
+    with ThreadPoolExecutor(1) as pool:
+        # With the same number of ranks, a rank hashes the file that it wrote and is about to load.
+        mine = names[world.rank :: world.size]
+        share = pool.submit(_verify_share, folder, manifest, mine, world, store)
+        start, poll_seconds, reports = time.monotonic(), 0.001, 1
+        while not share.done() or store.add(_RANKS, 0) < world.size:
+            time.sleep(poll_seconds)
+            poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
+            seconds = time.monotonic() - start
+            if world.is_main and seconds > reports * _SECONDS_PER_REPORT:
+                reports += 1
+                size = sum(file.bytes for file in manifest.files.values()) / 1e9
+                done = f"{store.add(_FILES, 0)} of {len(names)} files ({size:.1f} GB)"
+                print(f"verifying {folder}: {done} after {seconds:.0f} s", flush=True)
+    state = share.result()
+    if store.check([_FAILURE]):
+        _raise(json.loads(store.get(_FAILURE)))
+    return Checkpoint(folder, state)
+
+
+def _verify_share(
+    folder: Path, manifest: Manifest, names: list[str], world: World, store: Store
+) -> dict[str, Any]:
+    """Verify the files `names`, and return the state, which every rank reads."""
+    state: dict[str, Any] = {}
+    try:
+        state = retried(str(folder), lambda: _read_state(folder, manifest))
+        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+            digests = pool.map(lambda name: _digest_of(folder / name), names)
+            for name, digest in zip(names, digests, strict=True):
+                if digest != manifest.files[name].sha256:
+                    raise _altered(folder, name, "SHA-256 differs")
+                store.add(_FILES, 1)
+    except (ValueError, OSError) as error:
+        failure: Exception = error
+        if isinstance(error, FileNotFoundError | PermissionError) and not world.is_main:
+            # The folder is not mounted on this machine, so the checkpoint may be valid.
+            seen = f"rank 0 can open it, but rank {world.rank} cannot: mount it on all machines"
+            failure = OSError(f"{error}; {seen}")
+        elif isinstance(error, OSError) and not is_transient(error):
+            failure = _unreadable(folder, error)
+        store.compare_set(_FAILURE, "", json.dumps(_described(failure)))
+    finally:
+        store.add(_RANKS, 1)
+    return state
+
+
+def _inspected(folder: Path) -> Manifest:
+    """Return the manifest after checking that this rank can open all files of it."""
+
+    def inspect() -> Manifest:
+        manifest = inspect_checkpoint(folder)
+        for name in manifest.files:
+            (folder / name).open("rb").close()
+        return manifest
+
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
         raise FileNotFoundError(_missing(folder))
     try:
-        return retried(what, lambda: _verified(folder))
+        return retried(what, inspect)
     except OSError as error:
         if is_transient(error):
             raise
-        raise ValueError(
-            f"checkpoint {folder} is unreadable: {error}; fix the error or delete the folder"
-        ) from None
+        raise _unreadable(folder, error) from None
 
 
-def _verified(folder: Path) -> Checkpoint:
-    manifest = inspect_checkpoint(folder)
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        digests = pool.map(_digest_of, (folder / name for name in manifest.files))
-        for (name, expected), digest in zip(manifest.files.items(), digests, strict=True):
-            if digest != expected.sha256:
-                raise _altered(folder, name, "SHA-256 differs")
-    return Checkpoint(folder, _read_state(folder, manifest))
+def _on_main(operation: Callable[[], Any], world: World) -> Any:
+    """Return the result of `operation` on rank 0, or raise its ValueError or OSError, on every rank
+    (collective)."""
+    result, failure = None, None
+    if world.is_main:
+        try:
+            result = operation()
+        except (ValueError, OSError) as error:
+            failure = _described(error)
+    result, failure = exchange([result, failure], world.group)[0]
+    if failure is not None:
+        _raise(failure)
+    return result
+
+
+def _described(error: Exception) -> list[str]:
+    return [next(name for name, kind in _TYPES.items() if isinstance(error, kind)), str(error)]
+
+
+def _raise(described: list[str]) -> NoReturn:
+    kind, line = described
+    raise _TYPES[kind](line)
 
 
 def _missing(folder: Path) -> str:
@@ -119,25 +214,6 @@ def inspect_checkpoint(folder: Path) -> Manifest:
     return manifest
 
 
-def _find(root: Path) -> tuple[Checkpoint | None, dict[str, Any]]:
-    rejected: list[str] = []
-    result = {"name": None, "rejected": rejected, "error": None}
-    try:
-        for folder in reversed(candidate_folders(root)):
-            try:
-                found = open_checkpoint(folder)
-            except ValueError as error:
-                rejected.append(str(error))
-            else:
-                return found, {**result, "name": folder.name}
-    except OSError as error:
-        transient = is_transient(error)
-        fix = ", or delete that checkpoint to resume from an older one" if transient else ""
-        line = f"the checkpoints in {root} are unreadable: {error}{fix}"
-        return None, {**result, "error": line, "transient": transient}
-    return None, result
-
-
 def _check_kind_and_size(folder: Path, name: str, expected: FileDigest) -> None:
     # A link could point outside the folder, and opening a pipe would block forever.
     status = (folder / name).lstat()
@@ -161,9 +237,18 @@ def _read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _digest_of(path: Path) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    with os.fdopen(descriptor, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    def read() -> str:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    return retried(str(path), read)
+
+
+def _unreadable(folder: Path, error: OSError) -> ValueError:
+    return ValueError(
+        f"checkpoint {folder} is unreadable: {error}; fix the error or delete the folder"
+    )
 
 
 def _altered(folder: Path, name: str, how: str) -> ValueError:

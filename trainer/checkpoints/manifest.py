@@ -13,6 +13,7 @@ from trainer.checkpoints.folders import mode_of
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 STATE_FILE = "state.json"
+SEPARATOR = " on "  # in `Best.measure`
 _MAX_BYTES = 64 * 2**20  # enough for 400,000 ranks at about 150 bytes each
 
 _FileName = Annotated[
@@ -33,7 +34,11 @@ class FileDigest(_Strict):
 
 
 class Best(_Strict):
-    """The result of the evaluation at a checkpoint's step."""
+    """The result of the evaluation at a checkpoint's step.
+
+    `measure` is the name of the measure and what it was computed on, such as `top1 on test
+    0123456789abcdef`. Checkpoints of earlier versions store only the name.
+    """
 
     measure: str
     value: float

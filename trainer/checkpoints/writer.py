@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup
 
 from trainer.checkpoints.commit import RESERVED_KEYS, Commit, Retention, Save
 from trainer.checkpoints.load import packed_random_state
-from trainer.checkpoints.manifest import Best
+from trainer.checkpoints.manifest import SEPARATOR, Best
 from trainer.checkpoints.pieces import Ownership, Piece, bytes_of
 from trainer.config import CheckpointConfig
 from trainer.world import World
@@ -119,15 +119,20 @@ class CheckpointWriter:
         *,
         start_step: int,
         keep_every_steps: int | None = None,
+        evaluated_on: str | None = None,
         timeout_seconds: float = 600,
         print_line: Callable[[str], None] = print,
     ) -> None:
         """`start_step` is the step from which the run resumes. Folders of later steps were rejected
-        on resume; they are neither counted nor deleted.
+        on resume; they are neither counted nor deleted. `evaluated_on` identifies the data and the
+        settings of the evaluations. Results are compared only if it is the same, or if it was not
+        stored because the checkpoint is from an earlier version.
         """
         self._world = world
         self._print_line = print_line
         self._measure = config.keep_best.measure if config.keep_best else None
+        if self._measure is not None and evaluated_on is not None:
+            self._measure += SEPARATOR + evaluated_on
         mode = config.keep_best.mode if config.keep_best else None
         retention = Retention(config.keep_last, keep_every_steps, mode)
         # The thread has its own process group. Otherwise its collectives would interleave with

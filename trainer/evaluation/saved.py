@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 
 from data.files import commit
+from data.retry import retried
 from heads.slc import ClassMeasures
 from trainer.evaluation.measure import Evaluation
 from trainer.promises import Promises
@@ -21,7 +22,7 @@ _NOT_METRICS = ("step", "samples")
 
 def save_evaluation(folder: Path, evaluation: Evaluation, *, step: int) -> None:
     """Write `step-….json` (metrics) and `step-….safetensors` (per class) into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    retried(str(folder), lambda: folder.mkdir(parents=True, exist_ok=True))
     classes = evaluation.classes
     tensors = {name: getattr(classes, name) for name in _OF_CLASSES}
     tensors |= {name: getattr(evaluation, name) for name in _OTHERS}

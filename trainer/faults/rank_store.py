@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
 Result = TypeVar("Result")
 _OVER = "over"
@@ -23,18 +22,15 @@ _OVER = "over"
 class RankStore:
     """One rank's access to the shared states.
 
-    `topic` must be the same on all ranks and different for every start, because the store may still
-    contain the states of an earlier start. `over` becomes true at most `interval` seconds after any
+    `store` comes from `World.new_store`. `over` becomes true at most `interval` seconds after any
     rank declares the end of the run.
     """
 
-    def __init__(self, topic: str, *, rank: int, size: int, interval: float) -> None:
+    def __init__(self, store: dist.Store, *, rank: int, size: int, interval: float) -> None:
         self.host = _host()
         self.over = False
         self._rank, self._size, self._interval = rank, size, interval
-        # Use a separate connection, because the process group may block its own connection while it
-        # waits.
-        self._store = dist.PrefixStore(topic, _get_default_store().clone())  # type: ignore[attr-defined]
+        self._store = store
         self._store.set_timeout(timedelta(seconds=max(1.0, interval)))
         self._text = ""
         self._closed = False

@@ -11,15 +11,11 @@ increased in between is dead or unreachable. The first rank to claim the report 
 ranks exit silently.
 """
 
-import secrets
 import sys
 import threading
 import time
 from types import TracebackType
 from typing import Self
-
-import torch
-import torch.distributed as dist
 
 from trainer.faults.flight_recorder import Collective, FlightRecorder, RecordedCollectives
 from trainer.faults.hang_report import (
@@ -82,14 +78,14 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._world.size == 1:
             return self
-        topic = _new_topic()
+        store = self._world.new_store()
         if self._recorder.read().newest is None:
             raise RuntimeError(
                 "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
         self._store = RankStore(
-            topic, rank=self._world.rank, size=self._world.size, interval=self._interval
+            store, rank=self._world.rank, size=self._world.size, interval=self._interval
         )
         # Publish now, so that a state exists even if this rank stops immediately afterwards.
         self._store.publish(self._observe().to_json())
@@ -229,12 +225,3 @@ class Watchdog:
         When a rank exits, its connections break, and the other ranks may be waiting on them.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
-
-
-def _new_topic() -> str:
-    """Return a random name that no earlier start has used. It is the same on all ranks
-    (collective).
-    """
-    number = torch.tensor([secrets.randbits(62)])
-    dist.broadcast(number, src=0)
-    return f"watchdog-{number.item():x}"

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from data.files import commit
+from data.retry import retried
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
@@ -20,7 +21,14 @@ from trainer.recipe import STORED_NAME, build_recipe, dump_recipe, load_stored_r
 # Settings that must not change within a run: with a new value, training would not be a continuation
 # of the earlier steps. Settings under _FREE may change.
 _FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
-_FREE = ("data.workers", "data.cache", "head.memory_mib", "head.dtype", "data.eval_split")
+_FREE = (
+    "data.workers",
+    "data.cache",
+    "data.eval_split",
+    "head.dtype",
+    "head.memory_mib",
+    "head.min_init_share",
+)
 
 # The generation of the shards if a recipe does not contain it because it was stored by a version of
 # kway that could not append samples.
@@ -50,8 +58,8 @@ class RunFolder:
         """Lock the folder for this process. Raises ValueError if another process is training in
         it, and OSError if the folder cannot be created or written."""
         with self._writable():
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = self._lock.open("w")
+            retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
+            lock = retried(str(self._lock), lambda: self._lock.open("w"))
         with lock as file:
             self._claim(file, fcntl.LOCK_EX)
             yield
@@ -79,8 +87,9 @@ class RunFolder:
         try:
             yield
         except OSError as error:
+            reason = error.strerror or error
             raise OSError(
-                f"run is {self.path}, which cannot be created or written to ({error.strerror}): "
+                f"run is {self.path}, which cannot be created or written to ({reason}): "
                 "choose another folder with run=FOLDER"
             ) from error
 
@@ -157,7 +166,7 @@ class RunFolder:
 
     def write(self, recipe: Recipe) -> None:
         """Store the resolved recipe in the folder."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
         commit(self.recipe, dump_recipe(recipe).encode())
 
 

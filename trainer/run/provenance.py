@@ -41,8 +41,11 @@ class Change:
         return f"{self.key}: {self.old} -> {self.new}"
 
 
-def provenance(recipe: Recipe) -> dict[str, Any]:
-    """Return the keys `recipe` and `versions` of a checkpoint's JSON state."""
+def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, Any]:
+    """Return the keys `recipe` and `versions` of a checkpoint's JSON state.
+
+    `evaluated_on` identifies the evaluations whose results `checkpoint.keep_best` compares.
+    """
     paths = import_paths(recipe).values()
     sources = {path: source_version(path) for path in paths}
     versions = _versions() | sources
@@ -52,6 +55,8 @@ def provenance(recipe: Recipe) -> dict[str, Any]:
         # Before, they crossed epochs. A run that resumes from such a checkpoint reads some texts of
         # its current epoch twice and others not at all.
         versions["windows_of_texts"] = "end with the epoch"
+    if recipe.checkpoint.keep_best is not None and evaluated_on is not None:
+        versions["evaluation"] = evaluated_on
     return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
 
 

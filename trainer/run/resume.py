@@ -2,6 +2,7 @@
 checkpoint.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from trainer.checkpoints.entries import (
 )
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import Change, changes_since
+from trainer.schedules import RunLength
 from trainer.task import Task
 from trainer.world import World
 
@@ -28,7 +30,8 @@ class TrainState:
     `cursor` is the position in the data. `evaluated` is the last step with an evaluation. `skipped`
     counts the skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`, `data` and
     `tokenizer` are digests; a run can resume only if they have not changed. For a mixture, `data`
-    has a digest for each of its sets.
+    has a digest for each of its sets. `learning_rate` is the rate of the last update; checkpoints
+    of earlier versions do not contain it.
     """
 
     step: int
@@ -39,6 +42,7 @@ class TrainState:
     evaluated: int = 0
     skipped: int = 0
     loss_scale: dict[str, Any] | None = None
+    learning_rate: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "cursor": self.cursor.to_json()}
@@ -101,13 +105,13 @@ def resume(
     world: World,
     *,
     origin: dict[str, Any],
-    num_steps: int,
+    length: RunLength,
 ) -> Resumed:
     """Load the newest valid checkpoint into the task and restore the random state (collective).
 
     `start` is the state of a run without checkpoints, and `origin` is this run's provenance. Raises
-    ValueError if the checkpoint does not belong to this run or its step is greater than
-    `num_steps`.
+    ValueError if the checkpoint does not belong to this run or its step is greater than the
+    `length` of the run.
     """
     checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
     state, notices = start, [_rejected(line) for line in rejected]
@@ -115,11 +119,21 @@ def resume(
         state = start.resumed(checkpoint)
         notices += [_changed(change) for change in changes_since(checkpoint.state, origin)]
         _load_checkpoint(checkpoint, task, state, world)
-    if state.step > num_steps:
+    if state.step > length.num_steps:
         raise ValueError(
-            f"run {folder.path} is at step {state.step}, but train.duration is {num_steps} steps: "
-            "increase train.duration or choose another run folder"
+            f"run {folder.path} is at step {state.step}, but train.duration is {length.num_steps} "
+            "steps: increase train.duration or choose another run folder"
         )
+    # Schedules depend on the duration, so a longer run may continue at a much higher rate.
+    before, step, recipe = state.learning_rate, state.step, task.recipe
+    if before is not None and step < length.num_steps:
+        same, after = (
+            recipe.optimizer.lr * recipe.schedule.rate_factor(index, length)
+            for index in (step - 1, step)
+        )
+        if not math.isclose(same, before):
+            change = Change("learning_rate", f"{before:.3g} at step {step}", f"{after:.3g}")
+            notices.append(_changed(change))
     return Resumed(state, notices)
 
 

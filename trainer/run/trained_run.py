@@ -82,7 +82,7 @@ def open_trained(
 
 def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint:
     if step is not None:
-        return open_checkpoint(step_folder(folder.checkpoints, step))
+        return open_checkpoint(step_folder(folder.checkpoints, step), world)
     checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
     if checkpoint is None:
         reason = f": {rejected[0]}" if rejected else ": train it first"

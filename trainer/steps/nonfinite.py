@@ -4,12 +4,12 @@ All ranks see the same loss and the same global norm, so they make the same deci
 of a skipped step are logged with their keys, because a bad sample is often the cause.
 """
 
-import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from data.loading.batch import Batch
-from trainer.telemetry.jsonl import drop_lines_after
+from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 
 _SUGGESTION = (
     "lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or inspect the samples"
@@ -62,5 +62,5 @@ class NonFiniteSteps:
         record: dict[str, object] = {"step": step, "samples": samples}
         if self._key_of is not None:
             record["keys"] = [self._key_of(sample) for sample in samples]
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        with closing(JsonLines(self.path)) as lines:
+            lines.write(record)

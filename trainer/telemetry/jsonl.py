@@ -4,13 +4,13 @@ the steps that it repeats.
 
 import json
 import math
-import time
+import os
 from pathlib import Path
 from typing import Any
 
 from data.files import NO_SPACE, commit, explained
 from data.loading.batch import Batch
-from data.retry import is_transient
+from data.retry import is_transient, retried
 
 _MAX_BUFFERED_BYTES = 4 * 2**20
 
@@ -23,23 +23,22 @@ class JsonLines:
     disk.
     """
 
-    def __init__(self, path: Path, *, after_step: int, evaluated: int | None = None) -> None:
-        """Drop lines after step `after_step` and evaluations after step `evaluated`, because they
-        will be written again.
-        """
-        drop_lines_after(path, after_step, evaluated=evaluated)
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = path.open("ab", buffering=0)
+        flags = os.O_WRONLY | os.O_CREAT
+        self._file = retried(str(path), lambda: os.open(path, flags, 0o666))
+        # Write at this position: a failed write may leave part of a line, which the next attempt
+        # overwrites.
+        self._end = os.lseek(self._file, 0, os.SEEK_END)
         self._buffered = b""
 
     def write(self, record: dict[str, Any]) -> bool:
-        """Append a record with the time in seconds since 1970. Non-finite numbers become null.
+        """Append a record. Non-finite numbers become null.
 
         Returns whether all lines are in the file. Raises OSError if too many lines are buffered or
         the error is not transient.
         """
-        line = json.dumps(_finite({"time": round(time.time(), 3), **record}), allow_nan=False)
-        self._buffered += f"{line}\n".encode()
+        self._buffered += f"{json.dumps(_finite(record), allow_nan=False)}\n".encode()
         try:
             self._flush()
         except OSError as error:
@@ -51,12 +50,17 @@ class JsonLines:
 
     def close(self) -> None:
         """Write the remaining lines and close the file. Raises OSError if that fails."""
-        with self._file, explained(self.path):
-            self._flush()
+        try:
+            with explained(self.path):
+                retried(str(self.path), self._flush)
+        finally:
+            os.close(self._file)
 
     def _flush(self) -> None:
         while self._buffered:
-            self._buffered = self._buffered[self._file.write(self._buffered) :]
+            written = os.pwrite(self._file, self._buffered, self._end)
+            self._end += written
+            self._buffered = self._buffered[written:]
 
 
 def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> None:
@@ -66,12 +70,13 @@ def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> 
     Also drops lines that are not records of a step, such as the incomplete last line of a killed
     run.
     """
-    if not path.exists():
+    try:
+        text = retried(str(path), lambda: path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
         return
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     kept = [
         f"{line}\n"
-        for line in lines
+        for line in text.splitlines()
         if _belongs(line, step, step if evaluated is None else evaluated)
     ]
     commit(path, "".join(kept).encode())
@@ -116,16 +121,13 @@ class SampleLog:
             drop_lines_after(path, step)
 
     def __enter__(self) -> "SampleLog":
-        self.file = self.path.open("a", encoding="utf-8") if self.path else None
+        self.lines = JsonLines(self.path) if self.path else None
         return self
 
     def write(self, step: int, batch: Batch) -> None:
-        if self.file is not None and self.path is not None:
-            record: dict[str, Any] = {"step": step, "samples": batch.indices.tolist()}
-            with explained(self.path):
-                self.file.write(json.dumps(record) + "\n")
-                self.file.flush()
+        if self.lines is not None:
+            self.lines.write({"step": step, "samples": batch.indices.tolist()})
 
     def __exit__(self, *_: object) -> None:
-        if self.file is not None:
-            self.file.close()
+        if self.lines is not None:
+            self.lines.close()

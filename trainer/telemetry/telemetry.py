@@ -5,6 +5,7 @@ All of these receive the same numbers at the same steps. Only rank 0 writes file
 """
 
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch import Tensor
 from trainer.checkpoints.folders import step_of
 from trainer.config import TelemetryConfig
 from trainer.faults.stragglers import Stragglers
-from trainer.telemetry.jsonl import JsonLines
+from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
@@ -180,7 +181,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
                 self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
-        is_written = self.file.write(record)
+        is_written = self.file.write({"time": round(time.time(), 3), **record})
         if self._is_log_written and not is_written:
             self.print_line(
                 f"{self.file.path} cannot be written: lines are buffered until writing succeeds"
@@ -188,15 +189,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self._is_log_written = is_written
 
     def _open_files(self, stack: ExitStack) -> None:
-        self.file = stack.enter_context(
-            closing(
-                JsonLines(
-                    self.run / "metrics.jsonl",
-                    after_step=self.start_step,
-                    evaluated=self.evaluated,
-                )
-            )
-        )
+        path = self.run / "metrics.jsonl"
+        drop_lines_after(path, self.start_step, evaluated=self.evaluated)
+        self.file = stack.enter_context(closing(JsonLines(path)))
         self.tensorboard: TensorBoard | None = None
         if self.config.tensorboard:
             folder = self.run / "tensorboard"

@@ -1,0 +1,37 @@
+"""Whether the Hugging Face Hub can be reached.
+
+transformers retries requests to a hub that cannot be reached for up to a minute, even if its cache
+contains the files.
+"""
+
+from pathlib import Path
+
+import httpx
+
+_TIMEOUT_SECONDS = 10
+
+
+def must_use_cache(name: str) -> bool:
+    """Return whether the model `name` is not a local folder and the hub cannot be reached. Pass the
+    result to `from_pretrained` as `local_files_only`.
+    """
+    from huggingface_hub import HfApi, is_offline_mode
+
+    if Path(name).is_dir():
+        return False
+    if is_offline_mode():
+        return True
+    try:
+        httpx.head(HfApi().endpoint, timeout=_TIMEOUT_SECONDS)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def offline_advice(name: str, key: str) -> str:
+    """Return what to do if the hub cannot be reached and the cache does not contain `name`."""
+    return (
+        "the hub cannot be reached, and its cache does not contain the files: on a machine with "
+        f"network access, run `hf download {name} --local-dir FOLDER`, copy the folder to this "
+        f"machine, and set {key}FOLDER"
+    )
