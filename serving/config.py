@@ -187,15 +187,6 @@ class ServingConfig(BaseModel):
         description="additional bundle, and the name to serve it under, at /v1/models/NAME/…; can "
         "be repeated",
     )
-    max_gallery_inserts: int = Field(
-        10_000,
-        ge=0,
-        description="maximum number of items inserted into a gallery since it was built; they are "
-        "also in the memory of each replica",
-    )
-    max_gallery_deletions: int = Field(
-        100_000, ge=0, description="maximum number of items deleted from a gallery"
-    )
     drift_period: Annotated[int | None, Option()] = Field(
         None,
         ge=100,

@@ -250,9 +250,7 @@ class GalleryIndex(BaseModel):
 
 class GalleryFound(BaseModel):
     name: str
-    num_items: int = Field(description="number of items, including inserted ones")
-    inserted: int = Field(0, description="number of items inserted since the gallery was built")
-    deleted: int = Field(0, description="number of items deleted since the gallery was built")
+    num_items: int
     reads: Literal["images", "texts"]
     thumbnails: bool
     index: GalleryIndex | None = Field(None, description="null if all searches are exact")
@@ -266,33 +264,13 @@ class GalleryItem(BaseModel):
     """An item of a gallery."""
 
     id: str = Field("", description="id of the item; changes if the gallery is built again")
-    item: int | None = Field(
-        description="index of the item in the gallery's files; null for an inserted item"
-    )
-    name: str = Field(
-        description="path of the item in the collection, its line number, or the name with which "
-        "it was inserted"
-    )
+    item: int = Field(description="index of the item in the gallery's files")
+    name: str = Field(description="path of the item in the collection, or its line number")
     text: str | None = Field(description="beginning of the text; null for images")
-
-
-class InsertedItems(BaseModel):
-    """The items that a request inserted, in the order of its inputs."""
-
-    items: list[GalleryItem]
 
 
 class GalleryHit(Verdict, GalleryItem):
     """The verdict on one class for one item of a gallery."""
-
-
-class ExampleHit(GalleryItem):
-    """An item of a gallery that is similar to an example."""
-
-    score: float = Field(description="cosine between the features of the item and the example")
-    match: bool | None = Field(
-        description="whether score >= threshold; null if there is no threshold"
-    )
 
 
 _TOTAL = (
@@ -313,18 +291,8 @@ class ClassHits(ClassThreshold):
     hits: list[GalleryHit]
 
 
-class ExampleHits(BaseModel):
-    """One page of a gallery's items, sorted by descending similarity to the example."""
-
-    example: str = Field(description="id of the example")
-    threshold: float | None
-    total: int = Field(description=_TOTAL)
-    matches: int | None = Field(description=_MATCHES)
-    hits: list[ExampleHit]
-
-
 class Hits(BaseModel):
-    """Search results in a gallery for each class or example, in the order of the request."""
+    """Search results in a gallery for each class, in the order of the request."""
 
     version: str | None = _VERSION
     aligned: bool
@@ -332,4 +300,3 @@ class Hits(BaseModel):
     num_items: int
     exact: bool = Field(True, description="whether all items were scored")
     results: list[ClassHits]
-    examples: list[ExampleHits] = []

@@ -1,25 +1,15 @@
-"""The part of the client that searches and changes galleries."""
+"""The part of the client that searches galleries."""
 
 from collections.abc import Generator, Iterable
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
-from serving.client.messages import check_iterable, json_inputs, path_of, query_fields
-from serving.client.ndjson import Input
+from serving.client.messages import path_of, query_fields
 from serving.client.transport import Transport
-from serving.schemas import (
-    ClassHits,
-    ExampleHits,
-    GalleryFound,
-    GalleryHit,
-    GalleryItem,
-    GalleryList,
-    Hits,
-    InsertedItems,
-)
+from serving.schemas import ClassHits, GalleryFound, GalleryHit, GalleryList, Hits
 
 
 class GalleryQueries:
-    """Searches and changes the galleries of a server."""
+    """Searches the galleries of a server."""
 
     _transport: Transport
 
@@ -89,54 +79,6 @@ class GalleryQueries:
         Raises RejectedError and OSError.
         """
         body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        return self._search(gallery, body, exact)
-
-    def search_similar(
-        self,
-        gallery: str,
-        examples: Iterable[str],
-        *,
-        threshold: float | None = None,
-        exact: bool | None = None,
-        limit: int = 20,
-        offset: int = 0,
-    ) -> list[ExampleHits]:
-        """Return, for each example, up to `limit` items whose features have the largest cosines
-        with those of the example, starting at `offset`. Examples are ids of items of the gallery.
-
-        Raises RejectedError and OSError.
-        """
-        body: dict[str, Any] = {"examples": list(check_iterable("examples", examples))}
-        body |= {"limit": limit, "offset": offset}
-        body |= {} if threshold is None else {"threshold": threshold}
-        return self._search(gallery, body, exact).examples
-
-    def insert_items(
-        self, gallery: str, inputs: Iterable[Input], *, names: Iterable[str] | None = None
-    ) -> list[GalleryItem]:
-        """Insert images or texts into a gallery, all or none, in one request. `names` are unique;
-        by default, an item is named after its id.
-
-        The request is sent once. Raises RejectedError. Raises OSError if it is unknown whether the
-        items were inserted.
-        """
-        inputs = list(check_iterable("inputs", inputs))
-        body = json_inputs(inputs)
-        if names is not None:
-            body["names"] = list(check_iterable("names", names))
-        path = path_of("galleries", gallery, "items")
-        response = self._transport.request_once("POST", path, json=body)
-        return self._transport.read(response, InsertedItems).items
-
-    def delete_item(self, gallery: str, item_id: str) -> None:
-        """Delete an item from a gallery.
-
-        The request is sent once. Raises RejectedError. Raises OSError if it is unknown whether the
-        item was deleted.
-        """
-        self._transport.request_once("DELETE", path_of("galleries", gallery, "items", item_id))
-
-    def _search(self, gallery: str, body: dict[str, Any], exact: bool | None) -> Hits:
         body |= {} if exact is None else {"exact": exact}
         return self._transport.request(
             Hits, "POST", path_of("galleries", gallery, "search"), json=body

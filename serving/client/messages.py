@@ -1,7 +1,6 @@
 """Messages between client and server: the fields of a query, the requests that a query is split
 into to stay within the server's limits, and responses other than streams of lines."""
 
-import base64
 import json
 import operator
 import re
@@ -14,7 +13,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, PositiveInt
 
-from serving.client.ndjson import Input, check_input
+from serving.client.ndjson import Input
 from serving.schemas import Answer, Classification, ErrorBody, ModelLogits
 
 # Generous estimate of the overhead, in bytes, of each image or text in a request.
@@ -198,20 +197,6 @@ def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -
         content = json.dumps({**fields, "texts": batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
     return {"data": as_text_fields(fields), "files": [("images", file) for file in batch]}
-
-
-def json_inputs(inputs: Sequence[Input]) -> dict[str, Any]:
-    """Return the JSON fields of images, base64-encoded, or texts. Raises ValueError if there are
-    none or both kinds."""
-    for one in inputs:
-        check_input(one)
-    kinds = {isinstance(one, str) for one in inputs}
-    if len(kinds) != 1:
-        raise ValueError("pass at least one image or text, and not both kinds")
-    if kinds == {True}:
-        return {"texts": list(inputs)}
-    files = [_file(one)[1] for one in inputs if not isinstance(one, str)]
-    return {"images": [base64.b64encode(raw).decode() for raw in files]}
 
 
 def path_of(*parts: str) -> str:

@@ -22,7 +22,7 @@ from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import check_replicas_use_uvicorn
 from serving.deploy.private_uvicorn import drop_trailers, set_server_options
-from serving.deploy.watch_actor import RayGalleryChanges, RayWatches
+from serving.deploy.watch_actor import RayWatches
 from serving.http.app import build_api
 from serving.http.input_lines import max_json_bytes
 from serving.http.routing import Admin
@@ -46,12 +46,7 @@ class Replica:
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(config.threads_per_replica)
         self._watches, self._watch_counts = RayWatches(config), WatchMetrics()
-        loader = Loader(
-            paths_of_models(bundle, config),
-            config,
-            QueryMetrics(),
-            RayGalleryChanges(self._watches),
-        )
+        loader = Loader(paths_of_models(bundle, config), config, QueryMetrics())
         reloader = Reloader(loader, ReloadMetrics())
         self.models, self._admin = reloader.models, None
         if config.admin_token_file is not None:

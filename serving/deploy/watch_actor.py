@@ -1,7 +1,7 @@
 """The board as a named Ray actor shared by all replicas, and the handle that replicas use.
 
-Watches, hits and changes of galleries survive a restart of the actor, because they are in the state
-folder of `kway serve` or, on a cluster, in Ray's key-value store. Listeners are not stored: they
+Watches and hits survive a restart of the actor, because they are in the state folder
+of `kway serve` or, on a cluster, in Ray's key-value store. Listeners are not stored: they
 receive an error and must reconnect. Importing this module imports Ray.
 """
 
@@ -15,8 +15,6 @@ from ray.util.metrics import Counter  # unlike ray.serve.metrics, it does not im
 
 from serving.config import ServingConfig
 from serving.deploy.private_ray import KeyValueStore
-from serving.galleries.changes import GalleryUpdate, InsertedItem
-from serving.galleries.item import Item
 from serving.watches.board import Board
 from serving.watches.state_file import StateFile
 from serving.watches.watch import Changes, HitBatch, Terms, Watch, WatchError, WatchesDownError
@@ -60,10 +58,6 @@ class WatchActor(Board):
         super().__init__(checked, storage=storage, counts=WebhookMetrics())
         # The event loop does not run yet. If Ray restarts the actor, no one else may call it.
         ray.get_runtime_context().current_actor.resume.remote()
-
-    async def call_galleries(self, method: str, *arguments: object) -> Any:
-        """Call a method of `GalleryChanges`."""
-        return await getattr(self.galleries, method)(*arguments)
 
 
 class RayWatches:
@@ -130,28 +124,3 @@ class RayWatches:
             raise
         except (RayActorError, TimeoutError) as error:
             raise WatchesDownError("the watch service is not responding. Try again") from error
-
-
-class RayGalleryChanges:
-    """`GalleryChanges` backed by the actor."""
-
-    def __init__(self, watches: RayWatches) -> None:
-        self._watches = watches
-
-    async def insert_items(self, gallery: str, items: Sequence[InsertedItem]) -> None:
-        await self._call("insert_items", gallery, items)
-
-    async def remove_item(self, gallery: str, item_id: str) -> None:
-        await self._call("remove_item", gallery, item_id)
-
-    async def delete_item(self, gallery: str, item: Item) -> None:
-        await self._call("delete_item", gallery, item)
-
-    async def gallery_changes(self, gallery: str, epoch: str, version: int) -> GalleryUpdate:
-        return await self._call("gallery_changes", gallery, epoch, version, wait=0.0)
-
-    async def inserted_thumbnail(self, gallery: str, item_id: str) -> bytes:
-        return await self._call("inserted_thumbnail", gallery, item_id, wait=0.0)
-
-    async def _call(self, method: str, *arguments: object, wait: float = _WRITE_SECONDS) -> Any:
-        return await self._watches.call("call_galleries", method, *arguments, wait=wait)

@@ -20,7 +20,6 @@ from serving.http.routes import (
     classify,
     feeds,
     galleries,
-    gallery_items,
     inference,
     models,
     page,
@@ -56,7 +55,7 @@ GROUPS = (
     Group(
         "Galleries",
         "Indexed collections that can be searched for any class.",
-        (galleries.router, gallery_items.router),
+        (galleries.router,),
     ),
     Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
     Group(

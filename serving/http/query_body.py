@@ -158,22 +158,6 @@ async def read_classification(
     return inputs, (body or parameters).top
 
 
-async def read_json_inputs(
-    request: Request, model: type[Body], service: Service, progress: InProgress
-) -> tuple[Body, Sequence[bytes | str]]:
-    """Read and check a JSON body that changes something. The media type must be JSON, because
-    cross-origin pages cannot send JSON without a CORS preflight. Raises ApiError."""
-    limits, reads = service.config, service.model.reads
-    kind, _ = content_type(request.headers)
-    if kind != "application/json":
-        message = f"Content-Type {kind[:80]!r} is not supported. Send application/json"
-        raise ApiError(415, "unknown_content_type", message)
-    raw = await read_body(request, limits.max_body_bytes, service, progress)
-    body, inputs = await service.parsed(_from_json, raw, model, limits, reads)
-    _check_inputs(inputs, limits, reads)
-    return body, inputs
-
-
 async def _read(
     request: Request,
     parameters: InputParameters,

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.changes import GalleryChanges
 from serving.galleries.format import GALLERY, has_features_of, read_info
 from serving.galleries.searching import Galleries
 from serving.model import Model
@@ -24,15 +23,8 @@ Fingerprint = tuple[tuple[str, int, int], ...]
 class Loader:
     """Loads versions of the models of a replica from `paths`, by name."""
 
-    def __init__(
-        self,
-        paths: Mapping[str, Path],
-        config: ServingConfig,
-        counts: Counts,
-        changes: GalleryChanges,
-    ) -> None:
-        """`changes` stores the changes of galleries."""
-        self.paths, self._config, self._changes = paths, config, changes
+    def __init__(self, paths: Mapping[str, Path], config: ServingConfig, counts: Counts) -> None:
+        self.paths, self._config = paths, config
         self._shared = Shared(config, counts)
         self._last, self.attempts = LastServedFiles(config.state), Attempts(config.state)
 
@@ -45,7 +37,7 @@ class Loader:
             if name not in offered:
                 # Raises an error that describes the difference.
                 bundle = models.default.current.service.model.bundle
-                Galleries({name: folder}, bundle, self._changes)
+                Galleries({name: folder}, bundle)
         return models
 
     def fingerprint(self, name: str) -> Fingerprint | None:
@@ -75,7 +67,7 @@ class Loader:
         galleries = self._galleries(service.model.bundle, current.galleries.names())
         changed = [one for one in galleries.names() if not _is_same(one, galleries, current)]
         for one in changed:
-            galleries[one].base.verify()
+            galleries[one].verify()
         if service is current.service and not changed:
             return current
         return Version(service, galleries)
@@ -141,7 +133,7 @@ class Loader:
             for name, folder in self._config.galleries.items()
             if name in required or has_features_of(bundle, read_info(folder))
         }
-        return Galleries(folders, bundle, self._changes)
+        return Galleries(folders, bundle)
 
 
 def _fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
@@ -164,4 +156,4 @@ def _stamp(file: Path) -> tuple[str, int, int] | None:
 
 def _is_same(name: str, galleries: Galleries, current: Version) -> bool:
     before = current.galleries
-    return name in before.names() and before[name].base.info == galleries[name].base.info
+    return name in before.names() and before[name].info == galleries[name].info

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from serving.api_error import ApiError
-from serving.galleries.changes import GalleryChanges
 from serving.galleries.searching import Galleries
 from serving.service import Service
 from serving.statistics import ModelStatistics
@@ -64,9 +63,9 @@ class Models:
         assert len(self._by_name) == len(models), "two models have the same name"
 
     @classmethod
-    def of(cls, service: Service, changes: GalleryChanges) -> "Models":
-        """Return a single model with the galleries of its configuration and their `changes`."""
-        galleries = Galleries(service.config.galleries, service.model.bundle, changes)
+    def of(cls, service: Service) -> "Models":
+        """Return a single model with the galleries of its configuration."""
+        galleries = Galleries(service.config.galleries, service.model.bundle)
         return cls([ServedModel(service.name, Version(service, galleries))])
 
     def __iter__(self) -> Iterator[ServedModel]:

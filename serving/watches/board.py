@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from serving.config import ServingConfig
-from serving.galleries.changes import ChangeLog
 from serving.watches.feed_positions import FeedPositions
 from serving.watches.hit_log import HitLog
 from serving.watches.listeners import Listeners
@@ -55,14 +54,12 @@ class Board:
             clock=clock,
             counts=NoDeliveryCounts() if counts is None else counts,
         )
-        self.galleries = ChangeLog(config, storage)
         self._change = asyncio.Event()
         self._announced_version = 0
 
     async def configure(self, config: ServingConfig) -> None:
         """Replace the limits, which may differ in a new version of the application."""
         self._registry.config = self._log.config = self._webhooks.config = config
-        self.galleries.config = config
 
     async def resume(self) -> None:
         """Start to deliver the hits that an earlier process has stored but not delivered."""

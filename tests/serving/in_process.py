@@ -55,7 +55,7 @@ def application(
     counts = counts or NoCounts()
     clients = Clients.of_file(config.token_file, config.client_address_header)
     board = board or Board(config)
-    models = Models.of(Service(model, Shared(config, counts)), board.galleries)
+    models = Models.of(Service(model, Shared(config, counts)))
     return build_api(models, clients, no_metrics, board, counts)
 
 
