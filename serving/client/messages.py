@@ -1,5 +1,5 @@
 """Messages between client and server: the fields of a query, the requests that a query is split
-into to stay within the server's limits, and responses other than streams of lines."""
+into to stay within the server's limits, and the responses."""
 
 import json
 import operator
@@ -13,7 +13,6 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, PositiveInt
 
-from serving.client.ndjson import Input
 from serving.schemas import Answer, Classification, ErrorBody, ModelLogits
 
 # Generous estimate of the overhead, in bytes, of each image or text in a request.
@@ -25,6 +24,8 @@ NOT_KWAY = "unexpected response with status {}: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
+
+Input = Path | bytes | str
 # The answer to the largest possible query is about 10 MB.
 _MAX_RESPONSE_BYTES = 256 * 2**20
 
@@ -32,9 +33,6 @@ _MAX_RESPONSE_BYTES = 256 * 2**20
 class RejectedError(ValueError):
     """The server rejected a request. `status` is the HTTP status, `code` is machine-readable, and
     `reason` is the message.
-
-    The status is 200 if the response had already started; `code` then identifies the error that
-    ended it.
     """
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
@@ -86,12 +84,11 @@ def retry_after(response: httpx.Response) -> float:
 
 
 class Limits(BaseModel):
-    """The server's limits on one request and one frame."""
+    """The server's limits on one request."""
 
     max_inputs: PositiveInt
     max_text_chars: PositiveInt
     max_body_bytes: PositiveInt
-    max_frame_bytes: PositiveInt | None = None  # not sent by older servers
 
 
 class Served(BaseModel):
@@ -133,6 +130,12 @@ def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
     if isinstance(value, str | bytes | bytearray | Path):
         raise TypeError(f"{name} is a single {type(value).__name__}: pass a list")
     return value
+
+
+def check_input(one: object) -> None:
+    """Raise TypeError if the object is not an input."""
+    if not isinstance(one, Path | bytes | str):
+        raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:

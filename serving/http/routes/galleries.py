@@ -13,7 +13,7 @@ from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
 from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
 from serving.http.request_body import parse_json, read_body
-from serving.http.routing import ResourcesDep, facts
+from serving.http.routing import VersionDep, facts
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
 from serving.service import InProgress, Service
 
@@ -60,9 +60,9 @@ router = APIRouter()
 
 
 @router.get("/v1/galleries")
-async def listed(resources: ResourcesDep) -> GalleryList:
+async def listed(version: VersionDep) -> GalleryList:
     """List the galleries on this server."""
-    galleries = resources.galleries
+    galleries = version.galleries
     return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
 
 
@@ -70,13 +70,13 @@ async def listed(resources: ResourcesDep) -> GalleryList:
     "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
 @facts(is_idempotent=True)
-async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
+async def search(name: str, request: Request, version: VersionDep) -> Hits:
     """Search a gallery for classes.
 
     Returns one page of items per class, in descending order of score.
     """
-    service, galleries = resources.service, resources.galleries
-    async with service.admitted(request.state.limit_key) as progress:
+    service, galleries = version.service, version.galleries
+    async with service.admitted(request.state.client) as progress:
         _named(galleries, name)
         body = await _read(request, service, progress)
         query = await service.make_query(body.classes, body.recall, body.threshold)
@@ -96,10 +96,10 @@ async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
 async def thumbnail(
     name: str,
     item: Annotated[str, Path(pattern=_INDEX_OR_ID, description="index or id of the item")],
-    resources: ResourcesDep,
+    version: VersionDep,
 ) -> Response:
     """Return a thumbnail of an item."""
-    gallery = _named(resources.galleries, name)
+    gallery = _named(version.galleries, name)
     index = int(item) if item.isdecimal() else gallery.index_of_id(item)
     if index is None or index >= gallery.num_items:
         raise ApiError(
@@ -108,7 +108,7 @@ async def thumbnail(
             f"the gallery does not contain the item {item!r}. Search again: the gallery may have "
             "been built again",
         )
-    small = await resources.service.in_thread(gallery.thumbnail, index)
+    small = await version.service.in_thread(gallery.thumbnail, index)
     if not small:
         raise ApiError(
             404,
