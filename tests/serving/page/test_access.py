@@ -60,9 +60,9 @@ def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Pa
             expect(page.locator(".verdict")).to_have_count(0)
         expect(page.locator(".verdict")).to_have_count(1)
         expect(page.locator("#waiting")).to_be_hidden()
-        assert_same_verdicts(
-            shown_verdicts(page), api_verdicts(url, [image(0)], classes=[0], recall=0.9)
-        )
+        with listening(application(bundle)) as idle:
+            expected = api_verdicts(idle, [image(0)], classes=[0], recall=0.9)
+        assert_same_verdicts(shown_verdicts(page), expected)
 
 
 def test_an_input_shows_that_the_server_is_unreachable_and_can_be_retried(
