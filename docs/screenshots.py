@@ -105,8 +105,6 @@ def take(url: str, images: list[Path], out: Path) -> Iterator[Path]:
                 if look == "light":
                     search(page)
                     yield shot(page, out / "page-gallery.png")
-                    watch(page, images)
-                    yield shot(page, out / "page-watch.png")
 
 
 def query(page: Page, images: list[Path]) -> None:
@@ -128,15 +126,6 @@ def search(page: Page) -> None:
         page,
         "document.querySelectorAll('.hit').length === document.querySelectorAll('.hit img').length",
     )
-
-
-def watch(page: Page, images: list[Path]) -> None:
-    page.get_by_role("tab", name="Live watch").click()
-    page.get_by_role("button", name="Watch for these classes").click()
-    expect(page.locator(".watch").get_by_role("status")).to_have_text("listening")
-    page.locator("#panel-watch input[type=file]").set_input_files(images)
-    expect(page.locator("#panel-watch")).to_contain_text(f"{len(images)} frames processed")
-    until(page, "[...document.querySelectorAll('.log-entry img')].every((one) => one.naturalWidth)")
 
 
 def shot(page: Page, path: Path) -> Path:

@@ -26,11 +26,6 @@ def too_many_requests() -> ApiError:
     return ApiError(429, "too_busy", message, RETRY)
 
 
-def watches_down(error: Exception) -> ApiError:
-    """Return the error to raise if the process that stores watches does not respond."""
-    return ApiError(503, "watches_down", str(error), RETRY)
-
-
 def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:
     """Validate client input against `model`. Raises ApiError for the first error; its message does
     not contain the invalid value."""

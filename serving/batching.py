@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from serving.statistics import NO_TIMES, BatchTimes, ModelStatistics
-
 T = TypeVar("T")
 
 
@@ -33,9 +31,6 @@ class _Request:
     complete: Callable[[Tensor], Any]
     result: asyncio.Future[Any]
     num_inputs: int
-    queued_at: int = field(default_factory=time.perf_counter_ns)
-    times: BatchTimes = NO_TIMES
-    finished_at: int = 0
     rows: dict[int, Tensor] = field(default_factory=dict)
     value: Any = None
     error: Exception | None = None
@@ -80,10 +75,8 @@ class Batcher:
         wait_seconds: float,
         max_queued: int,
         helpers: Executor | None = None,
-        statistics: ModelStatistics | None = None,
     ) -> None:
         self._forward, self._helpers = forward, helpers
-        self._statistics = statistics or ModelStatistics()
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
         self._max_queued = max_queued
         self._queue: deque[_Input] = deque()
@@ -130,21 +123,11 @@ class Batcher:
         while batch := self._next_batch():
             self._started = time.monotonic()
             try:
-                finished, size, times = await loop.run_in_executor(self._thread, self._run, batch)
+                finished = await loop.run_in_executor(self._thread, self._run, batch)
             finally:
                 self._started = None
-            if size:
-                self._statistics.add_batch(size, times)
             for request in finished:
-                self._count(request)
                 request.resolve()
-
-    def _count(self, request: _Request) -> None:
-        ns = request.finished_at - request.queued_at
-        if request.error is None:
-            self._statistics.add_success(inputs=request.num_inputs, ns=ns, times=request.times)
-        else:
-            self._statistics.add_failure(ns)
 
     def _next_batch(self) -> list[_Input]:
         """Remove a batch from the queue, without the inputs of failed or disconnected requests."""
@@ -157,32 +140,22 @@ class Batcher:
                 one.prepared.cancel()
         return batch
 
-    def _run(self, batch: Sequence[_Input]) -> tuple[list[_Request], int, BatchTimes]:
-        """Run a batch. Returns the requests that succeeded or failed, and the number of inputs of
-        the forward pass, which is 0 if it failed, with its times."""
-        clock = time.perf_counter_ns
-        started = clock()
+    def _run(self, batch: Sequence[_Input]) -> list[_Request]:
+        """Run a batch. Returns the requests that succeeded or failed."""
         ready = _prepared(batch)
-        prepared = clock()
         try:
             rows = self._forward(list(ready.values())) if ready else ()
         except Exception as error:  # fail only the requests in this batch
             for one in ready:
                 one.request.error = error
-            ready = {}
         else:
             for one, row in zip(ready, rows, strict=True):
                 one.request.rows[one.position] = row
-        inferred = clock()
         for one in batch:
             if one.is_last and one.request.error is None:
                 _complete(one.request)
-        ended = clock()
-        times = BatchTimes(prepared - started, inferred - prepared, ended - inferred)
-        for request in {one.request for one in batch}:
-            request.times, request.finished_at = request.times.plus(times), ended
         finished = [one.request for one in batch if one.is_last or one.request.error is not None]
-        return list(dict.fromkeys(finished)), len(ready), times  # in the order of arrival
+        return list(dict.fromkeys(finished))  # in the order of arrival
 
 
 def _prepared(batch: Sequence[_Input]) -> dict[_Input, Any]:

@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from data.option import Option
-from serving.watches.webhook import allowed_host
 
 # Safe in URLs without escaping.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -143,124 +142,12 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
-    admin_token_file: Annotated[Path | None, Option()] = Field(
-        None,
-        description="file with one token per line, like --token-file; requests to /v1/admin/… must "
-        "send one of these tokens (default: such requests are rejected)",
-    )
-    state: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
-        None,
-        description="folder that keeps watches, hits and changes of galleries across restarts "
-        "(default: BUNDLE-state, next to the bundle); created if it does not exist",
-    )
-    webhook_hosts: Annotated[
-        tuple[str, ...], Option("--webhook-host", metavar="HOST[:PORT]", type=list[str])
-    ] = Field(
-        (),
-        description="host that may receive the hits of watches; can be repeated (default: "
-        "webhooks are disabled)",
-    )
-    max_streams: int = Field(
-        8,
-        gt=0,
-        description="maximum number of concurrent streams per replica; further "
-        "streams are rejected with status 429",
-    )
-    max_streams_per_client: int = Field(
-        4, gt=0, description="maximum number of concurrent streams per client"
-    )
-    max_lines_in_flight: int = Field(
-        16, gt=0, description="maximum number of lines of a stream that are processed concurrently"
-    )
-    stream_idle_seconds: float = Field(
-        60.0, gt=0, description="close a stream after this many seconds without a line"
-    )
     galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
         Field(
             {},
             description="gallery built by `kway index` and the name to serve it under; can "
             "be repeated",
         )
-    )
-    models: Annotated[dict[GalleryName, Path], Option("--model", metavar="NAME=FOLDER")] = Field(
-        {},
-        description="additional bundle, and the name to serve it under, at /v1/models/NAME/…; can "
-        "be repeated",
-    )
-    max_gallery_inserts: int = Field(
-        10_000,
-        ge=0,
-        description="maximum number of items inserted into a gallery since it was built; they are "
-        "also in the memory of each replica",
-    )
-    max_gallery_deletions: int = Field(
-        100_000, ge=0, description="maximum number of items deleted from a gallery"
-    )
-    drift_period: Annotated[int | None, Option()] = Field(
-        None,
-        ge=100,
-        description="number of inputs per class in a period; the share of inputs that pass the "
-        "threshold is compared with that of the first period (default: drift is not monitored)",
-    )
-    query_log: Annotated[Path | None, Option(metavar="FOLDER")] = Field(
-        None,
-        description="folder for logs of queries: classes, thresholds and counts, but not the "
-        "inputs (default: queries are not logged)",
-    )
-    max_watches: Annotated[int, Option()] = Field(
-        100_000,
-        ge=0,
-        description="maximum total number of watches; 0 disables watches, for example "
-        "because several servers share an address",
-    )
-    max_watches_per_client: int = Field(
-        100, gt=0, description="maximum number of watches per client"
-    )
-    min_watch_ttl_seconds: float = Field(
-        10.0, gt=0, description="minimum time to live of a watch in seconds"
-    )
-    max_watch_ttl_seconds: float = Field(
-        7 * 86400.0, gt=0, description="maximum time to live of a watch in seconds"
-    )
-    max_watch_listeners: int = Field(10, gt=0, description="maximum number of listeners per watch")
-    max_listeners_per_client: int = Field(
-        40, gt=0, description="maximum number of listeners across all watches of a client"
-    )
-    max_listeners: int = Field(
-        64,
-        gt=0,
-        description="maximum number of listeners per replica; further listeners "
-        "are rejected with status 429",
-    )
-    max_watch_hits: int = Field(
-        1000, gt=0, description="maximum number of stored hits per watch; the oldest are dropped"
-    )
-    max_hits: int = Field(
-        100_000,
-        gt=0,
-        description="maximum total number of stored hits, which are also in the memory of one "
-        "process; the oldest are dropped",
-    )
-    max_feeds: int = Field(
-        32,
-        gt=0,
-        description="maximum number of concurrent feeds per replica; further "
-        "feeds are rejected with status 429",
-    )
-    max_feeds_per_client: int = Field(
-        16, gt=0, description="maximum number of concurrent feeds per client"
-    )
-    max_frames_in_flight: int = Field(
-        4, gt=0, description="maximum number of frames of a feed that are processed concurrently"
-    )
-    max_frame_bytes: int = Field(
-        4 * 2**20,
-        gt=0,
-        le=12 * 2**20,  # a WebSocket message contains one frame, base64-encoded
-        description="maximum size in bytes of the image or text in a frame",
-    )
-    feed_idle_seconds: float = Field(
-        60.0, gt=0, description="close a feed after this many seconds without a frame"
     )
     max_replicas: int | None = Field(
         None,
@@ -276,18 +163,13 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "admin_token_file", "state", "galleries", "models", "query_log")
+    @field_validator("token_file", "galleries")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""
         if isinstance(value, dict):
             return {name: path.absolute() for name, path in value.items()}
         return None if value is None else value.absolute()
-
-    @field_validator("webhook_hosts")
-    @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(map(allowed_host, hosts))
 
     @model_validator(mode="after")
     def _check_max_replicas(self) -> Self:

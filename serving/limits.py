@@ -1,4 +1,4 @@
-"""Per-replica limits on what clients use: streams, feeds, listeners and uploads.
+"""Per-replica limits on what clients use, such as uploads.
 
 If a body is larger than HAProxy's buffer, HAProxy forwards it to a replica while it is still
 arriving. Such a body does not occupy a `max_requests` slot until it is complete, so slow uploads do
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class ClientLimit:
-    """Limits `what`, such as streams, to `most` in total and `per_client` per client.
+    """Limits `what`, such as uploads, to `most` in total and `per_client` per client.
 
-    A client is identified by its `Client.limit_key` (`serving/tokens.py`).
+    A client is identified by `Clients.client_of` (`serving/tokens.py`).
     """
 
     def __init__(

@@ -1,12 +1,11 @@
 """The JSON that the server returns and the client parses.
 
-Covers the verdicts of `/v1/query`, the lines of `/v1/query:stream`, galleries and error bodies.
-Does not import torch or FastAPI. The schemas for watches are in `serving/watches/schemas.py`.
+Covers the verdicts of `/v1/query`, galleries and error bodies. Does not import torch or FastAPI.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # Versions of kway before bundle format 5 returned "class" for an empirical threshold.
 ThresholdSource = Annotated[
@@ -92,18 +91,6 @@ class ClassThreshold(BaseModel):
     )
 
 
-class ClassDrift(BaseModel):
-    """The share of the inputs that passed a threshold in the last complete period, and the interval
-    that is expected after the first period."""
-
-    class_id: int
-    threshold: float
-    inputs: int = Field(description="number of inputs in the period")
-    pass_share: float
-    expected_interval: Interval
-    has_drifted: bool = Field(description="whether `pass_share` is outside `expected_interval`")
-
-
 class Verdict(BaseModel):
     """The decision on one class for one input."""
 
@@ -172,70 +159,6 @@ class Classification(BaseModel):
     results: list[InputClasses]
 
 
-Id = (
-    Annotated[StrictStr, Field(max_length=200)] | Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
-)
-
-
-class Hit(BaseModel):
-    """The verdicts on one line. Contains only the matches, unless all verdicts were requested."""
-
-    line: int = Field(description="zero-based line number in the body, including empty lines")
-    id: Id | None = None
-    verdicts: list[Verdict]
-    notice: str | None = Field(None, description="set only if the model's loss is not aligned")
-
-
-class LineError(BaseModel):
-    """An error in one line or, if `line` is null, the reason why the stream ended early."""
-
-    line: int | None = None
-    id: Id | None = None
-    error: ErrorDetail
-
-
-class Counts(BaseModel):
-    inputs: int = Field(description="number of answered lines")
-    hits: int | None = Field(
-        description="number of answered lines with a match; null if there is no threshold"
-    )
-    errors: int = Field(description="number of rejected lines")
-
-
-class Done(BaseModel):
-    """The last line: all input has been read and answered."""
-
-    done: Counts
-
-
-class ModelFound(BaseModel):
-    """A model of a server. Its paths are /v1/models/NAME/…"""
-
-    name: str
-    version: str = Field(description="version that the replica serves which answers this request")
-    is_default: bool = Field(description="whether /v1/query and other paths use this model")
-
-
-class ModelList(BaseModel):
-    models: list[ModelFound]
-
-
-class Reloaded(BaseModel):
-    """The result of a reload for one model."""
-
-    name: str
-    version: str = Field(description="version that is served now")
-    previous: str = Field(description="version that was served before")
-    outcome: Literal["switched", "unchanged"]
-
-
-class ReloadResult(BaseModel):
-    """The result for each model of the replica that answers the request. The other replicas load
-    the same versions within seconds."""
-
-    models: list[Reloaded]
-
-
 class GalleryIndex(BaseModel):
     """The approximate index of a gallery."""
 
@@ -250,9 +173,7 @@ class GalleryIndex(BaseModel):
 
 class GalleryFound(BaseModel):
     name: str
-    num_items: int = Field(description="number of items, including inserted ones")
-    inserted: int = Field(0, description="number of items inserted since the gallery was built")
-    deleted: int = Field(0, description="number of items deleted since the gallery was built")
+    num_items: int
     reads: Literal["images", "texts"]
     thumbnails: bool
     index: GalleryIndex | None = Field(None, description="null if all searches are exact")
@@ -266,33 +187,13 @@ class GalleryItem(BaseModel):
     """An item of a gallery."""
 
     id: str = Field("", description="id of the item; changes if the gallery is built again")
-    item: int | None = Field(
-        description="index of the item in the gallery's files; null for an inserted item"
-    )
-    name: str = Field(
-        description="path of the item in the collection, its line number, or the name with which "
-        "it was inserted"
-    )
+    item: int = Field(description="index of the item in the gallery's files")
+    name: str = Field(description="path of the item in the collection, or its line number")
     text: str | None = Field(description="beginning of the text; null for images")
-
-
-class InsertedItems(BaseModel):
-    """The items that a request inserted, in the order of its inputs."""
-
-    items: list[GalleryItem]
 
 
 class GalleryHit(Verdict, GalleryItem):
     """The verdict on one class for one item of a gallery."""
-
-
-class ExampleHit(GalleryItem):
-    """An item of a gallery that is similar to an example."""
-
-    score: float = Field(description="cosine between the features of the item and the example")
-    match: bool | None = Field(
-        description="whether score >= threshold; null if there is no threshold"
-    )
 
 
 _TOTAL = (
@@ -313,18 +214,8 @@ class ClassHits(ClassThreshold):
     hits: list[GalleryHit]
 
 
-class ExampleHits(BaseModel):
-    """One page of a gallery's items, sorted by descending similarity to the example."""
-
-    example: str = Field(description="id of the example")
-    threshold: float | None
-    total: int = Field(description=_TOTAL)
-    matches: int | None = Field(description=_MATCHES)
-    hits: list[ExampleHit]
-
-
 class Hits(BaseModel):
-    """Search results in a gallery for each class or example, in the order of the request."""
+    """Search results in a gallery for each class, in the order of the request."""
 
     version: str | None = _VERSION
     aligned: bool
@@ -332,4 +223,3 @@ class Hits(BaseModel):
     num_items: int
     exact: bool = Field(True, description="whether all items were scored")
     results: list[ClassHits]
-    examples: list[ExampleHits] = []

@@ -5,8 +5,7 @@ HTTP routes are in `serving/http/`; the deployment of replicas is in `serving/de
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,12 +20,9 @@ from serving.answer import Query, answer, make_query
 from serving.api_error import RETRY, ApiError, too_many_requests
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
-from serving.drift import DriftMonitor
 from serving.limits import ClientLimit, Uploads
 from serving.model import Model
-from serving.query_log import QueryLog
-from serving.schemas import Answer, ClassDrift, Classification, InputClasses, TopClass
-from serving.statistics import ModelStatistics
+from serving.schemas import Answer, Classification, InputClasses, TopClass
 from serving.top_classes import MAX_TOP, top_classes
 from trainer.bundle.bundle import Bundle
 
@@ -40,14 +36,12 @@ _SHORT_BYTES = 2**14
 _BASE64_BYTES, _BASE64_MARKS = 2**18, 200
 # Looking up a class takes about 5 us.
 _FEW_CLASSES = 16
-# If the model's queue is full, a stream waits this long before it tries again to queue an input.
-_QUEUE_SECONDS = 0.02
 
 
 class Counts(Protocol):
     """Counts finished requests."""
 
-    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None: ...
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
 
 
 class Slots:
@@ -98,8 +92,7 @@ class InProgress:
 
 
 class Shared:
-    """What all models of a replica, and all their versions, share: the limits of `config`, helper
-    threads and the query log."""
+    """What all versions of a replica's model share: the limits of `config` and helper threads."""
 
     def __init__(self, config: ServingConfig, counts: Counts) -> None:
         threads = config.threads_per_replica
@@ -109,14 +102,6 @@ class Shared:
         self.uploads = Uploads(config)
         self.slots = Slots(config.max_requests, per_client=config.requests_per_client)
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
-        self.query_log = None if config.query_log is None else QueryLog(config.query_log)
-        # By the name of the model. All versions of a model add to the same statistics.
-        self.statistics: defaultdict[str, ModelStatistics] = defaultdict(ModelStatistics)
-
-    def close(self) -> None:
-        """Close the query log."""
-        if self.query_log is not None:
-            self.query_log.close()
 
 
 class Service:
@@ -131,7 +116,7 @@ class Service:
         self-check."""
         self.model, self.shared, self.config = model, shared, shared.config
         self.name = model.bundle.path.name if name is None else name
-        self.uploads, self.statistics = shared.uploads, shared.statistics[self.name]
+        self.uploads = shared.uploads
         config, self._counts = shared.config, shared.counts
         self._slots, self._helpers = shared.slots, shared.helpers
         threads = config.threads_per_replica
@@ -142,7 +127,6 @@ class Service:
             wait_seconds=config.batch_wait_seconds,
             max_queued=config.max_queued_inputs,
             helpers=self._helpers if has_idle_cores else None,
-            statistics=self.statistics,
         )
         # Computing all scores can take a second, so it has its own thread. Requests that arrive in
         # the meantime share the next pass over the class weights.
@@ -153,12 +137,6 @@ class Service:
             max_queued=config.max_queued_inputs,
         )
         model.self_check()
-        log = shared.query_log
-        self._query_log = None if log is None else log.of_model(self.name, self.version)
-        self.drift: DriftMonitor | None = None
-        if config.drift_period is not None:
-            on_period = _ignore if self._query_log is None else self._query_log.add_period
-            self.drift = DriftMonitor(config.drift_period, on_period)
 
     @property
     def version(self) -> str:
@@ -178,25 +156,20 @@ class Service:
         model."""
         return self._slots.in_use, self._batcher.num_queued()
 
-    def num_monitored(self) -> tuple[int, int]:
-        """Return how many classes are monitored for drift, and how many of them have drifted."""
-        return (0, 0) if self.drift is None else self.drift.num_monitored()
-
     @asynccontextmanager
-    async def admitted(self, client: str, *, is_timed: bool = True) -> AsyncIterator[InProgress]:
+    async def admitted(self, client: str) -> AsyncIterator[InProgress]:
         """Admit a request for the duration of the context, then count it by its outcome.
 
-        Inside the context, read the body, then call `acquire_slot`. `client` is a
-        `Client.limit_key` (`serving/tokens.py`). Raises ApiError: 429 if too many requests are in
+        Inside the context, read the body, then call `acquire_slot`. `client` is that of
+        `Clients.client_of` (`serving/tokens.py`). Raises ApiError: 429 if too many requests are in
         progress, in total or from this client, or waiting for the model; after the timeout, 408 if
-        the request has not acquired a slot yet and 503 if it has. Streams pass `is_timed=False` and
-        have no timeout.
+        the request has not acquired a slot yet and 503 if it has.
         """
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots, client)
         try:
             self._slots.check(client)  # reject before reading the body
-            async with self._within_limits(progress, is_timed=is_timed):
+            async with self._within_limits(progress):
                 yield progress
             outcome = "ok"
         except ApiError as error:
@@ -206,16 +179,14 @@ class Service:
             outcome = "client_left"
             raise
         finally:
-            # The client decides how long a stream lasts, so its duration is not a latency of this
-            # server.
-            seconds = time.perf_counter() - started if is_timed else None
+            seconds = time.perf_counter() - started
             self._counts.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
     @asynccontextmanager
-    async def _within_limits(self, progress: InProgress, *, is_timed: bool) -> AsyncIterator[None]:
+    async def _within_limits(self, progress: InProgress) -> AsyncIterator[None]:
         seconds = self.config.request_timeout_seconds
         try:
-            async with asyncio.timeout(seconds if is_timed else None):
+            async with asyncio.timeout(seconds):
                 yield
         except TimeoutError as error:
             if progress.has_slot:
@@ -224,7 +195,6 @@ class Service:
             message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
-            self.statistics.add_failure(0)
             raise too_many_requests() from error
         finally:
             progress.release_slot()
@@ -257,9 +227,7 @@ class Service:
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
         """Compute the verdicts for each input. Raises the same exceptions as `computed`."""
         bundle = self.model.bundle
-        found = await self.computed(inputs, lambda features: answer(bundle, features, query))
-        self._observe(found)
-        return found
+        return await self.computed(inputs, lambda features: answer(bundle, features, query))
 
     async def classify(self, inputs: Sequence[bytes | str], top: int) -> Classification:
         """Find the `top` classes with the largest scores of each input. Raises the same exceptions
@@ -283,31 +251,6 @@ class Service:
                 for position, pairs in enumerate(ranked[:, :top].tolist())
             ],
         )
-
-    def _observe(self, found: Answer) -> None:
-        if self.drift is not None:
-            self.drift.add_answer(found)
-        if self._query_log is not None:
-            self._query_log.add_answer(found)
-
-    async def when_queue_has_room(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `attempt`, retrying it as long as it raises QueueFullError.
-
-        Streams use this because they wait instead of failing. Raises ApiError 503 after the request
-        timeout.
-        """
-        seconds = self.config.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                while True:
-                    try:
-                        return await attempt()
-                    except QueueFullError:
-                        await asyncio.sleep(_QUEUE_SECONDS)
-        except TimeoutError as error:
-            raise ApiError(
-                503, "timeout", f"no response within {seconds:g} s. Try again"
-            ) from error
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
         """Run a blocking function in this replica's thread pool, not on the event loop."""
@@ -353,10 +296,6 @@ def _rank(bundle: Bundle, features: Sequence[Tensor]) -> Tensor:
     exactly."""
     scores, ids = top_classes(bundle, torch.stack(list(features)), MAX_TOP)
     return torch.stack([scores.double(), ids.double()], dim=-1)
-
-
-def _ignore(_: ClassDrift) -> None:
-    pass
 
 
 def _is_mostly_base64(raw: bytes) -> bool:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 from serving.api_error import RETRY, ApiError
 
@@ -120,17 +120,6 @@ ANONYMOUS = "anonymous"
 _IPV6_PREFIX = 64
 
 
-class Client(NamedTuple):
-    """A client. Watches belong to its `name`, and limits per client apply to its `limit_key`.
-
-    With tokens, both are the name of the token. Without tokens, the name of every client is
-    "anonymous", and the limits apply to the client's address.
-    """
-
-    name: str
-    limit_key: str
-
-
 class Clients:
     """Identifies clients by their tokens or, without a token file, by their addresses.
 
@@ -150,20 +139,17 @@ class Clients:
         accepted. Raises the same exceptions as `Tokens`."""
         return cls(None if file is None else Tokens(file), address_header)
 
-    def client_of(self, token: str | None, addresses: Sequence[str]) -> Client:
-        """Return the client that sends `token`. `addresses` are the values of `address_header`.
+    def client_of(self, token: str | None, addresses: Sequence[str]) -> str:
+        """Return the client that sends `token`, to which limits per client apply: the name of the
+        token or, without a token file, the address. `addresses` are the values of
+        `address_header`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
         """
         if self._tokens is None:
-            return self.without_token(addresses)
-        name = self._name_of(token, self._tokens)
-        return Client(name, name)
-
-    def without_token(self, addresses: Sequence[str]) -> Client:
-        """Return the client of a request that does not need a token."""
-        return Client(ANONYMOUS, _address_key(addresses))
+            return address_key(addresses)
+        return self._name_of(token, self._tokens)
 
     def _name_of(self, token: str | None, tokens: Tokens) -> str:
         try:
@@ -192,7 +178,7 @@ class Clients:
             _log.error("rejecting all requests: %s", reason)
 
 
-def _address_key(addresses: Sequence[str]) -> str:
+def address_key(addresses: Sequence[str]) -> str:
     """Return the key of the last address in the values of a header, which the proxy in front of the
     server has added. A missing or invalid address is "anonymous"."""
     return _key_of(addresses[-1].rpartition(",")[2].strip()) if addresses else ANONYMOUS

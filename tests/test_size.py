@@ -7,7 +7,7 @@ import pytest
 from tests.size import ALLOWED, Code, findings, problems
 
 # Lower this number when lines are removed.
-NUM_ALLOWED = 85
+NUM_ALLOWED = 83
 
 
 def code_of(folder: Path, **files: str) -> Code:

@@ -115,20 +115,19 @@ def serving(
         ),
     ],
     kind: Annotated[
-        Literal["deployment", "statefulset", "rayservice", "kserve"],
+        Literal["deployment", "rayservice", "kserve"],
         typer.Option(
-            help="deployment: pods that share no state; statefulset: one pod that keeps watches; "
-            "rayservice: a Ray cluster (KubeRay); kserve: an InferenceService"
+            help="deployment: pods of `kway serve`; rayservice: a Ray cluster (KubeRay); "
+            "kserve: an InferenceService"
         ),
     ] = "deployment",
     replicas: Annotated[
-        str | None,
+        str,
         typer.Option(
             metavar="N|MIN:MAX",
-            help="number of copies of the model; MIN:MAX: depending on the load. One per pod, or "
-            "all in the pod of a statefulset; default: 2:4, or 1 for a statefulset",
+            help="number of copies of the model, one per pod; MIN:MAX: depending on the load",
         ),
-    ] = None,
+    ] = "2:4",
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="cuda: one GPU for each copy of the model")
     ] = "cpu",
@@ -209,7 +208,7 @@ def serving(
 
     kustomize_command()
     allowed = tuple(allow_import or ())
-    least, most = replica_range(replicas or ("1" if kind == "statefulset" else "2:4"))
+    least, most = replica_range(replicas)
     server = Server(
         bundle,
         kind,

@@ -102,27 +102,25 @@ def serve(
 
 def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
     """Raise ValueError if other machines can reach the server without a token."""
-    files = {"--token-file": config.token_file, "--admin-token-file": config.admin_token_file}
-    for option, file in files.items():
-        if file is not None:
-            check_tokens(file, option)  # report a bad file before Ray starts
-    if config.token_file is None and config.host not in _LOOPBACK and not no_tokens:
+    if config.token_file is not None:
+        check_tokens(config.token_file)  # report a bad file before Ray starts
+    elif config.host not in _LOOPBACK and not no_tokens:
         raise ValueError(
             f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
             "token file, or --no-tokens if a proxy in front of the server authenticates clients"
         )
 
 
-def check_tokens(file: Path, option: str = "--token-file") -> None:
+def check_tokens(file: Path) -> None:
     try:
         Tokens(file)
     except OSError as error:
         raise ValueError(
-            f"{option} {file} cannot be read ({error.strerror}): pass a file with one token "
+            f"--token-file {file} cannot be read ({error.strerror}): pass a file with one token "
             "per line; create a token with openssl rand -hex 32"
         ) from error
     except ValueError as error:
-        raise ValueError(f"{option}: {error}") from error
+        raise ValueError(f"--token-file: {error}") from error
 
 
 def replica_range(text: str) -> tuple[int, int | None]:

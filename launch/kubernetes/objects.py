@@ -151,8 +151,6 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
         kind, spec, where = manifest.get("kind"), at(manifest, "spec"), name_of(manifest)
         if kind == "Pod":
             found.append(Pod(where, manifest))
-        elif kind == "StatefulSet":
-            found.append(Pod(where, _with_claims(spec)))
         elif kind in _WITH_TEMPLATE:
             found.append(Pod(where, at(spec, "template")))
         elif kind == "InferenceService":
@@ -160,17 +158,6 @@ def pods(manifests: Sequence[Manifest]) -> list[Pod]:
         elif kind == "RayService":
             found += pods_of_ray(where, at(spec, "rayClusterConfig"))
     return found
-
-
-def _with_claims(stateful_set: Manifest) -> Manifest:
-    """Return the pod template with the volumes that Kubernetes creates for each pod."""
-    template = at(stateful_set, "template")
-    claims = stateful_set.get("volumeClaimTemplates", ())
-    own: list[Manifest] = [
-        {"name": at(claim, "metadata").get("name"), "ownClaim": {}} for claim in claims
-    ]
-    spec = at(template, "spec")
-    return {**template, "spec": {**spec, "volumes": [*spec.get("volumes", ()), *own]}}
 
 
 def _pods_of_kserve(manifests: Sequence[Manifest], predictor: Manifest) -> Iterator[Pod]:

@@ -40,7 +40,7 @@ def selectors_match(manifests: Sequence[Manifest]) -> Iterator[str]:
                 yield from _policy(manifest, spec, all_pods)
             case "PodDisruptionBudget":
                 yield from _selects(manifest, at(spec, "selector", "matchLabels"), [], all_pods)
-            case "Deployment" | "StatefulSet":
+            case "Deployment":
                 wanted = at(spec, "selector", "matchLabels")
                 own = [Pod(name_of(manifest), at(spec, "template"))]
                 yield from _selects(manifest, wanted, [], own)

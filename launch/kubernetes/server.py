@@ -8,7 +8,7 @@ from typing import Literal
 from launch.kubernetes.kustomize import checked_name
 from launch.kubernetes.objects import quantity
 
-Kind = Literal["deployment", "statefulset", "rayservice", "kserve"]
+Kind = Literal["deployment", "rayservice", "kserve"]
 TOKENS = "/var/run/secrets/kway/tokens"
 GRPC_PORT = "9000"
 _PORT = "8000"
@@ -52,11 +52,6 @@ class Server:
         """Memory for each copy of the model."""
         return self.memory or ("8Gi" if self.kind == "rayservice" else "4Gi")
 
-    @property
-    def copies(self) -> int:
-        """Number of copies of the model that a pod has room for."""
-        return self.replicas[1] if self.kind == "statefulset" else 1
-
 
 @dataclass(frozen=True)
 class Gateway:
@@ -79,8 +74,7 @@ def check_options(server: Server, gateway: Gateway) -> None:
     """Raise ValueError if options contradict each other, or if no volume contains the bundle."""
     kind, is_served = server.kind, gateway.host is not None
     contradictions = {
-        "--grpc requires --kind deployment or statefulset": server.has_grpc
-        and kind not in ("deployment", "statefulset"),
+        "--grpc requires --kind deployment": server.has_grpc and kind != "deployment",
         "--incremental-upgrade requires --kind rayservice": server.has_incremental_upgrade
         and kind != "rayservice",
         "--incremental-upgrade creates its own Gateway without TLS: omit --host, and use a TLS "
@@ -126,12 +120,8 @@ def _check_values(server: Server, gateway: Gateway) -> None:
 
 def arguments(server: Server) -> list[str]:
     """Return the arguments of `kway serve` in the pod of base/serving."""
-    least, most = server.replicas
-    own = str(least) if least == most else f"{least}:{most}"
-    line = [server.path, "--state", "/tmp/state", "--max-watches", "0"]
-    line += ["--host", "0.0.0.0", "--port", _PORT]
-    line += ["--replicas", own if server.kind == "statefulset" else "1"]
-    line += ["--threads", str(server.cpus)]
+    line = [server.path, "--host", "0.0.0.0", "--port", _PORT]
+    line += ["--replicas", "1", "--threads", str(server.cpus)]
     line += ["--token-file", TOKENS] if server.requires_tokens else ["--no-tokens"]
     line += ["--device", "cuda"] if server.device == "cuda" else []
     line += ["--grpc-port", GRPC_PORT] if server.has_grpc else []

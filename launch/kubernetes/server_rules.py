@@ -58,28 +58,6 @@ def probes_ask_the_server(manifests: Sequence[Manifest]) -> Iterator[str]:
                 )
 
 
-def watches_have_one_server(manifests: Sequence[Manifest]) -> Iterator[str]:
-    """Check that a server that keeps watches has one pod and a volume of its own for them.
-
-    With several pods, a watch and the frames that it is applied to could reach different ones.
-    """
-    sizes = {name_of(each): at(each, "spec").get("replicas", 1) for each in manifests}
-    for pod, container in _servers(manifests):
-        line = words(container)
-        if option(line, "--max-watches") == "0":
-            continue
-        is_single = pod.where.startswith("StatefulSet/") and sizes[pod.where] == 1
-        own = [name for name, volume in pod.volumes.items() if "ownClaim" in volume]
-        mounts = [m for m in container.get("volumeMounts", ()) if m.get("name") in own]
-        folder = option(line, "--state") or ""
-        if not is_single or not any(folder.startswith(m.get("mountPath", "")) for m in mounts):
-            yield (
-                f"{pod.where}: watches are kept in {folder or 'a default folder'}, which is not on "
-                "the volume of a StatefulSet with one pod: pass --max-watches 0, or use such a "
-                "StatefulSet"
-            )
-
-
 def scale_targets_exist(manifests: Sequence[Manifest]) -> Iterator[str]:
     """Check that an autoscaler's target is in the manifests and does not set a number of pods,
     which each `kubectl apply` would restore."""
@@ -145,7 +123,6 @@ def _service_ports(manifests: Sequence[Manifest]) -> set[tuple[object, object]]:
 SERVER_RULES = (
     servers_finish_their_requests,
     probes_ask_the_server,
-    watches_have_one_server,
     scale_targets_exist,
     routes_reach_servers,
 )

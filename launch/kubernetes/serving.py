@@ -1,4 +1,4 @@
-"""Renders the manifests of a server: a Deployment, a StatefulSet, a RayService or a KServe model.
+"""Renders the manifests of a server: a Deployment, a RayService or a KServe model.
 
 kustomize builds the overlay `serving/KIND` unchanged. A kustomization between the overlay and
 base/serving sets the arguments and the resources of a pod. Another one on top of the overlay sets
@@ -19,7 +19,7 @@ from launch.kubernetes.kustomize import (
     render_tree,
     write,
 )
-from launch.kubernetes.objects import GPU, multiply
+from launch.kubernetes.objects import GPU
 from launch.kubernetes.server import (
     FOLDER,
     ONLY_IN_THE_CLUSTER,
@@ -104,11 +104,10 @@ def _fill_the_base(base: Path, server: Server) -> None:
 
 
 def _resources(container: str, server: Server) -> list[Patch]:
-    """Return operations that set the resources of a container, for all of its replicas."""
-    cpu, memory = (multiply(each, server.copies) for each in (server.cpus, server.memory_each))
-    amounts = {"cpu": cpu, "memory": memory}
+    """Return operations that set the resources of a container, which runs one replica."""
+    amounts = {"cpu": str(server.cpus), "memory": server.memory_each}
     if server.device == "cuda":
-        amounts[GPU.replace("/", "~1")] = str(server.copies)
+        amounts[GPU.replace("/", "~1")] = "1"
     return [
         {"op": "add", "path": f"{container}/resources/{which}/{name}", "value": amount}
         for which in ("requests", "limits")
@@ -163,7 +162,6 @@ def _kind_patches(server: Server) -> list[Patch]:
             return [json_patch("InferenceService", operations)]
         case "rayservice":
             return [json_patch("RayService", _ray_operations(server))]
-    return []
 
 
 def _bounds(above: str, least: int, most: int) -> list[Patch]:
@@ -219,8 +217,7 @@ def _gateway_patches(server: Server, gateway: Gateway) -> list[Patch]:
     of_route = [_replaced("/spec/hostnames/0", gateway.host)]
     patches = [json_patch("GRPCRoute", of_route)] if server.has_grpc else []
     if server.kind == "rayservice":  # KubeRay creates this Service
-        backends = [f"/spec/rules/{rule}/backendRefs/0/name" for rule in range(2)]
-        of_route = [*of_route, *(_replaced(backend, "kway-serve-svc") for backend in backends)]
+        of_route.append(_replaced("/spec/rules/0/backendRefs/0/name", "kway-serve-svc"))
     return [json_patch("Gateway", of_gateway), json_patch("HTTPRoute", of_route), *patches]
 
 

@@ -7,32 +7,6 @@ server is busy or a replica dies.
 
 from serving.client.client import Client
 from serving.client.messages import RejectedError, joined
-from serving.client.ndjson import Item
-from serving.schemas import Done, GalleryHit, Hit, LineError
-from serving.watches.schemas import (
-    Acknowledged,
-    Dropped,
-    Ended,
-    FeedDone,
-    FrameError,
-    Listening,
-    WatchHit,
-)
+from serving.schemas import GalleryHit
 
-__all__ = [
-    "Acknowledged",
-    "Client",
-    "Done",
-    "Dropped",
-    "Ended",
-    "FeedDone",
-    "FrameError",
-    "GalleryHit",
-    "Hit",
-    "Item",
-    "LineError",
-    "Listening",
-    "RejectedError",
-    "WatchHit",
-    "joined",
-]
+__all__ = ["Client", "GalleryHit", "RejectedError", "joined"]

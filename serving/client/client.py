@@ -4,50 +4,37 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-import httpx
-
-from serving.client.galleries import GalleryQueries
 from serving.client.messages import (
     ClassesFound,
+    Input,
     RejectedError,
     Results,
     Served,
-    as_text_fields,
+    check_input,
     check_iterable,
     joined,
+    path_of,
     query_fields,
     renumbered,
     requests,
 )
-from serving.client.ndjson import (
-    NDJSON,
-    STREAM_EVENTS,
-    Input,
-    Item,
-    StreamEvent,
-    check_input,
-    lines_of,
-)
 from serving.client.transport import Transport
-from serving.client.watches import StandingQueries
 from serving.schemas import (
     Answer,
+    ClassHits,
     Classification,
-    ModelFound,
-    ModelList,
-    Reloaded,
-    ReloadResult,
+    GalleryFound,
+    GalleryHit,
+    GalleryList,
+    Hits,
 )
 
-# Loading a bundle can take minutes.
-_RELOAD_SECONDS = 3600.0
 _ATTEMPTS = 3
 
 
-class Client(StandingQueries, GalleryQueries):
+class Client:
     """A client for the server at `url`.
 
-    - `model`: the name of the model, by default the default model of the server.
     - `timeout`: the idle timeout of a connection, in seconds.
     - `retry_seconds`: how long to keep retrying a request that fails with a transient error, in
       seconds.
@@ -66,12 +53,11 @@ class Client(StandingQueries, GalleryQueries):
         url: str,
         *,
         token: str | None = None,
-        model: str | None = None,
         timeout: float = 60,
         retry_seconds: float = 60,
     ) -> None:
-        """Raises ValueError for an invalid URL, token or name. Does not connect yet."""
-        super().__init__(Transport(url, token, timeout, retry_seconds, model), timeout)
+        """Raises ValueError for an invalid URL or token. Does not connect yet."""
+        self._transport = Transport(url, token, timeout, retry_seconds)
 
     @property
     def url(self) -> str:
@@ -89,27 +75,13 @@ class Client(StandingQueries, GalleryQueries):
         self.close()
 
     def close(self) -> None:
-        """Close all connections except those of open streams and listeners. To close a stream or
-        listener, close its generator."""
+        """Close all connections."""
         self._transport.close()
 
     def served(self) -> Served:
         """Return a description of the model that the server serves. Raises RejectedError and
         OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
-
-    def models(self) -> list[ModelFound]:
-        """Return the models of the server. Raises RejectedError and OSError."""
-        return self._transport.request(ModelList, "GET", "/v1/models").models
-
-    def reload(self) -> list[Reloaded]:
-        """Load the published version of each model now. `token` must be that of an administrator.
-
-        Raises RejectedError, with status 409 if a published bundle cannot be served, and OSError.
-        """
-        limits = httpx.Timeout(self._timeout, read=_RELOAD_SECONDS)
-        path = "/v1/admin/reload"
-        return self._transport.request(ReloadResult, "POST", path, timeout=limits).models
 
     def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
         """Return the classes whose names contain `search`. Names that begin with it come first.
@@ -160,36 +132,75 @@ class Client(StandingQueries, GalleryQueries):
             Classification, "/v1/classify", lambda: requests(fields, inputs, limits)
         )
 
-    def stream(
+    def galleries(self) -> list[GalleryFound]:
+        """Return the galleries of the server. Raises RejectedError and OSError."""
+        return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
+
+    def search(
         self,
-        classes: Iterable[str | SupportsIndex],
-        inputs: Iterable[Input | Item],
+        gallery: str,
+        class_name: str | SupportsIndex,
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        all: bool = False,
-    ) -> Generator[StreamEvent, None, None]:
-        """Check whether each input belongs to each of the classes. Results arrive in order while
-        more inputs are sent. The request is sent when the first result is read.
+        exact: bool | None = True,
+        page_size: int = 100,
+    ) -> Generator[GalleryHit, None, None]:
+        """Yield the items in descending order of their score for the class. If a recall or
+        threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
+        as you read them.
 
-        Yields a `Hit` for each input that matches a class (or, if `all`, for every input), a
-        `LineError` for each rejected input and, at the end, `Done`. A result has the same `id` as
-        its `Item`; the default id is the zero-based position of the input. The error for a line
-        that is too long has no id.
-
-        Once the server has accepted the stream, a separate thread iterates over `inputs`, but only
-        while you read the results. The server closes the stream if you stop reading for a minute.
-        Raises RejectedError, OSError if there is no response, ConnectionError if the connection is
-        lost, and whatever `inputs` raises. A stream that has started is not retried.
+        If `exact` is false, the server uses the gallery's index, if there is one, and the search
+        ends after 100 hits. Raises RejectedError and OSError. OSError is also raised if the gallery
+        changes during the search.
         """
-        parameters = as_text_fields(query_fields(classes, recall, threshold))
-        return self._transport.stream_events(
-            STREAM_EVENTS,
-            "POST",
-            "/v1/query:stream",
-            params=parameters | ({"all": True} if all else {}),
-            content=lines_of(check_iterable("inputs", inputs)),
-            headers={"Content-Type": NDJSON},
+
+        def fetch(offset: int) -> tuple[str | None, ClassHits]:
+            page = self.search_page(
+                gallery,
+                [class_name],
+                recall=recall,
+                threshold=threshold,
+                exact=exact,
+                limit=page_size,
+                offset=offset,
+            )
+            return page.version, page.results[0]
+
+        version, first = fetch(0)
+        page, read = first, 0
+        while page.hits:
+            yield from page.hits
+            read += len(page.hits)
+            if read >= first.total:
+                return
+            now, page = fetch(read)
+            if (now, page.total, page.threshold) != (version, first.total, first.threshold):
+                raise OSError(
+                    f"gallery {gallery} at {self._transport.url} changed during the search: "
+                    "search again"
+                )
+
+    def search_page(
+        self,
+        gallery: str,
+        classes: Iterable[str | SupportsIndex],
+        *,
+        recall: float | None = None,
+        threshold: float | None = None,
+        exact: bool | None = None,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> Hits:
+        """Return up to `limit` hits for each class, starting at `offset`, and each class's total
+        number of hits.
+
+        Raises RejectedError and OSError.
+        """
+        body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
+        body |= {} if exact is None else {"exact": exact}
+        return self._transport.request(
+            Hits, "POST", path_of("galleries", gallery, "search"), json=body
         )
 
     def _joined(

@@ -1,7 +1,6 @@
 """Messages between client and server: the fields of a query, the requests that a query is split
-into to stay within the server's limits, and responses other than streams of lines."""
+into to stay within the server's limits, and the responses."""
 
-import base64
 import json
 import operator
 import re
@@ -14,7 +13,6 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, PositiveInt
 
-from serving.client.ndjson import Input, check_input
 from serving.schemas import Answer, Classification, ErrorBody, ModelLogits
 
 # Generous estimate of the overhead, in bytes, of each image or text in a request.
@@ -26,6 +24,8 @@ NOT_KWAY = "unexpected response with status {}: is it a kway server?"
 BUSY = (429, 503)
 _PROXY_ERRORS = (502, 504)
 _LONGEST_WAIT_SECONDS = 5.0
+
+Input = Path | bytes | str
 # The answer to the largest possible query is about 10 MB.
 _MAX_RESPONSE_BYTES = 256 * 2**20
 
@@ -33,9 +33,6 @@ _MAX_RESPONSE_BYTES = 256 * 2**20
 class RejectedError(ValueError):
     """The server rejected a request. `status` is the HTTP status, `code` is machine-readable, and
     `reason` is the message.
-
-    The status is 200 if the response had already started; `code` then identifies the error that
-    ended it.
     """
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
@@ -87,12 +84,11 @@ def retry_after(response: httpx.Response) -> float:
 
 
 class Limits(BaseModel):
-    """The server's limits on one request and one frame."""
+    """The server's limits on one request."""
 
     max_inputs: PositiveInt
     max_text_chars: PositiveInt
     max_body_bytes: PositiveInt
-    max_frame_bytes: PositiveInt | None = None  # not sent by older servers
 
 
 class Served(BaseModel):
@@ -134,6 +130,12 @@ def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:
     if isinstance(value, str | bytes | bytearray | Path):
         raise TypeError(f"{name} is a single {type(value).__name__}: pass a list")
     return value
+
+
+def check_input(one: object) -> None:
+    """Raise TypeError if the object is not an input."""
+    if not isinstance(one, Path | bytes | str):
+        raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
 
 
 def as_text_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -198,20 +200,6 @@ def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -
         content = json.dumps({**fields, "texts": batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
     return {"data": as_text_fields(fields), "files": [("images", file) for file in batch]}
-
-
-def json_inputs(inputs: Sequence[Input]) -> dict[str, Any]:
-    """Return the JSON fields of images, base64-encoded, or texts. Raises ValueError if there are
-    none or both kinds."""
-    for one in inputs:
-        check_input(one)
-    kinds = {isinstance(one, str) for one in inputs}
-    if len(kinds) != 1:
-        raise ValueError("pass at least one image or text, and not both kinds")
-    if kinds == {True}:
-        return {"texts": list(inputs)}
-    files = [_file(one)[1] for one in inputs if not isinstance(one, str)]
-    return {"images": [base64.b64encode(raw).decode() for raw in files]}
 
 
 def path_of(*parts: str) -> str:

@@ -17,9 +17,8 @@ from serving.deploy.environment import SERVING, grpc_limits
 if TYPE_CHECKING:
     from ray.serve import Application
 
-# Not arguments of the application: the file sets them in http_options and grpc_options, and watches
-# are in Ray's key-value store.
-_SET_BY_CLUSTER = {"host", "port", "grpc_port", "state"}
+# Not arguments of the application: the file sets them in http_options and grpc_options.
+_SET_BY_CLUSTER = {"host", "port", "grpc_port"}
 # Added to the request timeout to allow for processing that the timeout does not cover.
 _SPARE_SECONDS = 5
 
@@ -54,7 +53,7 @@ def config_file(bundle: str, config: ServingConfig) -> str:
     }
     tree = {
         "proxy_location": "EveryNode",
-        # Requests have their own timeouts; streams have no timeout.
+        # Requests have their own timeouts.
         "http_options": {"host": config.host, "port": config.port, "request_timeout_s": None},
         **({} if config.grpc_port is None else {"grpc_options": _grpc_options(config.grpc_port)}),
         "logging_config": {"log_level": "WARNING", "enable_access_log": False},

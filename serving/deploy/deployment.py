@@ -30,7 +30,7 @@ _SPARE_REQUESTS = 64
 @serve.deployment
 @serve.ingress()
 class Kway:
-    """A replica. It opens the bundles by path, so weights are not sent through Ray."""
+    """A replica. It opens the bundle by path, so weights are not sent through Ray."""
 
     def __init__(self, bundle: str, config: dict[str, Any], errors: str | None) -> None:
         if errors is not None:
@@ -62,15 +62,6 @@ class Kway:
     async def ModelMetadata(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("ModelMetadata", raw, grpc_context)
 
-    async def ModelConfig(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
-        return await self._methods.call("ModelConfig", raw, grpc_context)
-
-    async def ModelStatistics(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
-        return await self._methods.call("ModelStatistics", raw, grpc_context)
-
-    async def RepositoryIndex(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
-        return await self._methods.call("RepositoryIndex", raw, grpc_context)
-
     async def Check(self, raw: bytes, grpc_context: RayServegRPCContext) -> Message:  # noqa: N802
         return await self._methods.call("Check", raw, grpc_context)
 
@@ -86,7 +77,7 @@ class Kway:
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
-        self._replica.models.check_health()
+        self._replica.model.check_health()
 
 
 def application(
@@ -118,11 +109,10 @@ def _max_ongoing_requests(config: ServingConfig) -> int:
     """Return the limit of Ray and of `Ingress` on concurrent requests. It exceeds the sum of kway's
     own limits, so kway is the first to reject a request and all errors have the same format.
 
-    Clients decide how long feeds, listeners and uploads last. The limits on these are included
-    here, because other requests could otherwise queue behind them indefinitely. Streams count
-    towards `max_requests`.
+    Clients decide how long uploads and health watches last. The limits on these are included
+    here, because other requests could otherwise queue behind them indefinitely.
     """
-    lasting = config.max_feeds + config.max_listeners + config.max_uploads + MAX_WATCHES
+    lasting = config.max_uploads + MAX_WATCHES
     return config.max_requests + lasting + _SPARE_REQUESTS
 
 

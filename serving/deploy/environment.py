@@ -17,14 +17,14 @@ from serving.deploy.ingress import MIDDLEWARES
 from serving.deploy.private_ray import WORKER_SETUP_HOOK_VARIABLE, hide_pandas
 from serving.deploy.session import free_block
 from serving.inference.health import MAX_WATCHES
-from serving.watches.webhook import LOOPBACK_NAMES
 
 _PACKAGES = Path(__file__).parents[2]
 _NUM_PORTS = 1000
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 # A removed replica still accepts requests for this long, because HAProxy may not have been notified
 # of its removal yet.
 _DRAINING_SECONDS = 1
-_HEAD_SECONDS = 7.0
+_HEAD_SECONDS, _IDLE_SECONDS = 7.0, 60.0
 # Margin over kway's own limits, so that these apply first. The outer limits only cover cases that
 # kway cannot detect.
 _SPARE_SECONDS, _SPARE_CALLS = 10.0, 64
@@ -47,8 +47,8 @@ SERVING = {
     # By default Ray runs its workers, including replicas and HAProxy, at nice 15.
     "RAY_worker_niceness": "0",
     # Whenever the set of replicas changes, a new HAProxy process replaces the old one. The old
-    # process accepts no new connections and exits when its last stream or feed ends. After this
-    # time, it closes all remaining streams and feeds.
+    # process accepts no new connections and exits when its last request ends, at the latest after
+    # this time.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "86400",
     # Ray does not reuse the port of a removed replica as long as an old HAProxy process may still
     # send requests to it; the default is the time above plus 30 s. A shorter time is enough,
@@ -154,9 +154,8 @@ def write_launcher(session: Path, config: ServingConfig, routes: haproxy.RoutePa
         address_header=CLIENT_ADDRESS_HEADER,
         max_body_bytes=config.max_body_bytes,
         head_seconds=min(_HEAD_SECONDS, config.request_timeout_seconds),
-        idle_seconds=max(config.stream_idle_seconds, config.feed_idle_seconds) + _SPARE_SECONDS,
+        idle_seconds=_IDLE_SECONDS + _SPARE_SECONDS,
         response_seconds=config.request_timeout_seconds + _SPARE_SECONDS,
-        stream_paths=routes.streams,
         idempotent_paths=routes.idempotent,
         max_grpc_calls=config.max_requests + MAX_WATCHES + _SPARE_CALLS,
         hosts=_hosts(config),
@@ -173,8 +172,8 @@ def write_launcher(session: Path, config: ServingConfig, routes: haproxy.RoutePa
 def _hosts(config: ServingConfig) -> tuple[str, ...]:
     """Return the host names to accept if the server's only protection is that it listens on
     loopback. For all other servers, the result is empty."""
-    is_local_only = config.token_file is None and _in_url(config.host) in LOOPBACK_NAMES
-    return LOOPBACK_NAMES if is_local_only else ()
+    is_local_only = config.token_file is None and _in_url(config.host) in _LOOPBACK_NAMES
+    return _LOOPBACK_NAMES if is_local_only else ()
 
 
 def _in_url(host: str) -> str:

@@ -39,14 +39,11 @@ _RAY_METADATA = ("application", "multiplexed_model_id")
 # which queues them until a new replica is running. Once the application is deleted, at shutdown,
 # that proxy responds with 404. kway has a route for every path, so this 404 means "not ready" and
 # becomes 503: clients and caches would treat a 404 as final.
-_FROM_RAY_PROXY = "{ srv_name -m beg SERVE_PROXY_ACTOR }"
 _STATUS_REPLACEMENTS = {404: 503}
 # HTTP status -> gRPC status: 4 is DEADLINE_EXCEEDED, 14 UNAVAILABLE.
 _GRPC_STATUSES = {408: 4, 502: 14, 503: 14, 504: 4}
 # A call that lasts until the client ends it.
 _HEALTH_WATCH = "{ path /grpc.health.v1.Health/Watch }"
-_SOCKET = "{ req.hdr(upgrade) -m str -i websocket }"
-_IS_SOCKET = "{ var(txn.is_socket) -m bool }"  # the same condition, for responses
 _RETRY_SECONDS = 1
 _ERRORS = {
     400: ("bad_request", "malformed HTTP request"),
@@ -72,13 +69,12 @@ _DROPPED_SECTIONS = {"frontend prometheus", "listen stats"}
 
 @dataclass(frozen=True)
 class RoutePaths:
-    """The paths of the routes for which HAProxy has rules, such as `/v1/feeds/{feed}`.
+    """The paths of the routes for which HAProxy has rules, such as `/v1/galleries/{name}/search`.
 
-    `streams` are routes without a timeout or size limit in HAProxy. `idempotent` are routes whose
-    requests, like every GET, are retried if a replica fails before it responds.
+    `idempotent` are routes whose requests, like every GET, are retried if a replica fails before it
+    responds.
     """
 
-    streams: tuple[str, ...]
     idempotent: tuple[str, ...]
 
 
@@ -87,11 +83,10 @@ class ProxySettings:
     """HAProxy's addresses, in the syntax of its `bind` lines, and its limits.
 
     `http_bind` and `grpc_bind` have the form address:port. Times are in seconds. `max_grpc_calls`
-    limits the concurrent calls per replica. `stream_paths` and `idempotent_paths` are those of
-    `RoutePaths`. `hosts` are the accepted host names, without a port; if empty, all host names are
-    accepted. HAProxy sets `address_header` to the address of the client, and replaces what the
-    client sent. `errors` is a FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each
-    error response.
+    limits the concurrent calls per replica. `idempotent_paths` are those of `RoutePaths`. `hosts`
+    are the accepted host names, without a port; if empty, all host names are accepted. HAProxy sets
+    `address_header` to the address of the client, and replaces what the client sent. `errors` is a
+    FIFO that receives a line `PROTOCOL STATUS TERMINATION` for each error response.
     """
 
     haproxy: str
@@ -102,7 +97,6 @@ class ProxySettings:
     head_seconds: float
     idle_seconds: float
     response_seconds: float
-    stream_paths: tuple[str, ...] = ()
     idempotent_paths: tuple[str, ...] = ()
     max_grpc_calls: int = 256
     hosts: tuple[str, ...] = ()
@@ -180,10 +174,7 @@ def _rewrite_section(section: list[str], settings: ProxySettings) -> list[str]:
     if title.startswith("backend grpc-"):
         return [title, *_grpc_backend(kept, settings)]
     if title.startswith("backend http-"):
-        kept.append(
-            f"    http-request set-timeout server {_time(settings.response_seconds)} "
-            f"unless {_is_one_of(settings.stream_paths)}"
-        )
+        kept.append(f"    http-request set-timeout server {_time(settings.response_seconds)}")
     return [title, *kept]
 
 
@@ -206,7 +197,7 @@ def _defaults(settings: ProxySettings) -> list[str]:
         "    option idle-close-on-response",
         f"    timeout http-request {_time(settings.head_seconds)}",
         f"    timeout client {_time(settings.idle_seconds)}",
-        "    timeout server 1h",  # for streams; a rule sets the timeout of other requests
+        "    timeout server 1h",  # for health watches; a rule sets the timeout of other requests
         "    timeout tunnel 1h",
         *(f"    http-error {_error_response(status)}" for status in sorted(_ERRORS)),
     ]
@@ -224,7 +215,6 @@ def _error_log(settings: ProxySettings, protocol: str) -> list[str]:
 
 
 def _rules(settings: ProxySettings) -> list[str]:
-    is_stream = _is_one_of(settings.stream_paths)
     too_large = f"the body is larger than {settings.max_body_bytes} bytes. Split the request"
     body = _body("body_too_large", too_large)
     rules = [
@@ -232,23 +222,19 @@ def _rules(settings: ProxySettings) -> list[str]:
         f"return {_error_response(404)} if {_NO_PATH}",
         # Check the declared size: the Content-Length or the size of the first chunk.
         f"return status 413 content-type application/json string '{body}' "
-        f"if {{ req.body_size gt {settings.max_body_bytes} }} !{is_stream}",
+        f"if {{ req.body_size gt {settings.max_body_bytes} }}",
         *(f"del-header {name}" for name in _RAY_HEADERS),
         _address_rule(settings),
         _drop_unless_name("x-request-id"),
-        # Never retry requests that are not idempotent: a retry of a request that creates a watch
-        # could create two.
+        # Never retry requests that are not idempotent.
         f"disable-l7-retry unless METH_GET || {_is_one_of(settings.idempotent_paths)}",
         # Wait here for bodies that arrive slowly, so they do not occupy a replica. A body that is
         # larger than the buffer is forwarded as it arrives, and the replica enforces the time
         # limit.
-        f"wait-for-body time {_time(settings.head_seconds)} unless {is_stream}",
-        f"set-var(txn.is_socket) bool(true) if {_SOCKET}",
+        f"wait-for-body time {_time(settings.head_seconds)}",
     ]
     # Ray's own error responses are plain text; kway's are already JSON.
     answers = [
-        # uvicorn converts the 503 of Ray's proxy for a WebSocket handshake to a plain-text 500.
-        f"return {_error_response(503)} if {_IS_SOCKET} {_FROM_RAY_PROXY} {_plain(500)}",
         *(
             f"return {_error_response(_STATUS_REPLACEMENTS.get(status, status))} if "
             f"{_plain(status)}"
@@ -272,8 +258,8 @@ def _is_one_of(paths: Iterable[str]) -> str:
 
 
 def _pattern(path: str) -> str:
-    """Convert a path such as `/v1/feeds/{feed}` to a regular expression. Raises ValueError for
-    unsupported characters."""
+    """Convert a path such as `/v1/galleries/{name}/search` to a regular expression. Raises
+    ValueError for unsupported characters."""
     literals = _PARAMETER.split(path)
     if not all(_PLAIN_PATH.fullmatch(literal) for literal in literals):
         raise ValueError(

@@ -19,12 +19,11 @@ from ray.serve.metrics import Counter, Gauge
 
 from serving.deploy.error_reports import HttpError
 from serving.deploy.metrics_page import BUCKETS, QUERY_SECONDS
-from serving.statistics import SERIES, ModelStatistics
 
 if TYPE_CHECKING:  # imports torch, which the `kway serve` process does not need
-    from serving.models.models import ReplicaState
+    from serving.models.served import ReplicaState
 
-_REPORT_SECONDS, _STATISTICS_SECONDS, _SUM_SECONDS = 5.0, 1.0, 0.3
+_REPORT_SECONDS, _SUM_SECONDS = 5.0, 0.3
 
 
 class QueryMetrics:
@@ -51,14 +50,12 @@ class QueryMetrics:
         self._count = Counter(f"{QUERY_SECONDS}_count")
         self._sum = Counter(f"{QUERY_SECONDS}_sum")
 
-    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
-        """Count one finished request. If `seconds` is None, the request is excluded from the
-        histogram."""
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
+        """Count one finished request."""
         self._outcomes[outcome] += 1
         self._num_inputs += inputs
-        if seconds is not None:
-            self._in_buckets[bisect_left(BUCKETS, seconds)] += 1
-            self._sum_seconds += seconds
+        self._in_buckets[bisect_left(BUCKETS, seconds)] += 1
+        self._sum_seconds += seconds
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_later(_SUM_SECONDS, self._record)
@@ -99,7 +96,7 @@ class ReloadMetrics:
 
 
 class ReplicaMetrics:
-    """Gauges of one replica: its models and its current load.
+    """Gauges of one replica: its model and its current load.
 
     Ray's agent drops a gauge that has not been set recently, so a thread of the replica sets the
     gauges periodically. Ray's health checks could not do this: they stop while the head node of a
@@ -130,16 +127,8 @@ class ReplicaMetrics:
         self._queued = Gauge(
             "kway_queued_inputs", description="Number of inputs waiting for the model of a replica."
         )
-        self._monitored_classes = Gauge(
-            "kway_monitored_classes",
-            description="Number of classes and thresholds that a replica monitors for drift.",
-        )
-        self._drifted_classes = Gauge(
-            "kway_drifted_classes",
-            description="Number of monitored classes whose share of passing inputs left the "
-            "expected interval in the last period.",
-        )
-        self._state, self._reported = state, dict[str, str]()
+        self._state = state
+        self._reported: str | None = None
 
     def start(self) -> None:
         """Start a thread that sets the gauges every few seconds."""
@@ -150,90 +139,14 @@ class ReplicaMetrics:
             state = self._state()
             self._requests.set(state.requests)
             self._queued.set(state.queued_inputs)
-            self._monitored_classes.set(state.monitored)
-            self._drifted_classes.set(state.drifted)
-            for name, version, loss, is_rejected in state.models:
-                self._rejected.set(int(is_rejected), tags={"model": name})
-                self._aligned.set(int(loss.aligned), tags={"model": name, "loss": loss.kind})
-                before = self._reported.get(name, version)
-                if before != version:
-                    self._versions.set(0, tags={"model": name, "version": before})
-                self._versions.set(1, tags={"model": name, "version": version})
-                self._reported[name] = version
+            name, version, loss = state.name, state.version, state.loss
+            self._rejected.set(int(state.is_rejected), tags={"model": name})
+            self._aligned.set(int(loss.aligned), tags={"model": name, "loss": loss.kind})
+            if self._reported not in (None, version):
+                self._versions.set(0, tags={"model": name, "version": self._reported})
+            self._versions.set(1, tags={"model": name, "version": version})
+            self._reported = version
             time.sleep(_REPORT_SECONDS)
-
-
-class ModelMetrics:
-    """The statistics of one replica's models. A thread reports them, because reporting each request
-    would take longer than counting it."""
-
-    def __init__(self, statistics: Callable[[], dict[str, ModelStatistics]]) -> None:
-        """`statistics` returns the statistics of each model. It is called from another thread."""
-        self._statistics = statistics
-        self._metrics = {
-            name: (Counter if name.endswith("_total") else Gauge)(
-                name,
-                description=description,
-                tag_keys=("model", *labels),  # type: ignore[arg-type]
-            )
-            for name, (labels, description) in SERIES.items()
-        }
-        self._reported: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
-
-    def start(self) -> None:
-        """Start a thread that reports the statistics every second."""
-        Thread(target=self._report_forever, name="statistics", daemon=True).start()
-
-    def _report_forever(self) -> None:
-        while True:
-            for model, statistics in self._statistics().items():
-                for name, labels, value in statistics.series():
-                    self._report(name, {"model": model, **labels}, value)
-            time.sleep(_STATISTICS_SECONDS)
-
-    def _report(self, name: str, tags: dict[str, str], value: float) -> None:
-        metric = self._metrics[name]
-        if isinstance(metric, Gauge):
-            metric.set(value, tags=tags)
-            return
-        key = name, frozenset(tags.items())
-        if (growth := value - self._reported.get(key, 0)) > 0:
-            metric.inc(growth, tags=tags)
-            self._reported[key] = value
-
-
-class WatchMetrics:
-    """Frame and hit counters of one replica."""
-
-    def __init__(self) -> None:
-        self._frames = Counter(
-            "kway_feed_frames_total",
-            description="Number of frames by outcome: ok, unwatched, dropped or the error code.",
-            tag_keys=("outcome",),
-        )
-        self._hits = Counter("kway_watch_hits_total", description="Number of hits of all watches.")
-        self._lost = Counter(
-            "kway_watch_lost_hits_total",
-            description="Number of hits that were dropped before a listener received them.",
-        )
-        self._watches = Gauge(
-            "kway_watches",
-            description="Number of watches known to a replica, if it receives frames.",
-        )
-
-    def count_frame(self, outcome: str) -> None:
-        self._frames.inc(1, tags={"outcome": outcome})
-
-    def count_hits(self, count: int) -> None:
-        if count:
-            self._hits.inc(count)
-
-    def count_lost_hits(self, count: int) -> None:
-        if count:
-            self._lost.inc(count)
-
-    def set_watches(self, count: int) -> None:
-        self._watches.set(count)
 
 
 class HttpErrorMetrics:

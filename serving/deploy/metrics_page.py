@@ -31,9 +31,6 @@ _EXPORTED_LABELS = {
     "loss": "loss",
     "model": "model",
     "version": "version",
-    "result": "result",
-    "stage": "stage",
-    "batch_size": "batch_size",
     "replica": "replica",
     "NodeAddress": "node",
 }
@@ -76,8 +73,7 @@ def render(families: dict[str, Metric]) -> bytes:
     parts = {end: families.pop(f"{QUERY_SECONDS}_{end}", None) for end in _PARTS}
     histogram = Metric(
         QUERY_SECONDS,
-        "Time in seconds from the headers of a request to its response; includes rejected requests "
-        "but not streams.",
+        "Time in seconds from the headers of a request to its response, also of rejected requests.",
         "histogram",
     )
     for end, family in parts.items():

@@ -1,4 +1,4 @@
-"""Check the bundles and galleries of a server in a process that exits afterwards.
+"""Check the bundle and galleries of a server in a process that exits afterwards.
 
 Opening a bundle and importing the routes requires PyTorch, transformers and FastAPI. If the `kway
 serve` process imported them, it would keep more than 300 MB for as long as the server runs.
@@ -13,31 +13,23 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict
 
 from data.retry import TransientError, is_transient
 from serving.config import ServingConfig
 from serving.deploy.haproxy import RoutePaths
-from serving.models.published import LastServed, paths_of_models
-
-if TYPE_CHECKING:
-    from serving.galleries.gallery import Gallery
-    from trainer.bundle.bundle import Bundle
 
 _PACKAGES = Path(__file__).parents[2]
 
 
 class Prepared(BaseModel):
-    """What a server must know about its bundles and routes. `versions` are those of the models by
-    name. `first_class` and `reads` describe the default model."""
+    """What a server must know about its bundle and routes."""
 
     model_config = ConfigDict(frozen=True)
 
-    versions: dict[str, LastServed]
     first_class: str
     reads: str
     routes: RoutePaths
@@ -46,12 +38,12 @@ class Prepared(BaseModel):
 def prepare(
     bundle: Path, config: ServingConfig, *, verify: bool = False, on_this_machine: bool = True
 ) -> Prepared:
-    """Check all bundles and galleries in another process and return what the server needs to know.
+    """Check the bundle and galleries in another process and return what the server needs to know.
 
     Set `verify` to also verify the checksum of the class weights. If `on_this_machine` is false, do
-    not check that this machine can run the bundles. Raises ValueError, or TransientError if the
-    check may succeed the next time, if a bundle or a gallery cannot be served or requires an import
-    that is not allowed, and ModuleNotFoundError if a package is missing.
+    not check that this machine can run the bundle. Raises ValueError, or TransientError if the
+    check may succeed the next time, if the bundle or a gallery cannot be served or requires an
+    import that is not allowed, and ModuleNotFoundError if a package is missing.
     """
     options = {"verify": verify, "on_this_machine": on_this_machine}
     arguments = [str(bundle), json.dumps(config.model_dump(mode="json")), json.dumps(options)]
@@ -94,7 +86,7 @@ def _result(reply: dict[str, Any]) -> Prepared:
 
 
 def main() -> None:
-    """Check the bundles that the arguments name. The last line of standard output is the result or
+    """Check what the arguments name. The last line of standard output is the result or
     the error."""
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     bundle, config, options = sys.argv[1:]
@@ -122,50 +114,28 @@ def _reply(bundle: Path, config: ServingConfig, **options: bool) -> dict[str, An
 
 def check(bundle: Path, config: ServingConfig, *, verify: bool, on_this_machine: bool) -> Prepared:
     """Do the work of `prepare` in this process. Raises the same errors, and OSError."""
+    from serving.galleries.gallery import Gallery
     from serving.model import check_imports
     from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
 
-    paths = paths_of_models(bundle, config)
-    folders = {name: Path(os.path.realpath(path)) for name, path in paths.items()}
-    bundles = [Bundle.open(path) for path in paths.values()]
-    for one in bundles:
-        check_device(one.spec.precision, config.device, on_this_machine=on_this_machine)
-        check_imports(one, config.device, config.allow_imports)
-        one.verify(class_weights=verify)
+    opened = Bundle.open(bundle)
+    check_device(opened.spec.precision, config.device, on_this_machine=on_this_machine)
+    check_imports(opened, config.device, config.allow_imports)
+    opened.verify(class_weights=verify)
     for folder in config.galleries.values():
-        _open_gallery(folder, bundles).verify()
+        Gallery(folder, opened).verify()
     return Prepared(
-        versions={
-            name: LastServed(folder=folders[name], version=one.version)
-            for name, one in zip(paths, bundles, strict=True)
-        },
-        first_class=bundles[0].names.names[0],
-        reads=bundles[0].spec.reads,
-        routes=route_paths(),
+        first_class=opened.names.names[0], reads=opened.spec.reads, routes=route_paths()
     )
-
-
-def _open_gallery(folder: Path, bundles: "Sequence[Bundle]") -> "Gallery":
-    """Open a gallery with the first bundle that has its backbone. Raises ValueError if there is
-    none."""
-    from serving.galleries.format import has_features_of, read_info
-    from serving.galleries.gallery import Gallery
-
-    info = read_info(folder)
-    matching = [one for one in bundles if has_features_of(one, info)]
-    return Gallery(folder, (matching or bundles)[0])
 
 
 def route_paths() -> RoutePaths:
     """Return the paths for which HAProxy has rules."""
     from serving.http.app import ROUTERS
-    from serving.http.routing import of_every_model, paths_of
+    from serving.http.routing import paths_of
 
-    return RoutePaths(
-        streams=of_every_model(paths_of(ROUTERS, lambda route: route.streams)),
-        idempotent=of_every_model(paths_of(ROUTERS, lambda route: route.is_idempotent)),
-    )
+    return RoutePaths(idempotent=paths_of(ROUTERS, lambda route: route.is_idempotent))
 
 
 if __name__ == "__main__":

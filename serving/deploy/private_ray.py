@@ -9,11 +9,9 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-
-from serving.watches.watch import WatchesDownError
 
 # Names a function that every worker process calls when it starts. The public form,
 # `ray.init(runtime_env={"worker_process_setup_hook": ...})`, sets this variable too, but then each
@@ -42,7 +40,7 @@ def check_replicas_use_uvicorn() -> None:
     """Raise RuntimeError unless a replica creates its server with `uvicorn.Config`, which kway
     patches.
 
-    `ray.serve.config.HTTPOptions` does not expose uvicorn's options for WebSockets.
+    `ray.serve.config.HTTPOptions` does not expose uvicorn's options.
     """
     import uvicorn
 
@@ -123,39 +121,6 @@ def local_options(address: str, temp_folder: str) -> dict[str, Any]:
         "_temp_dir": temp_folder,
         "_system_config": {"metrics_report_interval_ms": 1000},
     }
-
-
-class KeyValueStore:
-    """`Storage` (`serving/watches/storage.py`) in Ray's key-value store, which is in the memory of
-    the head node and, with external Redis, also in Redis.
-
-    The functions in `ray.experimental.internal_kv` all have private names.
-    """
-
-    def __init__(self, namespace: str) -> None:
-        self._namespace = namespace
-
-    def items(self) -> Iterator[tuple[str, bytes]]:
-        for key in sorted(key.decode() for key in self._call("list", "")):
-            value: bytes | None = self._call("get", key)
-            if value is not None:
-                yield key, value
-
-    def apply(self, changes: Mapping[str, bytes | None]) -> None:
-        from ray.exceptions import RayError
-
-        try:
-            for key, value in changes.items():
-                if value is None:
-                    self._call("del", key)
-                else:
-                    self._call("put", key, value, overwrite=True)
-        except RayError as error:
-            raise WatchesDownError(f"Ray's key-value store is not responding ({error})") from error
-
-    def _call(self, name: str, *arguments: object, **options: object) -> Any:
-        function = _required("ray.experimental.internal_kv", f"_internal_kv_{name}")
-        return function(*arguments, namespace=self._namespace, **options)
 
 
 def _required(module: str, name: str) -> Any:

@@ -11,26 +11,18 @@ from typing import Any
 import uvicorn
 
 
-def set_server_options(max_message_bytes: int) -> None:
-    """Accept WebSocket messages of at most `max_message_bytes`, without compression.
-
-    uvicorn's default limit is 16 MiB per message, and a single read may decompress to any number of
-    such messages. These options of `uvicorn.Config` are public, but Ray cannot set them.
-    """
-    options = {
-        "ws_max_size": max_message_bytes,
-        "ws_per_message_deflate": False,
-        "http": "httptools",  # the implementation that `drop_trailers` patches
-    }
+def use_httptools() -> None:
+    """Use the implementation of HTTP that `drop_trailers` patches. Ray cannot set this option of
+    `uvicorn.Config`."""
     init = uvicorn.Config.__init__
-    if missing := options.keys() - inspect.signature(init).parameters.keys():
-        raise _changed(f"uvicorn.Config does not have {', '.join(sorted(missing))}")
+    if "http" not in inspect.signature(init).parameters:
+        raise _changed("uvicorn.Config does not have http")
 
-    def with_options(config: uvicorn.Config, *arguments: Any, **given: Any) -> None:
-        init(config, *arguments, **{**given, **options})
+    def with_option(config: uvicorn.Config, *arguments: Any, **given: Any) -> None:
+        init(config, *arguments, **{**given, "http": "httptools"})
 
-    with_options.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
-    uvicorn.Config.__init__ = with_options  # type: ignore[method-assign,assignment]
+    with_option.__signature__ = inspect.signature(init)  # type: ignore[attr-defined]
+    uvicorn.Config.__init__ = with_option  # type: ignore[method-assign,assignment]
 
 
 def drop_trailers() -> None:

@@ -1,4 +1,4 @@
-"""The models and the HTTP application in a replica's process."""
+"""The model and the HTTP application in a replica's process."""
 
 import asyncio
 import gc
@@ -11,30 +11,24 @@ from fastapi import FastAPI
 from serving.config import ServingConfig
 from serving.deploy.ingress import serve_directly
 from serving.deploy.metrics import (
-    ModelMetrics,
     QueryMetrics,
     ReloadMetrics,
     ReplicaMetrics,
-    WatchMetrics,
     agent_pages,
 )
 from serving.deploy.metrics_page import exposition
 from serving.deploy.private_grpc import bind_servers_to_loopback
 from serving.deploy.private_ray import check_replicas_use_uvicorn
-from serving.deploy.private_uvicorn import drop_trailers, set_server_options
-from serving.deploy.watch_actor import RayGalleryChanges, RayWatches
+from serving.deploy.private_uvicorn import drop_trailers, use_httptools
 from serving.http.app import build_api
-from serving.http.input_lines import max_json_bytes
-from serving.http.routing import Admin
 from serving.inference.methods import InferenceMethods
 from serving.models.loading import Loader
-from serving.models.published import paths_of_models
 from serving.models.reloading import Reloader
 from serving.tokens import Clients
 
 
 class Replica:
-    """Opens the models and starts to report metrics and to load new versions. `methods` are the
+    """Opens the model and starts to report metrics and to load new versions. `methods` are the
     gRPC methods."""
 
     def __init__(self, bundle: Path, config: ServingConfig) -> None:
@@ -42,24 +36,14 @@ class Replica:
             bind_servers_to_loopback()
         drop_trailers()
         check_replicas_use_uvicorn()
-        set_server_options(max_json_bytes(config))
+        use_httptools()
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(config.threads_per_replica)
-        self._watches, self._watch_counts = RayWatches(config), WatchMetrics()
-        loader = Loader(
-            paths_of_models(bundle, config),
-            config,
-            QueryMetrics(),
-            RayGalleryChanges(self._watches),
-        )
-        reloader = Reloader(loader, ReloadMetrics())
-        self.models, self._admin = reloader.models, None
-        if config.admin_token_file is not None:
-            self._admin = Admin(Clients.of_file(config.admin_token_file), reloader)
-        ReplicaMetrics(self.models.state).start()
+        reloader = Reloader(Loader(bundle, config, QueryMetrics()), ReloadMetrics())
+        self.model = reloader.model
+        ReplicaMetrics(self.model.state).start()
         self._clients = Clients.of_file(config.token_file, config.client_address_header)
-        self.methods = InferenceMethods(self.models, self._clients, metrics_page)
-        ModelMetrics(self.models.statistics).start()
+        self.methods = InferenceMethods(self.model, self._clients)
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
         # collection would block all requests for a tenth of a second or more.
         gc.collect()
@@ -68,14 +52,7 @@ class Replica:
 
     def api(self, max_ongoing_requests: int) -> FastAPI:
         """Build the application and make this process's HTTP server use it."""
-        api = build_api(
-            self.models,
-            self._clients,
-            metrics_page,
-            self._watches,
-            self._watch_counts,
-            self._admin,
-        )
+        api = build_api(self.model, self._clients, metrics_page)
         serve_directly(api, max_ongoing_requests)
         return api
 

@@ -16,7 +16,6 @@ import psutil
 from serving.config import CLIENT_ADDRESS_HEADER, ServingConfig
 from serving.deploy.environment import HTTP_ERRORS_FIFO, set_environment
 from serving.deploy.error_reports import counted_http_errors, shown_errors
-from serving.deploy.haproxy import RoutePaths
 from serving.deploy.preparation import Prepared
 from serving.deploy.private_ray import (
     hide_pandas,
@@ -27,8 +26,6 @@ from serving.deploy.private_ray import (
 )
 from serving.deploy.session import cleaned_up, free_port, kill_writers, make_session
 from serving.deploy.stop_signal import ServerLostError
-from serving.models.published import Attempts, LastServedFiles
-from serving.watches.state_file import default_folder, held_folder
 
 _APPLICATION = "kway"
 _LOOPBACK = "127.0.0.1"
@@ -53,27 +50,16 @@ def running(bundle: Path, config: ServingConfig, prepared: Prepared) -> Iterator
 
     A port of 0 selects any free port. Errors from the replicas are printed to standard error. On
     exit, or if this process is killed, all of the server's processes are stopped and the session
-    folder is removed. Raises ChildProcessError if the server does not start, and OSError or
-    ValueError if the state folder cannot be used.
+    folder is removed. Raises ChildProcessError if the server does not start.
     """
-    state = config.state or default_folder(bundle)
     header = config.client_address_header or CLIENT_ADDRESS_HEADER
-    chosen = config.model_copy(update={"state": state, "client_address_header": header})
-    with held_folder(state):
-        for name, version in prepared.versions.items():
-            # Replicas do not verify the checksums of this version again.
-            LastServedFiles(state).write(name, version)
-            Attempts(state).forget(name)
-        yield from _running(bundle, _with_ports(chosen), prepared.routes)
-
-
-def _running(bundle: Path, config: ServingConfig, routes: RoutePaths) -> Iterator[Addresses]:
+    config = _with_ports(config.model_copy(update={"client_address_header": header}))
     session = make_session()
     errors = session / "errors.log"
     with cleaned_up(session):
         before = set(psutil.Process().children(recursive=True))
         try:
-            set_environment(session, config, routes)
+            set_environment(session, config, prepared.routes)
             with shown_errors(errors), counted_http_errors(session / HTTP_ERRORS_FIFO):
                 _start(bundle, config, session, errors)
                 yield _addresses(config)
@@ -143,7 +129,7 @@ def _deploy(bundle: Path, config: ServingConfig, errors: Path) -> None:
     serve.start(
         proxy_location="HeadOnly",
         # The address of the replicas and Ray's own proxy; `serving/deploy/haproxy.py` sets
-        # HAProxy's. Requests have their own timeouts; streams have no timeout.
+        # HAProxy's. Requests have their own timeouts.
         http_options={
             "host": _LOOPBACK,
             "port": config.port,

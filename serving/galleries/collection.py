@@ -214,12 +214,8 @@ class TextFile:
 
     def displayed(self, item: Item, raw: bytes | str) -> Item:
         assert isinstance(raw, str)
-        return item._replace(text=shown_text(raw))
-
-
-def shown_text(text: str) -> str:
-    """Return the text that a gallery displays."""
-    return text if len(text) <= _MAX_SHOWN_CHARS else text[: _MAX_SHOWN_CHARS - 1] + "…"
+        is_short = len(raw) <= _MAX_SHOWN_CHARS
+        return item._replace(text=raw if is_short else raw[: _MAX_SHOWN_CHARS - 1] + "…")
 
 
 def _rest_of_line(file: IO[bytes]) -> int:

@@ -21,7 +21,6 @@ from serving.galleries.format import (
     OFFSETS,
     THUMBNAILS,
     check_same_backbone,
-    order_of,
     read_info,
 )
 from serving.galleries.index import ApproximateIndex
@@ -81,20 +80,6 @@ class Gallery:
             return None
         index = int(parts[1])
         return index if _fingerprint(self.item(index)) == parts[2] else None
-
-    def find(self, name: str) -> int | None:
-        """Return the index of the item with this name by binary search, or None."""
-        order = order_of(self.info.reads)
-        if self.info.reads == "texts" and not (name.isascii() and name.isdecimal()):
-            return None  # the names of texts are line numbers
-        key, low, high = order(name), 0, self.num_items
-        while low < high:
-            middle = (low + high) // 2
-            if order(self.item(middle).name) < key:
-                low = middle + 1
-            else:
-                high = middle
-        return low if low < self.num_items and self.item(low).name == name else None
 
     def thumbnail(self, index: int) -> bytes:
         """Return the item's thumbnail as a JPEG, or empty bytes if the gallery has no thumbnails.

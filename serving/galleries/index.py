@@ -98,7 +98,6 @@ class ApproximateIndex:
         # If the file is in the page cache, starting threads that read ahead takes longer than the
         # search.
         faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
-        self.is_normalized = info.is_normalized
         self._search = _Search(index, info.num_probes)
 
     def candidates(self, query: np.ndarray) -> np.ndarray:

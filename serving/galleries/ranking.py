@@ -33,8 +33,7 @@ class Ranking:
     """Items ordered by score, sorted only as far as pages have been requested.
 
     `scores` are those of `positions`, or of the items 0, 1, 2, … if `positions` is None. Only the
-    first `total` items are part of the ranking; the others, such as deleted items, have the lowest
-    scores.
+    first `total` items are part of the ranking.
     """
 
     def __init__(

@@ -16,14 +16,14 @@ _REDUCTION_FLAGS = {
 }
 
 
-def thumbnail(raw: bytes, max_pixels: int = MAX_PIXELS) -> bytes:
+def thumbnail(raw: bytes) -> bytes:
     """Convert an image file to a JPEG whose longer side is at most `THUMBNAIL_SIDE` pixels.
 
     `raw` must be a file that `decode` accepts. Raises ValueError if it cannot be decoded.
     """
     pixels = _reduced_jpeg(raw)
     if pixels is None:
-        pixels = np.ascontiguousarray(decode(raw, 3, max_pixels)[:, :, ::-1])
+        pixels = np.ascontiguousarray(decode(raw, 3, MAX_PIXELS)[:, :, ::-1])
     scale = THUMBNAIL_SIDE / max(pixels.shape[:2])
     if scale < 1:
         height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])

@@ -1,24 +1,20 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Every path requires a token, except those that reveal nothing about the model. Browsers cannot set
-headers on a WebSocket, so its token may also be sent as a subprotocol: `["kway", "bearer." +
-token]`.
+Every path requires a token, except those that reveal nothing about the model.
 """
 
 from collections.abc import Collection
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.api_error import ApiError
 from serving.http.error_responses import reject
-from serving.tokens import Clients, bearer_token
-
-_SUBPROTOCOL = "kway"
+from serving.tokens import Clients, address_key, bearer_token
 
 
 class Access:
-    """ASGI middleware that sets `request.state.client`, the client's name, and
-    `request.state.limit_key`, to which limits per client apply, or rejects the request.
+    """ASGI middleware that sets `request.state.client`, to which limits per client apply, or
+    rejects the request.
 
     It responds with status 401 if the token is missing or wrong, and with 503 while the token file
     cannot be read, because the tokens read earlier may have been revoked.
@@ -29,24 +25,20 @@ class Access:
         self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         addresses = self._addresses(scope)
         try:
             if scope["path"] in self._open_paths:
-                client = self._clients.without_token(addresses)
+                client = address_key(addresses)
             else:
                 client = self._clients.client_of(_token(scope), addresses)
         except ApiError as error:
             await reject(error, scope, receive, send)
             return
-        scope["state"] = {
-            **scope.get("state", {}),
-            "client": client.name,
-            "limit_key": client.limit_key,
-        }
-        await self._app(scope, receive, _choosing_subprotocol(scope, send))
+        scope["state"] = {**scope.get("state", {}), "client": client}
+        await self._app(scope, receive, send)
 
     def _addresses(self, scope: Scope) -> list[str]:
         """Return the values of the header that contains the client's address."""
@@ -59,22 +51,4 @@ class Access:
 def _token(scope: Scope) -> str | None:
     """Return the bearer token of a request, or None if there is not exactly one."""
     found = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(found) == 1:
-        return bearer_token(found[0].decode("latin-1"))
-    offered = scope.get("subprotocols", ()) if not found else ()
-    tokens = [one.removeprefix("bearer.") for one in offered if one.startswith("bearer.")]
-    return tokens[0] if len(tokens) == 1 else None
-
-
-def _choosing_subprotocol(scope: Scope, send: Send) -> Send:
-    """Select the subprotocol `kway` if the client offers it. A browser that offers subprotocols
-    requires the server to select one, but the server must not echo the token."""
-    if _SUBPROTOCOL not in scope.get("subprotocols", ()):
-        return send
-
-    async def with_subprotocol(message: Message) -> None:
-        if message["type"] == "websocket.accept" and not message.get("subprotocol"):
-            message = {**message, "subprotocol": _SUBPROTOCOL}
-        await send(message)
-
-    return with_subprotocol
+    return bearer_token(found[0].decode("latin-1")) if len(found) == 1 else None

@@ -31,7 +31,7 @@ class DirectQuery:
             return
         request = Request(scope, receive)
         try:
-            service = request.state.resources.service
+            service = request.state.version.service
             answer = await answer_query(request, _NO_PARAMETERS, service)
             response = Response(answer.model_dump_json(), media_type="application/json")
         except ApiError as error:
@@ -50,7 +50,7 @@ def _is_json_query(scope: Scope) -> bool:
 
 async def answer_query(request: Request, parameters: QueryParameters, service: Service) -> Answer:
     """Read a query from a request and answer it. Raises ApiError if it is invalid or rejected."""
-    async with service.admitted(request.state.limit_key) as progress:
+    async with service.admitted(request.state.client) as progress:
         found = await read_query(request, parameters, service, progress)
         query = await service.make_query(found.classes, found.recall, found.threshold)
         answer = await service.answer(found.inputs, query)

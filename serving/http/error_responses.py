@@ -37,13 +37,7 @@ def response_of(error: ApiError) -> JSONResponse:
 
 
 async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond to a request with `error`, or reject the handshake of a WebSocket."""
-    if scope["type"] == "websocket" and "websocket.http.response" not in scope.get(
-        "extensions", {}
-    ):
-        await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code})
-        return
+    """Respond to a request with `error`."""
     await response_of(error)(scope, receive, send)
 
 

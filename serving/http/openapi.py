@@ -6,27 +6,10 @@ from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-
-from serving.http.streams import NDJSON
 
 _IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
-
-
-class NdjsonSchema(JSONResponse):
-    """Documents the lines of a response as JSON; otherwise, FastAPI would document them as
-    strings."""
-
-    media_type = NDJSON
-
-
-def error_responses(*statuses: int | str) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses of a route whose `response_class` is `NdjsonSchema`. The errors
-    are plain JSON."""
-    described = {"description": "Rejected", "content": _ERROR}
-    return dict.fromkeys(statuses, described)
 
 
 def schema_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -35,9 +18,10 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
-def request_body(model: type[BaseModel], kind: str = "application/json") -> dict[str, Any]:
-    """Return the `openapi_extra` of a route whose body is `model`."""
-    return {"requestBody": {"required": True, "content": {kind: {"schema": schema_of(model)}}}}
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route whose body is JSON, `model`."""
+    content = {"application/json": {"schema": schema_of(model)}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def raw_inputs(where: str) -> dict[str, Any]:

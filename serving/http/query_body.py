@@ -56,18 +56,13 @@ class QueryParameters(InputParameters):
     )
 
     def check(self, limits: ServingConfig) -> None:
-        self.needed_classes(limits.max_classes)
-
-    def needed_classes(self, most: int) -> list[str | int]:
-        """Return the requested classes. Raises ApiError if there are none or more than `most`."""
         if not self.classes:
             raise ApiError(
                 422,
                 "invalid_query",
                 "classes is empty. Add at least one class to the URL, as ?classes=NAME",
             )
-        check_class_count(len(self.classes), most)
-        return list(self.classes)
+        check_class_count(len(self.classes), limits.max_classes)
 
 
 def check_class_count(count: int, most: int) -> None:
@@ -156,22 +151,6 @@ async def read_classification(
     number of classes per input."""
     body, inputs = await _read(request, parameters, ClassifyBody, service, progress)
     return inputs, (body or parameters).top
-
-
-async def read_json_inputs(
-    request: Request, model: type[Body], service: Service, progress: InProgress
-) -> tuple[Body, Sequence[bytes | str]]:
-    """Read and check a JSON body that changes something. The media type must be JSON, because
-    cross-origin pages cannot send JSON without a CORS preflight. Raises ApiError."""
-    limits, reads = service.config, service.model.reads
-    kind, _ = content_type(request.headers)
-    if kind != "application/json":
-        message = f"Content-Type {kind[:80]!r} is not supported. Send application/json"
-        raise ApiError(415, "unknown_content_type", message)
-    raw = await read_body(request, limits.max_body_bytes, service, progress)
-    body, inputs = await service.parsed(_from_json, raw, model, limits, reads)
-    _check_inputs(inputs, limits, reads)
-    return body, inputs
 
 
 async def _read(
@@ -311,35 +290,12 @@ def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: R
 
 def _check_inputs(inputs: Sequence[bytes | str], limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(inputs, limits, reads)
+    most = limits.max_text_chars
     for position, one in enumerate(inputs):
-        check_text_length(one, limits.max_text_chars, f"texts[{position}]")
-
-
-def one_input(
-    image: str | None, text: str | None, code: str, reads: Reads, limits: ServingConfig
-) -> bytes | str:
-    """Return the image or text of a line of JSON, which must contain exactly one of them.
-
-    Raises ApiError: with `code` if the line contains neither or both; with another code if the
-    model does not accept this kind of input, if the base64 is invalid or if the text is too long.
-    """
-    if (image is None) == (text is None):
-        raise ApiError(422, code, "the JSON must contain exactly one of `image` and `text`")
-    if reads == "texts":
-        if text is None:
-            raise ApiError(422, "not_a_picture_model", "this model accepts texts. Set `text`")
-        check_text_length(text, limits.max_text_chars, "text")
-        return text
-    if image is None:
-        raise ApiError(422, "not_a_text_model", "this model accepts images. Set `image`")
-    return image_bytes(image, "image")
-
-
-def check_text_length(one: bytes | str, limit: int, field: str) -> None:
-    """Raise ApiError 413 for a text of more than `limit` characters. Images are not checked."""
-    if isinstance(one, str) and len(one) > limit:
-        raise ApiError(
-            413,
-            "text_too_long",
-            f"{field} has {len(one)} characters, but the limit is {limit}. Shorten the text",
-        )
+        if isinstance(one, str) and len(one) > most:
+            raise ApiError(
+                413,
+                "text_too_long",
+                f"texts[{position}] has {len(one)} characters, but the limit is {most}. Shorten "
+                "the text",
+            )

@@ -24,7 +24,7 @@ from serving.service import InProgress, Service
 
 _PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
-# Limit per body or line. Callers add the limits on inputs and classes where these apply.
+# Limit per body. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
 _MAX_KEYS = 64
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -53,7 +53,7 @@ async def read_body(request: Request, limit: int, service: Service, progress: In
     Parse the body only after this, because slots limit the amount of concurrent parsing.
     """
     _check_length(request, limit)
-    first = await service.uploads.first(request.state.limit_key, request.receive)
+    first = await service.uploads.first(request.state.client, request.receive)
     raw: bytes = first.get("body", b"")
     # Most bodies have arrived completely. The others are read in parts, which takes longer.
     if first["type"] != "http.request" or first.get("more_body", False) or encoding_of(request):
@@ -98,7 +98,7 @@ async def bounded_parts(
     """
     _check_length(request, limit)
     received = 0
-    client = request.state.limit_key
+    client = request.state.client
     async with aclosing(uploads.parts(client, decompressed_parts(request))) as parts:
         async for part in parts:
             received += len(part)

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
-from google.protobuf.json_format import ParseDict
 from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as pb
 
@@ -19,22 +18,21 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.inference import health
 from serving.inference.health import Health
-from serving.inference.model_config import PLATFORM
-from serving.inference.models import InferenceModels
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
-from serving.inference.statistics import StatisticsResponse
 from serving.inference.tensors import (
     EXTENSIONS,
+    PLATFORM,
     SERVER_NAME,
     Inference,
+    InferenceModel,
     parameters_of,
     server_version,
 )
-from serving.tokens import Client, Clients, bearer_token
+from serving.tokens import Clients, address_key, bearer_token
 
 # Ray's gRPC proxy imports this module, so avoid importing torch here.
 if TYPE_CHECKING:
-    from serving.models.models import Models
+    from serving.models.served import ServedModel
 
 _log = logging.getLogger("kway.serving")
 SERVICE = "inference.GRPCInferenceService"
@@ -65,14 +63,16 @@ class Context(Protocol):
 
 
 class InferenceMethods:
-    """Implements the gRPC methods for `models` and authenticates `clients`. `metrics` returns the
-    page at /metrics."""
+    """Implements the gRPC methods for `model` and authenticates `clients`."""
 
-    def __init__(
-        self, models: "Models", clients: Clients, metrics: Callable[[], Awaitable[bytes]]
-    ) -> None:
-        self._models, self._clients = InferenceModels(models, metrics), clients
-        self._health = Health(self._models.is_ready, (SERVICE,))
+    def __init__(self, model: "ServedModel", clients: Clients) -> None:
+        self._served, self._clients = model, clients
+        self._health = Health(lambda: self._model.is_ready(), (SERVICE,))
+
+    @property
+    def _model(self) -> InferenceModel:
+        """The current version of the model."""
+        return InferenceModel(self._served.current.service)
 
     async def call(self, method: str, raw: bytes, context: Context) -> Message:
         """Return the response to `raw`, which is a request to `method`. If it fails, set a status
@@ -91,44 +91,45 @@ class InferenceMethods:
         """Yield the responses to a `Watch` call of `grpc.health.v1`."""
         try:
             client = self._client(context, needs_token=False)
-            async with aclosing(self._health.watch(raw, client.limit_key)) as statuses:
+            async with aclosing(self._health.watch(raw, client)) as statuses:
                 async for status in statuses:
                     yield status
         except Exception as error:
             _set_error(context, "Watch", error)
 
-    def _client(self, context: Context, *, needs_token: bool) -> Client:
+    def _client(self, context: Context, *, needs_token: bool) -> str:
         """Return the client of a call. Raises ApiError if it needs a token that is missing or
         wrong."""
         metadata = [(name, value) for name, value in context.invocation_metadata()]
         addresses = [value for name, value in metadata if name == self._clients.address_header]
         if not needs_token:
-            return self._clients.without_token(addresses)
+            return address_key(addresses)
         return self._clients.client_of(_token(metadata), addresses)
 
-    async def check_health(self, raw: bytes, _: Client) -> Message:
+    async def check_health(self, raw: bytes, _: str) -> Message:
         return self._health.check(raw)
 
-    async def server_live(self, _: bytes, __: Client) -> Message:
+    async def server_live(self, _: bytes, __: str) -> Message:
         return pb.ServerLiveResponse(live=True)
 
-    async def server_ready(self, _: bytes, __: Client) -> Message:
-        return pb.ServerReadyResponse(ready=self._models.is_ready())
+    async def server_ready(self, _: bytes, __: str) -> Message:
+        return pb.ServerReadyResponse(ready=self._model.is_ready())
 
-    async def server_metadata(self, _: bytes, __: Client) -> Message:
+    async def server_metadata(self, _: bytes, __: str) -> Message:
         return pb.ServerMetadataResponse(
             name=SERVER_NAME, version=server_version(), extensions=EXTENSIONS
         )
 
-    async def model_ready(self, raw: bytes, _: Client) -> Message:
+    async def model_ready(self, raw: bytes, _: str) -> Message:
         request = parsed(pb.ModelReadyRequest, raw)
-        return pb.ModelReadyResponse(
-            ready=self._models.named(request.name, request.version).is_ready()
-        )
+        model = self._model
+        model.check(request.name, request.version)
+        return pb.ModelReadyResponse(ready=model.is_ready())
 
-    async def model_metadata(self, raw: bytes, _: Client) -> Message:
+    async def model_metadata(self, raw: bytes, _: str) -> Message:
         request = parsed(pb.ModelMetadataRequest, raw)
-        model = self._models.named(request.name, request.version)
+        model = self._model
+        model.check(request.name, request.version)
         return pb.ModelMetadataResponse(
             name=model.name,
             platform=PLATFORM,
@@ -136,35 +137,19 @@ class InferenceMethods:
             outputs=metadata_of(model.outputs),
         )
 
-    async def model_config(self, raw: bytes, _: Client) -> Message:
-        request = parsed(pb.ModelConfigRequest, raw)
-        config = self._models.named(request.name, request.version).config()
-        return ParseDict({"config": config.model_dump()}, pb.ModelConfigResponse())
-
-    async def model_statistics(self, raw: bytes, _: Client) -> Message:
-        request = parsed(pb.ModelStatisticsRequest, raw)
-        if request.name:  # otherwise, all models
-            self._models.named(request.name, request.version)
-        found = StatisticsResponse(model_stats=await self._models.statistics(request.name))
-        return ParseDict(found.model_dump(), pb.ModelStatisticsResponse())
-
-    async def repository_index(self, raw: bytes, _: Client) -> Message:
-        request = parsed(pb.RepositoryIndexRequest, raw)
-        models = [one.model_dump() for one in self._models.index(only_ready=request.ready)]
-        return ParseDict({"models": models}, pb.RepositoryIndexResponse())
-
-    async def model_infer(self, raw: bytes, client: Client) -> Message:
-        service = self._models.default.service  # all models have the same limits
-        key, limit = client.limit_key, service.config.max_body_bytes
-        async with service.admitted(key) as progress:
+    async def model_infer(self, raw: bytes, client: str) -> Message:
+        model = self._model
+        service = model.service
+        limit = service.config.max_body_bytes
+        async with service.admitted(client) as progress:
             progress.acquire_slot()
             if len(raw) > limit:
                 message = f"the message is larger than {limit} bytes. Split the request"
                 raise ApiError(413, "body_too_large", message)
-            with service.uploads.held(key, len(raw)):
+            with service.uploads.held(client, len(raw)):
                 most = _max_values(service.config)
                 request, inference = await service.in_thread(_read, raw, most)
-                model = self._models.named(request.model_name, request.model_version)
+                model.check(request.model_name, request.model_version)
                 outputs, answer = await model.infer(inference)
             progress.inputs = len(answer.results)
         response = response_of(request, outputs, parameters_of(answer))
@@ -172,16 +157,13 @@ class InferenceMethods:
         return response
 
 
-_METHODS: dict[str, Callable[[InferenceMethods, bytes, Client], Awaitable[Message]]] = {
+_METHODS: dict[str, Callable[[InferenceMethods, bytes, str], Awaitable[Message]]] = {
     "Check": InferenceMethods.check_health,
     "ServerLive": InferenceMethods.server_live,
     "ServerReady": InferenceMethods.server_ready,
     "ServerMetadata": InferenceMethods.server_metadata,
     "ModelReady": InferenceMethods.model_ready,
     "ModelMetadata": InferenceMethods.model_metadata,
-    "ModelConfig": InferenceMethods.model_config,
-    "ModelStatistics": InferenceMethods.model_statistics,
-    "RepositoryIndex": InferenceMethods.repository_index,
     "ModelInfer": InferenceMethods.model_infer,
 }
 

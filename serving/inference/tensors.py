@@ -21,7 +21,6 @@ import numpy as np
 
 from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
-from serving.inference.model_config import ModelConfig, model_config
 from serving.schemas import Answer
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ _LENGTH = struct.Struct("<I")
 _INPUT_DATATYPES = ("BYTES", "INT64")
 _OUTPUT_DTYPES = {"FP32": "<f4", "BOOL": "?"}
 SERVER_NAME = "kway"
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
+PLATFORM = "pytorch"
+EXTENSIONS = ("binary_tensor_data",)
 _DATATYPES = {"class_ids": "INT64", "scores": "FP32", "thresholds": "FP32", "matches": "BOOL"}
 _SHAPES = {"scores": (-1, -1), "thresholds": (-1,), "matches": (-1, -1)}
 
@@ -320,9 +320,6 @@ class InferenceModel:
     @property
     def outputs(self) -> list[Tensor]:
         return [Tensor(name, _DATATYPES[name], _SHAPES[name], ()) for name in OUTPUTS]
-
-    def config(self) -> ModelConfig:
-        return model_config(self.name, self.service.config, self.inputs, self.outputs)
 
     async def infer(self, inference: Inference) -> tuple[list[Tensor], Answer]:
         """Return the requested outputs and the answer that they contain. Call this inside

@@ -1,157 +1,90 @@
-"""Load and check a version of a model: its bundle and its galleries."""
+"""Load and check a version of the model: its bundle and its galleries.
 
-import logging
+A path is published atomically: it is a symbolic link that is replaced, or a folder that is renamed
+to it. `kway export`, `kway calibrate` and `kway index` do the latter.
+"""
+
 import os
-from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.changes import GalleryChanges
-from serving.galleries.format import GALLERY, has_features_of, read_info
+from serving.galleries.format import GALLERY
 from serving.galleries.searching import Galleries
 from serving.model import Model
-from serving.models.models import Models, ServedModel, Version
-from serving.models.published import Attempts, LastServed, LastServedFiles
+from serving.models.served import Version
 from serving.service import Counts, Service, Shared
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import SPEC, read_manifest
 
-_log = logging.getLogger("kway.models")
 # Changes whenever another bundle or gallery is published.
 Fingerprint = tuple[tuple[str, int, int], ...]
 
 
 class Loader:
-    """Loads versions of the models of a replica from `paths`, by name."""
+    """Loads versions of the model from the path of a bundle."""
 
-    def __init__(
-        self,
-        paths: Mapping[str, Path],
-        config: ServingConfig,
-        counts: Counts,
-        changes: GalleryChanges,
-    ) -> None:
-        """`changes` stores the changes of galleries."""
-        self.paths, self._config, self._changes = paths, config, changes
+    def __init__(self, bundle: Path, config: ServingConfig, counts: Counts) -> None:
+        self._path, self._config = Path(os.path.abspath(bundle)), config
         self._shared = Shared(config, counts)
-        self._last, self.attempts = LastServedFiles(config.state), Attempts(config.state)
 
-    def open_all(self) -> Models:
-        """Open all models. Raises OSError or ValueError if one of them cannot be served, or if a
-        gallery belongs to none of them."""
-        models = Models([ServedModel(name, self._first(name)) for name in self.paths])
-        offered = {name for model in models for name in model.current.galleries.names()}
-        for name, folder in self._config.galleries.items():
-            if name not in offered:
-                # Raises an error that describes the difference.
-                bundle = models.default.current.service.model.bundle
-                Galleries({name: folder}, bundle, self._changes)
-        return models
+    def first(self) -> Version:
+        """Load what is published. Raises OSError or ValueError if it cannot be served.
 
-    def fingerprint(self, name: str) -> Fingerprint | None:
-        """Return the fingerprint of what is published for the model `name`, None if it does not
-        exist."""
-        return _fingerprint(self.paths[name], self._config.galleries.values())
+        Each replica would read all class weights, so only `kway serve --verify` verifies their
+        checksum.
+        """
+        service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
+        return Version(service, Galleries(self._config.galleries, service.model.bundle))
 
-    def successor(self, name: str, current: Version) -> Version:
-        """Load and check what is published for the model `name`. Returns `current` if nothing has
-        changed.
+    def fingerprint(self) -> Fingerprint | None:
+        """Return the fingerprint of what is published, None if the bundle does not exist, as while
+        it is being replaced."""
+        of_bundle = _stamp(self._path / SPEC)
+        if of_bundle is None:
+            return None
+        galleries = self._config.galleries.values()
+        return of_bundle, *(_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries)
+
+    def successor(self, current: Version) -> Version:
+        """Load and check what is published. Returns `current` if nothing has changed.
 
         The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
         gallery is damaged or incomplete, if the bundle fails its self-check or reads another kind
-        of input, or if a gallery that is served now has features of another backbone.
+        of input, or if a gallery has features of another backbone.
         """
         # Resolve symbolic links only once, so that all files are of one version.
-        folder = Path(os.path.realpath(self.paths[name]))
+        folder = Path(os.path.realpath(self._path))
         service = current.service
         if read_manifest(folder).version != current.id:
-            service = self._service(name, folder, None)
+            service = self._service(folder, class_weights=True)
             before, after = current.service.model.reads, service.model.reads
             if after != before:
                 raise ValueError(
-                    f"{folder} reads {after}, but the model reads {before}. Serve it as another "
-                    "model with --model NAME=FOLDER"
+                    f"{folder} reads {after}, but the model reads {before}. Serve it with another "
+                    "server"
                 )
-        galleries = self._galleries(service.model.bundle, current.galleries.names())
-        changed = [one for one in galleries.names() if not _is_same(one, galleries, current)]
-        for one in changed:
-            galleries[one].base.verify()
+        galleries = Galleries(self._config.galleries, service.model.bundle)
+        before_of = current.galleries
+        changed = [
+            name for name in galleries.names() if galleries[name].info != before_of[name].info
+        ]
+        for name in changed:
+            galleries[name].verify()
         if service is current.service and not changed:
             return current
         return Version(service, galleries)
 
-    def remember(self, name: str, version: Version) -> None:
-        """Store that this version is served. If this fails, the error is logged."""
-        folder = version.service.model.bundle.path
-        try:
-            self._last.write(name, LastServed(folder=folder, version=version.id))
-        except OSError as error:
-            _log.error("model %s: the version that is served cannot be stored (%s)", name, error)
-
-    def _first(self, name: str) -> Version:
-        """Load what is published or, if it is damaged, the version that was served last."""
-        last, folder = self._last.read(name), Path(os.path.realpath(self.paths[name]))
-        try:
-            # On a Ray cluster, nothing is recorded. Each replica would read all class weights.
-            has_record = last is not None
-            service = self._service(name, folder, last, class_weights=has_record)
-        except (OSError, ValueError) as error:
-            service = self._last_service(name, last, error)
-        required = self._config.galleries if len(self.paths) == 1 else ()
-        return Version(service, self._galleries(service.model.bundle, required))
-
-    def _last_service(self, name: str, last: LastServed | None, error: Exception) -> Service:
-        if last is None:
-            raise error
-        try:
-            service = self._service(name, last.folder, last)
-        except (OSError, ValueError):
-            raise error from None
-        if service.version != last.version:
-            raise error
-        _log.error("model %s: %s. Version %s is served instead", name, error, service.version)
-        return service
-
-    def _service(
-        self, name: str, folder: Path, last: LastServed | None, *, class_weights: bool = True
-    ) -> Service:
-        """Load a bundle and verify its checksums. Those of the version that was served last have
-        been verified before."""
-        bundle = Bundle.open(folder)
-        if last is not None and bundle.version == last.version:
-            return self._loaded(name, bundle)
-        with self.attempts.attempt(name, bundle.version):
-            bundle.verify(class_weights=class_weights)
-            return self._loaded(name, bundle)
-
-    def _loaded(self, name: str, bundle: Bundle) -> Service:
-        config = self._config
+    def _service(self, folder: Path, *, class_weights: bool) -> Service:
+        """Load a bundle and verify its checksums."""
+        bundle, config = Bundle.open(folder), self._config
+        bundle.verify(class_weights=class_weights)
         model = Model(
             bundle,
             max_pixels=config.max_pixels,
             device=config.device,
             allow_imports=config.allow_imports,
         )
-        return Service(model, self._shared, name=name)
-
-    def _galleries(self, bundle: Bundle, required: Collection[str]) -> Galleries:
-        """Open the galleries of a bundle: all `required` ones, and those with its backbone."""
-        folders = {
-            name: folder
-            for name, folder in self._config.galleries.items()
-            if name in required or has_features_of(bundle, read_info(folder))
-        }
-        return Galleries(folders, bundle, self._changes)
-
-
-def _fingerprint(bundle: Path, galleries: Iterable[Path]) -> Fingerprint | None:
-    """Return the fingerprint of a bundle and its galleries, None if the bundle does not exist, as
-    while it is being replaced."""
-    of_bundle = _stamp(bundle / SPEC)
-    if of_bundle is None:
-        return None
-    of_galleries = [_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries]
-    return of_bundle, *of_galleries
+        return Service(model, self._shared, name=self._path.name)
 
 
 def _stamp(file: Path) -> tuple[str, int, int] | None:
@@ -160,8 +93,3 @@ def _stamp(file: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return os.path.realpath(file), status.st_ino, status.st_mtime_ns
-
-
-def _is_same(name: str, galleries: Galleries, current: Version) -> bool:
-    before = current.galleries
-    return name in before.names() and before[name].base.info == galleries[name].base.info

@@ -4,8 +4,6 @@ import { byId } from "./elements.js";
 
 const MAX_DELAY_SECONDS = 60;
 const MAX_ATTEMPTS = 4;
-// The code of a 429 that retrying does not resolve: this client has too many watches.
-const FINAL_429_CODE = "too_many_watches";
 const VERSION_HEADER = "Kway-Model-Version";
 const CHANGED = "The server has loaded another version of the model. Reload this page";
 
@@ -17,8 +15,6 @@ export class RejectedError extends Error {
   }
 }
 
-export const urlOf = (path) => new URL(path, document.baseURI);
-
 export class Api {
   #numWaiting = 0;
   #version = null;
@@ -28,12 +24,11 @@ export class Api {
   }
 
   // Send `body` as JSON, or as a form if it is FormData, and return the JSON of the response.
-  // `once`: the request is not idempotent, so it is not retried if there is no response.
-  async requestJson(method, path, { body, signal, once } = {}) {
-    return (await this.request(method, path, { body, signal, once })).json();
+  async requestJson(method, path, { body, signal } = {}) {
+    return (await this.request(method, path, { body, signal })).json();
   }
 
-  async request(method, path, { body, signal, once = false } = {}) {
+  async request(method, path, { body, signal } = {}) {
     for (let attempt = 1; ; ) {
       const token = this.tokens.current;
       const response = await this.#send(method, path, { body, signal, token });
@@ -42,9 +37,9 @@ export class Api {
       const error = response ? await errorOf(response) : unreachable();
       if (response?.status === 401) {
         await this.tokens.replace(token);
-      } else if (response?.status === 429 && error.code !== FINAL_429_CODE) {
+      } else if (response?.status === 429) {
         await this.#delay(retryDelay(response, 1), `The server is busy (${error.message})`, signal);
-      } else if (isOutcomeUnknown(response) && !once && attempt < MAX_ATTEMPTS) {
+      } else if (isOutcomeUnknown(response) && attempt < MAX_ATTEMPTS) {
         await this.#delay(retryDelay(response, attempt), `No response (${error.message})`, signal);
         attempt += 1;
       } else {
@@ -68,7 +63,7 @@ export class Api {
     if (body !== undefined && !isForm) headers["Content-Type"] = "application/json";
     const content = body === undefined || isForm ? body : JSON.stringify(body);
     try {
-      return await fetch(urlOf(path), { method, headers, body: content, signal });
+      return await fetch(new URL(path, document.baseURI), { method, headers, body: content, signal });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       return null;
@@ -104,10 +99,8 @@ function sleep(seconds, signal) {
   });
 }
 
-// Whether the outcome of the request is unknown: there was no response, or a proxy returned an
-// error.
-export const isOutcomeUnknown = (response) =>
-  !response?.status || [502, 503, 504].includes(response.status);
+// Whether there was no response, or a proxy returned an error.
+const isOutcomeUnknown = (response) => !response || [502, 503, 504].includes(response.status);
 
 // The delay that the server requests, plus jitter, so that clients do not all retry at the same
 // time.

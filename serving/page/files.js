@@ -1,4 +1,4 @@
-// Files and texts that are dropped or pasted anywhere on the page. The open tab receives them.
+// Files and texts that are dropped or pasted anywhere on the page.
 import { element } from "./elements.js";
 
 // `onFiles` receives [{ name, content, inputError }]. `onText` receives dropped or pasted text.
@@ -28,7 +28,7 @@ export function onDropped(onFiles, onText) {
 }
 
 // Convert files to inputs. Folders are reported, not silently ignored.
-export function inputsOf(files, folders = new Set()) {
+function inputsOf(files, folders = new Set()) {
   return [...files].map((file) => ({
     name: file.name || "image",
     content: file,

@@ -9,7 +9,6 @@ import { Picker } from "./picker.js";
 import { QueryPanel } from "./query.js";
 import { Tabs } from "./tabs.js";
 import { Tokens } from "./tokens.js";
-import { WatchPanel } from "./watch.js";
 
 async function start() {
   const tokens = new Tokens();
@@ -21,7 +20,6 @@ async function start() {
   const panels = {
     query: new QueryPanel(api, model),
     gallery: await GalleryPanel.open(api),
-    watch: await WatchPanel.open(api, model),
   };
   const tabs = new Tabs(Object.keys(panels).filter((name) => panels[name]));
   const updatePanels = () => {
@@ -41,10 +39,10 @@ async function start() {
   byId("class-input").focus();
 }
 
-// The tab that receives dropped inputs. The gallery does not accept any.
+// The panel that receives dropped inputs, whose tab is opened.
 function panelForInputs(panels, tabs) {
-  if (tabs.open === "gallery") tabs.show("query");
-  return panels[tabs.open];
+  tabs.show("query");
+  return panels.query;
 }
 
 function describe({ bundle, num_classes: classes, reads, loss }) {

@@ -75,21 +75,7 @@ function promiseText({ threshold_source: kind, recall, confidence, pass_rate: ra
 function precisionText(decided) {
   const interval = decided.expected_precision_interval;
   const range = interval === null ? "" : ` (${interval.map(rounded).join(" to ")})`;
-  return `${precisionOf([decided])}${range}`;
-}
-
-// The kinds of the thresholds of several classes.
-export function kindsOf(classes) {
-  const words = { guaranteed: "guaranteed", shrunk: "estimated", pooled: "pooled", empirical: "not guaranteed" };
-  return [...new Set(classes.map((one) => words[one.threshold_source]))].join(", ");
-}
-
-// The expected precision, or its range over several classes.
-export function precisionOf(classes) {
-  const known = classes.map((one) => one.expected_precision).filter((one) => one !== null);
-  if (known.length < classes.length) return "unknown";
-  const shown = [Math.min(...known), Math.max(...known)].map(rounded);
-  return shown[0] === shown[1] ? shown[0] : `${shown[0]} to ${shown[1]}`;
+  return decided.expected_precision === null ? "unknown" : `${rounded(decided.expected_precision)}${range}`;
 }
 
 const rounded = (share) => percent(Number(share.toFixed(3)));

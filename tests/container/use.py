@@ -89,10 +89,8 @@ def _run_step(image: Image, work: Path, root: Path, name: str) -> str:
 
 def _serve(server: Image, work: Path) -> None:
     """Test the image's own command: the health check fails until it is up; SIGTERM stops it."""
-    (work / "state").mkdir()
     mounts = (
         Mount(work / "bundles/glyphs", "/work/bundle"),
-        Mount(work / "state", "/work/state"),
         Mount(work / "tokens/tokens", "/run/secrets/tokens"),
     )
     words = (*server.entrypoint, *server.command)

@@ -104,10 +104,9 @@ def metric_names() -> frozenset[str]:
 _SERVING_NAMES = """
 from ray.util.metrics import Metric
 from serving.deploy import metrics
-from serving.deploy.watch_actor import WebhookMetrics
 replica = metrics.ReplicaMetrics(lambda: None)
-counters = metrics.QueryMetrics(), metrics.ReloadMetrics(), metrics.WatchMetrics()
-for group in (*counters, replica, metrics.HttpErrorMetrics(), WebhookMetrics()):
+counters = metrics.QueryMetrics(), metrics.ReloadMetrics(), metrics.HttpErrorMetrics()
+for group in (*counters, replica):
     for metric in filter(lambda each: isinstance(each, Metric), vars(group).values()):
         print(metric.info["name"])
 """

@@ -39,14 +39,11 @@ ALL_HOSTS = 'exec kway train "$@" --rdzv-conf is_host=1'
 ON_CODES = "spec/podFailurePolicy/rules/1/onExitCodes"
 WAITS = {"preStop": {"sleep": {"seconds": 170}}}
 
-DEPLOYMENT, STATEFUL, KSERVE = (
-    f"overlays/serving/{kind}" for kind in ("deployment", "statefulset", "kserve")
-)
+DEPLOYMENT, KSERVE = (f"overlays/serving/{kind}" for kind in ("deployment", "kserve"))
 # Not folders of k8s/, but a rendered Deployment with a Gateway and gRPC, and a RayService.
 GATEWAY, UPGRADE = "gateway", "upgrade"
 OPTIONS = "spec/upgradeStrategy/clusterUpgradeOptions"
-KEEPS = ["bundles/glyphs", "--port", "8000", "--state", "/tmp/state"]
-SLOW = [*KEEPS, "--max-watches", "0", "--timeout", "60"]
+SLOW = ["bundles/glyphs", "--port", "8000", "--timeout", "60"]
 LISTENER = {"name": "https", "port": 443, "protocol": "HTTPS"}
 
 # Folder, kind, path, value to set (None: delete), and a part of the message.
@@ -134,7 +131,6 @@ SCHEMA_MISTAKES = [
         "'maxReplicas' is a required",
     ),
     (DEPLOYMENT, "PodDisruptionBudget", "spec/maxUnavailables", 1, "was unexpected"),
-    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplate", [], "was unexpected"),
     (KSERVE, "ServingRuntime", "spec/protocolVersions/0", "v3", "not one of"),
     (KSERVE, "ServingRuntime", "spec/containers/0/livenessprobe", {}, "unexpected"),
     (KSERVE, "ServingRuntime", "spec/containers/0/name", "kway", "named kserve-container"),
@@ -144,7 +140,7 @@ SCHEMA_MISTAKES = [
     (GATEWAY, "Gateway", "spec/listeners/0/tls", None, "'tls' is a required"),
     (GATEWAY, "Gateway", "spec/listeners/1/port", 443, "port and hostname of a listener"),
     (GATEWAY, "Gateway", "spec/listeners/1/name", "https", "names of listeners"),
-    (GATEWAY, "HTTPRoute", "spec/rules/1/timeouts/request", "45", "does not match"),
+    (GATEWAY, "HTTPRoute", "spec/rules/0/timeouts/request", "45", "does not match"),
     (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/value", "v1", "must start with /"),
     (GATEWAY, "HTTPRoute", "spec/rules/0/matches/0/path/type", "Regex", "not one of"),
     (GATEWAY, "HTTPRoute", "spec/hostnames/0", "kway.acme.org:443", "does not match"),
@@ -169,10 +165,6 @@ RULE_MISTAKES = [
     (DEPLOYMENT, "Deployment", f"{TRAINER}/livenessProbe/httpGet/port", 80, "livenessProbe does"),
     (DEPLOYMENT, "Deployment", f"{TRAINER}/ports/0/containerPort", 80, "port serve is 80, but"),
     (GATEWAY, "Deployment", f"{TRAINER}/ports/1", None, "port grpc is None, but --grpc-port"),
-    (DEPLOYMENT, "Deployment", f"{TRAINER}/args", KEEPS, "watches are kept in /tmp/state"),
-    (STATEFUL, "StatefulSet", "spec/replicas", 2, "watches are kept in /work/state/kway"),
-    (STATEFUL, "StatefulSet", "spec/volumeClaimTemplates", [], "mounts state, which is not"),
-    (KSERVE, "ServingRuntime", "spec/containers/0/args", KEEPS, "watches are kept in"),
     (DEPLOYMENT, "Deployment", "spec/replicas", 2, "which sets replicas: remove it"),
     (DEPLOYMENT, "Deployment", "metadata/name", "kway", "Deployment/kway-serve, which does not"),
     (DEPLOYMENT, "HorizontalPodAutoscaler", "spec/minReplicas", 9, "minReplicas is above"),

@@ -39,9 +39,6 @@ WANTED = {
     "KwayServingTooBusy",
     "KwayServingErrors",
     "KwayServingLossNotAligned",
-    "KwayServingDrift",
-    "KwayServingWebhookErrors",
-    "KwayServingLostHits",
     "KwayServingReloadFailed",
 }
 

@@ -14,7 +14,6 @@ import psutil
 import pytest
 import yaml
 
-from serving.config import ServingConfig
 from serving.deploy.session import free_port
 from tests.k8s.monitoring_files import (
     alerts,
@@ -26,9 +25,7 @@ from tests.k8s.monitoring_files import (
 )
 from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.published import publish
-from tests.serving.receiver import receiving
 from tests.serving.started import Server, as_json, bundle, end, images, of_each, start
-from tests.serving.watching import create_watch, frames, send_frames
 from tests.system.processes import ROOT
 from tests.system.runs import launched
 from tests.tiny_bundle import write
@@ -144,24 +141,20 @@ def empty_panels(api: httpx.Client) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def watched(
+def monitored(
     glyphs: Path, bundle: Path, images: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[httpx.Client, str]]:
     """A Prometheus that has the alerts and data for every panel, and the server's metrics page."""
-    folder = tmp_path_factory.mktemp("watched")
+    folder = tmp_path_factory.mktemp("monitored")
     credentials, rules, port = folder / "tokens", folder / "rules.yaml", free_pair()
     credentials.write_text(TOKEN)
     credentials.chmod(0o600)
     each_second = [{**group, "interval": "1s"} for group in groups()]
     rules.write_text(yaml.safe_dump({"groups": each_second}))
-    frame = images[0].read_bytes()
     with ExitStack() as opened:
-        receiver = opened.enter_context(receiving())
-        receiver.respond = lambda message: 500
-        options = ["--token-file", credentials, "--replicas", 1, "--webhook-host", receiver.host]
         path = folder / "pets"
         path.symlink_to(bundle)
-        server = start(path, folder / "stderr", *options)
+        server = start(path, folder / "stderr", "--token-file", credentials, "--replicas", 1)
         opened.callback(end, server)
         headers = {"Authorization": f"Bearer {TOKEN}"}
         client = opened.enter_context(
@@ -170,10 +163,6 @@ def watched(
         opened.enter_context(training(glyphs, folder, port))
         config = scrapes(port, agent_of(server), rules)
         prom = opened.enter_context(prometheus(folder, config))
-        webhook = {"url": f"{receiver.url}/"}
-        create_watch(client, ttl_seconds=600, webhook=webhook)
-        send_frames(client, frames([frame] * (ServingConfig().max_watch_hits + 200)))
-        receiver.respond = lambda message: 200  # the first 200 hits are lost
         publish(write(folder / "next", bias=False), path)
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while empty := empty_panels(prom):
@@ -181,14 +170,13 @@ def watched(
             body = as_json(images[:2], classes=["husky"])
             assert client.post("/v1/query", json=body).status_code == 200
             assert client.get("/v1/nothing").status_code == 404
-            send_frames(client, frames([frame]))
             time.sleep(0.5)
         yield prom, client.get("/metrics").text
 
 
 @pytest.fixture
-def api(watched: tuple[httpx.Client, str]) -> httpx.Client:
-    return watched[0]
+def api(monitored: tuple[httpx.Client, str]) -> httpx.Client:
+    return monitored[0]
 
 
 def test_every_panel_shows_data_from_a_real_run_and_server(api: httpx.Client) -> None:
@@ -219,9 +207,9 @@ def test_panels_show_the_values_of_the_run_and_the_server(api: httpx.Client) -> 
 
 
 def test_pods_export_the_same_series_as_the_metrics_page_of_the_server(
-    watched: tuple[httpx.Client, str],
+    monitored: tuple[httpx.Client, str],
 ) -> None:
-    api, page = watched
+    api, page = monitored
     found = series(api, '{__name__=~"kway_.+", job="web"}')
     by_name = {each["metric"]["__name__"]: each["metric"] for each in found}
     assert by_name.keys() == set(re.findall(r"^kway_\w+", page, re.MULTILINE))
@@ -230,11 +218,8 @@ def test_pods_export_the_same_series_as_the_metrics_page_of_the_server(
         assert metric["node"] == "127.0.0.1"
 
 
-def test_no_alert_but_that_for_the_lost_hits_fires_for_a_run_and_a_server(
-    api: httpx.Client,
-) -> None:
+def test_no_alert_fires_for_a_run_and_a_server(api: httpx.Client) -> None:
     found = api.get("rules").json()["data"]["groups"]
     health = {rule["name"]: rule["health"] for group in found for rule in group["rules"]}
     assert health == {alert["alert"]: "ok" for alert in alerts()}
-    firing = series(api, 'ALERTS{alertstate="firing"}')
-    assert [alert["metric"]["alertname"] for alert in firing] == ["KwayServingLostHits"]
+    assert series(api, 'ALERTS{alertstate="firing"}') == []

@@ -57,7 +57,6 @@ def port_names(pod: dict[str, Any]) -> set[str]:
         ("kway-serving", "overlays/serving/rayservice", 2),
         ("kway-servers", "overlays/serving/rayservice", 0),
         ("kway-servers", "overlays/serving/deployment", 1),
-        ("kway-servers", "overlays/serving/statefulset", 1),
     ],
 )
 def test_pod_monitors_select_a_port_of_every_pod(name: str, folder: str, num: int) -> None:

@@ -1,9 +1,8 @@
-"""Runs the pods that `kway k8s render serving` renders, for a Deployment, a StatefulSet and KServe.
+"""Runs the pods that `kway k8s render serving` renders, for a Deployment and KServe.
 
 Slow: each pod starts Ray and loads a model. Not emulated: the gateway, the autoscaler, and preStop.
 """
 
-import copy
 import json
 import secrets
 import subprocess
@@ -29,7 +28,6 @@ from tests.tiny_bundle import write
 pytestmark = [needs_kustomize, pytest.mark.slow]
 BUNDLE = Path("bundles/glyphs")
 TOKEN = secrets.token_hex(32)
-WATCH = {"classes": ["husky"], "threshold": 0, "ttl_seconds": 600}
 
 
 @contextmanager
@@ -42,14 +40,8 @@ def made(folder: Path, *, addresses: int, **options: Any) -> Iterator[tuple[Clus
     server = Server(BUNDLE, cpus=1, token_file=tokens, **options)
     manifests = load_all(render_server(server))
     (pod,) = pods_of(manifests)
-    template = copy.deepcopy(dict(pod.template))
-    for volume in template["spec"]["volumes"]:
-        if volume.pop("ownClaim", None) is not None:  # as the controller of StatefulSets does
-            claim = f"{volume['name']}-kway-serve-0"
-            volume["persistentVolumeClaim"] = {"claimName": claim}
-            manifests.append({"kind": "PersistentVolumeClaim", "metadata": {"name": claim}})
     with cluster(folder, manifests, addresses=addresses) as running:
-        yield running, template
+        yield running, pod.template
 
 
 def started(running: Cluster, name: str, template: Mapping[str, Any]) -> Pod:
@@ -81,11 +73,9 @@ def curl(pod: Pod, url: str, *options: str, check: bool = True) -> str:
     return done.stdout
 
 
-def api(pod: Pod, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+def api(pod: Pod, path: str) -> tuple[int, Any]:
     """Return the status and the JSON of a response to a request with the token."""
     options = ["--header", f"Authorization: Bearer {TOKEN}", "--write-out", "\n%{http_code}"]
-    if body is not None:
-        options += ["--json", json.dumps(body)]
     text, _, code = curl(pod, f"http://{pod.host.address}:8000{path}", *options).rpartition("\n")
     return int(code), json.loads(text)
 
@@ -123,8 +113,6 @@ def test_the_pods_of_a_deployment_answer_alike_and_stop_within_their_grace_perio
             assert probed(pod, "livenessProbe")
             assert query(pod, tmp_path, image) == alone
             assert curl(pod, f"http://{pod.host.address}:8000/v1/model").count("no_token") == 1
-            code, error = api(pod, "/v1/watches", WATCH)
-            assert (code, error["error"]["code"]) == (404, "no_watches")
             listening = pod.execute("sh", "-c", "cat /proc/net/tcp").stdout
             # Only the ports that the manifest declares listen on an address other than loopback.
             assert open_ports(listening) == {8000, 9000}
@@ -142,21 +130,6 @@ def open_ports(table: str) -> set[int]:
     rows = [line.split() for line in table.splitlines()[1:]]
     listening = [row[1].split(":") for row in rows if row[3] == "0A"]
     return {int(port, 16) for address, port in listening if address != "0100007F"}
-
-
-def test_a_stateful_set_keeps_its_watches_when_its_pod_is_killed(tmp_path):
-    options = {"kind": "statefulset", "replicas": (1, 1)}
-    with made(tmp_path, addresses=2, **options) as (running, template):
-        pod = started(running, "kway-serve-0", template)
-        code, watch = api(pod, "/v1/watches", WATCH)
-        assert code == 201, watch
-        pod.kill()
-        while pod.look() is None:
-            time.sleep(0.2)
-        again = started(running, "kway-serve-0-again", template)
-        code, listed = api(again, "/v1/watches")
-        assert code == 200
-        assert [each["id"] for each in listed["watches"]] == [watch["id"]]
 
 
 def test_the_pod_of_kserve_answers_the_open_inference_protocol(tmp_path):

@@ -25,10 +25,8 @@ def chromium() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, names)), None)
     if path is None:
         pytest.skip("chromium is not installed: apt-get install chromium")
-    # A moving test pattern replaces the camera.
-    camera = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=camera)
+        browser = playwright.chromium.launch(executable_path=path)
         try:
             yield browser
         finally:

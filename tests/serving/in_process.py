@@ -4,42 +4,34 @@ Internal errors (500) are raised as exceptions, so no test can miss them.
 """
 
 import asyncio
+import base64
+import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
+import cv2
 import httpx
+import numpy as np
 import torch
 import uvicorn
 from fastapi import FastAPI
 
 from serving.config import ServingConfig
 from serving.http.app import build_api
-from serving.http.input_lines import max_json_bytes
 from serving.model import Model
-from serving.models.models import Models
+from serving.models.served import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
-from serving.watches.board import Board
 from tests.waiting import wait_until
 
 
 class NoCounts:
-    def count(self, *, outcome: str, inputs: int, seconds: float | None) -> None:
-        pass
-
-    def count_frame(self, outcome: str) -> None:
-        pass
-
-    def count_hits(self, count: int) -> None:
-        pass
-
-    def count_lost_hits(self, count: int) -> None:
-        pass
-
-    def set_watches(self, count: int) -> None:
+    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
         pass
 
 
@@ -47,16 +39,12 @@ async def no_metrics() -> bytes:
     return b"kway_up 1\n"
 
 
-def application(
-    bundle: Path, counts: NoCounts | None = None, board: Board | None = None, **limits: object
-) -> FastAPI:
+def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
-    counts = counts or NoCounts()
     clients = Clients.of_file(config.token_file, config.client_address_header)
-    board = board or Board(config)
-    models = Models.of(Service(model, Shared(config, counts)), board.galleries)
-    return build_api(models, clients, no_metrics, board, counts)
+    served = ServedModel.of(Service(model, Shared(config, counts or NoCounts())))
+    return build_api(served, clients, no_metrics)
 
 
 class _Server(uvicorn.Server):
@@ -66,9 +54,7 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def listening(api: FastAPI, **options: Any) -> Iterator[str]:
-    """Serve the application on a free port and yield its URL. WebSocket messages have the same size
-    limit as on a replica."""
-    options = {"ws_max_size": max_json_bytes(ServingConfig()), **options}
+    """Serve the application on a free port and yield its URL."""
     server = _Server(uvicorn.Config(api, port=0, log_level="error", **options))
     thread = Thread(target=server.run)
     thread.start()
@@ -78,6 +64,22 @@ def listening(api: FastAPI, **options: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(60)
+
+
+@contextmanager
+def occupied(url: str, **headers: str) -> Iterator[None]:
+    """Send a query to an application with a long `batch_wait_seconds`, and disconnect at the end.
+    Once the query has arrived, it occupies a slot until then.
+    """
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    image = base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
+    body = json.dumps({"classes": [0], "images": [image]}).encode()
+    fields = {"host": "kway", "content-type": "application/json", "content-length": str(len(body))}
+    head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **headers}.items())
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
+        connection.sendall(f"POST /v1/query HTTP/1.1\r\n{head}\r\n".encode() + body)
+        yield
 
 
 def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Response:

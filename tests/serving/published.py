@@ -13,21 +13,15 @@ from serving.answer import make_query
 from serving.client import Client
 from serving.config import ServingConfig
 from serving.http.app import build_api
-from serving.http.routing import Admin
 from serving.model import Model
 from serving.models.loading import Loader
-from serving.models.published import paths_of_models
 from serving.models.reloading import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
-from serving.watches.board import Board
 from tests.serving import in_process
-from tests.serving.live.servers import write_tokens
-from tests.serving.watching import Counters
 from tests.tiny_bundle import NAMES, classes, rows, thresholds, write_of_texts
 
 TEXTS = ("a cat", "und hund", "cat and dog", "猫 a 🐶")
-ADMIN = "d" * 32  # the token of the administrator
 # The second version does not have this class, but another one.
 REMOVED, ADDED = "samoyed", "poodle"
 _TOLERANCE = 1e-3  # of scores, whose rounding depends on the batch
@@ -125,9 +119,8 @@ def _without_score(answer: Answer) -> Answer:
     return answer.model_copy(update={"results": [result]})
 
 
-class Counts(Counters):
+class Counts(in_process.NoCounts):
     def __init__(self) -> None:
-        super().__init__()
         self.reloads: list[tuple[str, str]] = []
 
     def count_reload(self, model: str, outcome: str) -> None:
@@ -145,8 +138,13 @@ class Published:
     counts: Counts
     url: str
 
-    def client(self, token: str | None = None) -> Client:
-        return Client(self.url, token=token)
+    def client(self) -> Client:
+        return Client(self.url)
+
+    def publish(self, target: Path) -> None:
+        """Publish a bundle at the path, and wait until the replica has noticed it."""
+        publish(target, self.path)
+        self.reloader.poll()
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
@@ -154,19 +152,14 @@ class Published:
 
 @contextmanager
 def serving(folder: Path, **limits: object) -> Iterator[Published]:
-    """Serve the first version, at a symbolic link. The paths are checked only by `reloader.poll`
-    and by requests."""
+    """Serve the first version, at a symbolic link. The paths are checked only by
+    `reloader.poll`."""
     versions, path = write_versions(folder), folder / "pets"
     publish(versions[0], path)
-    admins = folder / "admins"
-    write_tokens(admins, ADMIN)
-    config = ServingConfig.model_validate({"threads": 1, "admin_token_file": admins, **limits})
+    config = ServingConfig.model_validate({"threads": 1, **limits})
     counts = Counts()
-    board = Board(config)
-    loader = Loader(paths_of_models(path, config), config, counts, board.galleries)
-    reloader = Reloader(loader, counts)
+    reloader = Reloader(Loader(path, config, counts), counts)
     clients = Clients.of_file(config.token_file)
-    admin = Admin(Clients.of_file(config.admin_token_file), reloader)
-    api = build_api(reloader.models, clients, in_process.no_metrics, board, counts, admin)
-    with in_process.listening(api, ws="websockets-sansio") as url:
+    api = build_api(reloader.model, clients, in_process.no_metrics)
+    with in_process.listening(api) as url:
         yield Published(path, versions, reloader, api, counts, url)

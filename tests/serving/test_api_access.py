@@ -12,18 +12,17 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from fastapi import FastAPI, Request, WebSocket
+from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from serving.config import ServingConfig
 from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.models.models import Models
+from serving.models.served import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
-from serving.watches.board import Board
-from tests.serving.in_process import NoCounts, application, ask, no_metrics, refusal
+from tests.serving.in_process import NoCounts, application, ask, refusal
 from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
@@ -99,7 +98,6 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
     "url",
     [
         "/v1/query",
-        "/v1/query:stream",
         "/v1/classes",
         "/v1/model",
         "/metrics",
@@ -271,10 +269,9 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
     api.add_middleware(Access, clients=clients)
-    config = ServingConfig(threads=1)
-    service = Service(Model.open(bundle), Shared(config, NoCounts()))
+    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), NoCounts()))
     methods, context = (
-        InferenceMethods(Models.of(service, Board(config).galleries), clients, no_metrics),
+        InferenceMethods(ServedModel.of(service), clients),
         Call({"authorization": f"Bearer {OLD}"}),
     )
     asyncio.run(methods.call("ServerMetadata", b"", context))
@@ -318,63 +315,3 @@ def test_the_error_for_an_invalid_token_file_contains_a_fix_but_no_tokens(
 def test_a_missing_token_file_raises_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Tokens(tmp_path / "tokens")
-
-
-# ---------------------------------------------------------------------------- websockets
-
-
-async def connect(file: Path, headers: list, subprotocols: list[str], *, answers: bool) -> list:
-    """Return the messages sent to a WebSocket client. Calls the ASGI application directly, because
-    httpx supports only HTTP.
-    """
-    api = FastAPI()
-    api.add_middleware(Access, clients=Clients.of_file(file))
-
-    @api.websocket("/live")
-    async def live(socket: WebSocket) -> None:
-        await socket.accept()
-        await socket.send_text(socket.state.client)
-        await socket.close()
-
-    sent: list = []
-
-    async def send(message: dict) -> None:
-        sent.append(message)
-
-    async def receive() -> dict:
-        return {"type": "websocket.connect"}
-
-    scope = {
-        "type": "websocket",
-        "asgi": {"version": "3.0"},
-        "path": "/live",
-        "raw_path": b"/live",
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "ws",
-        "headers": headers,
-        "subprotocols": subprotocols,
-        "extensions": {"websocket.http.response": {}} if answers else {},
-    }
-    await api(scope, receive, send)
-    return sent
-
-
-def test_a_websocket_sends_its_token_in_the_header_or_as_a_subprotocol(file: Path) -> None:
-    client = sha256(OLD.encode()).hexdigest()[:8]
-    header = [(b"authorization", b"Bearer " + OLD.encode())]
-    accepted, text, _ = asyncio.run(connect(file, header, [], answers=True))
-    assert (accepted["subprotocol"], text["text"]) == (None, client)
-    accepted, text, _ = asyncio.run(connect(file, [], ["kway", f"bearer.{OLD}"], answers=True))
-    assert (accepted["subprotocol"], text["text"]) == ("kway", client)
-
-
-@pytest.mark.parametrize(
-    "offered", [[], ["kway"], ["kway", f"bearer.{NEW}"], [f"bearer.{OLD}"] * 2]
-)
-def test_a_websocket_without_a_token_is_rejected(file: Path, offered: list[str]) -> None:
-    start, body = asyncio.run(connect(file, [], offered, answers=True))
-    assert (start["type"], start["status"]) == ("websocket.http.response.start", 401)
-    assert b"_token" in body["body"]
-    (closed,) = asyncio.run(connect(file, [], offered, answers=False))
-    assert (closed["type"], closed["code"]) == ("websocket.close", 1008)

@@ -30,7 +30,7 @@ CHECKS = (
 )
 
 
-JSON, NDJSON = "application/json", "application/x-ndjson"
+JSON = "application/json"
 PNG = encoded(Image.radial_gradient("L"), "png")
 INPUT = {"images": [base64.b64encode(PNG).decode()]}
 BOUNDED = settings(
@@ -40,16 +40,6 @@ BOUNDED = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-
-
-@schemathesis.serializer(NDJSON)
-def one_line(_: Any, value: Any) -> bytes:
-    return value if isinstance(value, bytes) else json.dumps(value).encode() + b"\n"
-
-
-@schemathesis.deserializer(NDJSON)
-def last_line(_: Any, answer: Any) -> Any:
-    return json.loads(answer.content.splitlines()[-1])
 
 
 def check(api: FastAPI, examples: int) -> set[str]:
@@ -92,11 +82,9 @@ def answerable(case: schemathesis.Case) -> schemathesis.Case:
     which are almost never valid.
     """
     query, body = dict(case.query), case.body
-    if case.path.startswith("/v1/query") and case.media_type != JSON:
+    if case.path == "/v1/query" and case.media_type != JSON:
         query["classes"] = ["husky"]
-    if case.path == "/v1/query:stream":
-        body = {"image": INPUT["images"][0]}
-    elif case.path == "/v1/query" and case.media_type == JSON and isinstance(body, dict):
+    if case.path == "/v1/query" and case.media_type == JSON and isinstance(body, dict):
         body = {**body, **INPUT, "classes": [0]}
     elif case.path == "/v1/query" and (case.media_type or "").startswith("image/"):
         body = PNG
@@ -112,7 +100,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
 
 def assert_all_called(answers: set[str]) -> None:
     """Check that valid and invalid requests were sent and that none caused a 5xx."""
-    for label in ("POST /v1/query", "POST /v1/query:stream", "GET /v1/classes"):
+    for label in ("POST /v1/query", "GET /v1/classes"):
         assert {f"{label} 200", f"{label} 422"} <= answers
     assert "GET /health 200" in answers
     assert not [answer for answer in answers if answer.split()[-1] >= "500"]
@@ -169,13 +157,9 @@ def test_every_operation_has_a_tag_and_a_one_line_summary(images: FastAPI) -> No
 
 def test_every_kind_of_body_is_documented(images: FastAPI) -> None:
     paths = ask(images, "GET", "/openapi.json").json()["paths"]
-    query, stream = (paths[path]["post"] for path in ("/v1/query", "/v1/query:stream"))
+    query = paths["/v1/query"]["post"]
     assert {JSON, "multipart/form-data", "image/jpeg", "application/octet-stream", "text/plain"} < (
         query["requestBody"]["content"].keys()
     )
     assert query["responses"].keys() >= {"400", "404", "408", "413", "415", "422", "429", "503"}
-    assert set(stream["requestBody"]["content"]) == {NDJSON}
-    assert set(stream["responses"]["200"]["content"]) == {NDJSON}
-    assert {one["name"] for one in stream["parameters"]} == {
-        "classes", "recall", "threshold", "all"
-    }  # fmt: skip
+    assert {one["name"] for one in query["parameters"]} == {"classes", "recall", "threshold"}

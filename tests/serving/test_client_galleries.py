@@ -100,7 +100,7 @@ def test_unknown_galleries_and_classes_are_rejected(
     assert (rejected.value.status, rejected.value.code) == (404, code)
 
 
-def test_served_reports_the_frame_limit_and_the_logits(url: str) -> None:
+def test_served_reports_the_limits_and_the_logits(url: str) -> None:
     with Client(url) as client:
-        assert client.served().limits.max_frame_bytes == 4 * 2**20
+        assert client.served().limits.max_inputs == 64
         assert client.served().logits.kind == "dot"

@@ -4,8 +4,6 @@ an address.
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 
 import grpc
@@ -19,25 +17,22 @@ from serving.config import ServingConfig
 from serving.inference.health import Health
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.models.models import Models
+from serving.models.served import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
-from serving.watches.board import Board
-from tests.serving.in_process import NoCounts, application, listening, no_metrics
+from tests.serving.in_process import NoCounts, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
 from tests.tiny_bundle import write
+from tests.waiting import wait_until
 
 ADDRESS = "x-client"
 TOKENS = ("a" * 32, "b" * 32)
 MAX_BODY = 20_000
+BATCH_WAIT = 3.0  # a query occupies its slot for this long
 LIMITS = {
     "max_requests": 4,
     "max_requests_per_client": 1,
-    "max_streams": 4,
-    "max_streams_per_client": 1,
-    "max_feeds_per_client": 1,
-    "max_listeners_per_client": 1,
     "max_uploads_per_client": 1,
     "max_body_bytes": MAX_BODY,
     "max_upload_bytes_per_client": MAX_BODY,
@@ -65,26 +60,8 @@ def served(
         file.write_text("\n".join(TOKENS))
         clients = [{"authorization": f"Bearer {token}"} for token in TOKENS]
         options = {"token_file": file}
-    with listening(application(bundle, **options, **LIMITS)) as url:
+    with listening(application(bundle, batch_wait_seconds=BATCH_WAIT, **options, **LIMITS)) as url:
         yield url, clients[0], clients[1]
-
-
-@contextmanager
-def opened(url: str, method: str, path: str, headers: Headers, kind: str) -> Iterator[HTTPResponse]:
-    """Send a request whose body does not end, and yield the response once its head arrives."""
-    connection = HTTPConnection(url.removeprefix("http://"), timeout=60)
-    try:
-        connection.putrequest(method, path)
-        for name, value in {**headers, "content-type": kind}.items():
-            connection.putheader(name, value)
-        if method == "POST":
-            connection.putheader("transfer-encoding", "chunked")
-        connection.endheaders()
-        if method == "POST":
-            connection.send(b"1\r\n\n\r\n")
-        yield connection.getresponse()
-    finally:
-        connection.close()
 
 
 def query(url: str, headers: Headers) -> httpx.Response:
@@ -92,71 +69,39 @@ def query(url: str, headers: Headers) -> httpx.Response:
     return httpx.post(f"{url}/v1/query", data={"classes": ["husky"]}, files=files, headers=headers)
 
 
-def eventually_answered(url: str, headers: Headers) -> None:
-    for _ in range(200):
-        if query(url, headers).status_code == 200:
-            return
-    raise AssertionError("the slot was not released")
-
-
-NDJSON = "application/x-ndjson"
-STREAM = ("POST", "/v1/query:stream?classes=husky")
+def is_rejected(url: str, headers: Headers) -> bool:
+    """Return whether the client is at its limit. Otherwise, the empty body is rejected."""
+    return httpx.post(f"{url}/v1/query", headers=headers).status_code == 429
 
 
 def test_a_client_at_its_limit_of_requests_leaves_requests_for_others(
     served: tuple[str, Headers, Headers],
 ) -> None:
     url, one, other = served
-    with opened(url, *STREAM, one, NDJSON) as stream:  # a stream occupies a slot
-        assert stream.status == 200
+    with occupied(url, **one):
+        wait_until(lambda: is_rejected(url, one))
         rejected = query(url, one)
         assert error_of(rejected)[:2] == (429, "too_many_requests")
         assert rejected.headers["retry-after"] == "1"
         assert query(url, other).status_code == 200
-    eventually_answered(url, one)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "code"),
-    [
-        (*STREAM, "too_many_requests"),
-        ("POST", "/v1/feeds/door", "too_many_feeds"),
-        ("GET", "/v1/watches/{}/hits", "too_many_listeners"),
-    ],
-)
-def test_a_client_at_its_limit_of_streams_leaves_streams_for_others(
-    served: tuple[str, Headers, Headers], method: str, path: str, code: str
-) -> None:
-    url, one, other = served
-    watches = []
-    for headers in (one, other):  # with tokens, each client listens to its own watch
-        body = {"classes": ["husky"], "threshold": 0, "ttl_seconds": 60}
-        eventually_answered(url, headers)  # a stream of the test before may still be ending
-        made = httpx.post(f"{url}/v1/watches", json=body, headers=headers)
-        assert made.status_code == 201, made.text
-        watches.append(path.format(made.json()["id"]))
-    with ExitStack() as stack:
-        first = stack.enter_context(opened(url, method, watches[0], one, NDJSON))
-        assert first.status == 200
-        second = stack.enter_context(opened(url, method, watches[0], one, NDJSON))
-        assert (second.status, code in second.read().decode()) == (429, True)
-        third = stack.enter_context(opened(url, method, watches[1], other, NDJSON))
-        assert third.status == 200
+    wait_until(lambda: query(url, one).status_code == 200)
 
 
 @pytest.mark.parametrize("served", ["addresses"], indirect=True)
 def test_the_last_address_counts_and_the_rest_is_ignored(
     served: tuple[str, Headers, Headers],
 ) -> None:
-    url, one, _ = served
-    with opened(url, *STREAM, one, NDJSON):
+    url, one, other = served
+    with occupied(url, **one):
+        wait_until(lambda: is_rejected(url, one))
         for address in ("192.0.2.1", "192.0.2.2, 192.0.2.1", "::ffff:192.0.2.1"):
-            assert query(url, {ADDRESS: address}).status_code == 429
-        assert query(url, {ADDRESS: "192.0.2.1, 192.0.2.2"}).status_code == 200
+            assert is_rejected(url, {ADDRESS: address})
+        assert not is_rejected(url, {ADDRESS: "192.0.2.1, 192.0.2.2"})
+        assert not is_rejected(url, other)
 
 
 def key_of(*addresses: str) -> str:
-    return Clients(None, ADDRESS).client_of(None, addresses).limit_key
+    return Clients(None, ADDRESS).client_of(None, addresses)
 
 
 def test_the_limit_key_of_an_address_is_its_network() -> None:
@@ -165,7 +110,6 @@ def test_the_limit_key_of_an_address_is_its_network() -> None:
     assert key_of("2001:db8:1:3::1") != key_of("2001:db8:1:2::1")
     assert key_of() == key_of("x") == key_of("") == key_of("192.0.2.1", "no address") == "anonymous"
     assert key_of("192.0.2.1", "192.0.2.2") == "192.0.2.2"
-    assert Clients(None, ADDRESS).client_of("a token", ["192.0.2.1"]).name == "anonymous"
 
 
 # ---------------------------------------------------------------------------- gRPC
@@ -193,8 +137,7 @@ class Call:
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
     service = Service(Model.open(bundle), Shared(config, NoCounts()))
-    models = Models.of(service, Board(config).galleries)
-    return InferenceMethods(models, Clients(None, ADDRESS), no_metrics)
+    return InferenceMethods(ServedModel.of(service), Clients(None, ADDRESS))
 
 
 def request(num_bytes: int) -> bytes:

@@ -89,7 +89,7 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
     assert found["replicas"] == [1, 4]
     assert found["actor"]["num_gpus"] == 1
     served = found["served"]
-    assert found["ongoing"] > 9 + served["max_uploads"] + served["max_feeds"]
+    assert found["ongoing"] > 9 + served["max_uploads"]
     assert found["queued"] == 9
     assert found["grace"] > found["served"]["request_timeout_seconds"]
     assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)

@@ -76,13 +76,6 @@ def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(url: str
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, None]
 
 
-def test_a_watch_reports_precision_for_each_of_its_classes(url: str) -> None:
-    with Client(url) as client:
-        watch = client.create_watch([2, 6], recall=0.9, ttl_seconds=60)
-        assert [one.model_dump() for one in watch.classes] == [OWN, POOLED]
-        client.delete_watch(watch.id)
-
-
 def test_precision_is_unknown_for_a_threshold_set_by_the_request(url: str) -> None:
     with Client(url) as client:
         decided = client.query([2], [image(0)], threshold=1.0)

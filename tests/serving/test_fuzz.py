@@ -125,19 +125,6 @@ def forms(draw: st.DrawFn) -> bytes:
     return b"".join(parts) + b"--b--\r\n"
 
 
-lines = st.lists(
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "image": st.sampled_from(BASE64) | values,
-            "text": any_text | values,
-            "id": values,
-            "x": values,
-        },
-    ).map(as_json)
-    | st.binary(max_size=40),
-    max_size=6,
-).map(b"\n".join)
 requests = st.one_of(
     st.tuples(st.just("application/json"), valid_bodies.map(as_json)),
     st.tuples(st.just("application/json"), damaged(valid_bodies.map(as_json))),
@@ -216,38 +203,6 @@ def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
     assert {200, 400, 422} <= seen
 
 
-def fuzz_streams(apis: list[FastAPI], examples: int) -> None:
-    answered = 0
-
-    @bounded(examples)
-    @given(body=lines | damaged(lines), query=st.just([("classes", "husky")]) | parameters)
-    def streams(body: bytes, query: list[tuple[str, str]]) -> None:
-        nonlocal answered
-        url, kind = f"/v1/query:stream?{encoded_parameters(query)}", "application/x-ndjson"
-        for answer in send(apis, "POST", url, body, kind):
-            check(answer)
-            if answer.status_code == 200:
-                answered += check_lines(answer, body)
-
-    streams()
-    assert answered
-
-
-def check_lines(answer: httpx.Response, body: bytes) -> int:
-    """Check that every line of the response is valid and that the counts match. Returns the number
-    of answered inputs."""
-    *responses, last = [json.loads(line) for line in answer.text.split("\n")[:-1]]
-    counts = last["done"]
-    assert [one["line"] for one in responses] == sorted(one["line"] for one in responses)
-    assert sum("error" in one for one in responses) == counts["errors"]
-    assert counts["inputs"] + counts["errors"] == sum(
-        bool(line.strip()) for line in body.split(b"\n")
-    )
-    errors = [one["error"] for one in responses if "error" in one]
-    assert all(error["code"] and error["message"] for error in errors)
-    return counts["inputs"]
-
-
 def bounded(examples: int) -> settings:
     # The default suite sends the same bodies in every run, but the long suite sends different ones.
     return settings(
@@ -263,18 +218,9 @@ def test_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> 
     fuzz_queries(apis, EXAMPLES)
 
 
-def test_generated_lines_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
-    fuzz_streams(apis, EXAMPLES)
-
-
 @pytest.mark.slow
 def test_many_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_queries(apis, MANY_EXAMPLES)
-
-
-@pytest.mark.slow
-def test_many_generated_lines_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
-    fuzz_streams(apis, MANY_EXAMPLES)
 
 
 @bounded(EXAMPLES)

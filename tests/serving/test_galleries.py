@@ -26,7 +26,6 @@ from typer.testing import CliRunner
 from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
-from serving.galleries.changes import ChangeLog
 from serving.galleries.collection import open_collection
 from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
 from serving.galleries.format import features_identity
@@ -35,7 +34,6 @@ from serving.galleries.item import Item
 from serving.galleries.ranking import Ranking, best, class_scores
 from serving.galleries.searching import Galleries, Page
 from serving.model import Model
-from serving.watches.storage import MemoryStorage
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
@@ -125,10 +123,6 @@ def ask(bundle: Path, gallery: Path) -> Ask:
     return requester(bundle, pets=gallery)
 
 
-def no_changes() -> ChangeLog:
-    return ChangeLog(ServingConfig(), MemoryStorage())
-
-
 def search(ask: Ask, **body: object) -> dict:
     response = ask("POST", "/v1/galleries/pets/search", json=body)
     assert response.status_code == 200, response.text
@@ -194,7 +188,6 @@ import sys, time
 from pathlib import Path
 from serving.galleries import building
 from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.changes import ChangeLog
 from serving.galleries.collection import open_collection
 from serving.galleries.features import LocalEncoder
 from serving.model import Model
@@ -585,14 +578,23 @@ def test_a_thumbnail_is_a_reduced_image_of_its_item(ask: Ask, bundle: Path, tmp_
     assert refusal(response) == (404, "no_thumbnail")
 
 
+def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask) -> None:
+    (result,) = search(ask, classes=["husky"], limit=1)["results"]
+    item_id, index = result["hits"][0]["id"], result["hits"][0]["item"]
+    by_index, by_id = (
+        ask("GET", f"/v1/galleries/pets/items/{one}/thumbnail") for one in (index, item_id)
+    )
+    assert by_id.content == by_index.content
+    response = ask("GET", f"/v1/galleries/pets/items/{index}.00000000/thumbnail")
+    assert refusal(response) == (404, "unknown_item")
+
+
 def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
     assert ask("GET", "/v1/galleries").json() == {
         "galleries": [
             {
                 "name": "pets",
                 "num_items": 28,
-                "inserted": 0,
-                "deleted": 0,
                 "reads": "images",
                 "thumbnails": True,
                 "index": None,
@@ -679,7 +681,7 @@ def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, galler
 
     opened = Bundle.open(bundle)
     cache_bytes = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
-    galleries = Galleries({"pets": gallery}, opened, no_changes(), cache_bytes=cache_bytes)
+    galleries = Galleries({"pets": gallery}, opened, cache_bytes=cache_bytes)
     for classes in ([0], [1], [2], [0], [3]):
         galleries.search("pets", make_query(opened, classes), Page(0, 1))
     assert [key[1] for key in galleries._rankings] == [2, 0, 3]
@@ -692,7 +694,7 @@ def test_galleries_do_not_share_their_scores(bundle: Path, gallery: Path, tmp_pa
     (tmp_path / "images" / "only.png").write_bytes(image(300))
     command(bundle, tmp_path / "images", "-o", tmp_path / "small")
     opened = Bundle.open(bundle)
-    galleries = Galleries({"pets": gallery, "small": tmp_path / "small"}, opened, no_changes())
+    galleries = Galleries({"pets": gallery, "small": tmp_path / "small"}, opened)
     query = make_query(opened, [0])
     assert galleries.search("pets", query, Page(0, 1)).results[0].total > 1
     assert galleries.search("small", query, Page(0, 1)).results[0].total == 1

@@ -2,48 +2,35 @@
 blocking the event loop.
 """
 
-import asyncio
-import base64
 import json
 import struct
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from tritonclient.grpc import service_pb2 as pb
-from websockets.exceptions import ConnectionClosedError
-from websockets.sync.client import connect
 
 from serving.api_error import ApiError
-from serving.config import ServingConfig
-from serving.deploy.private_uvicorn import set_server_options
 from serving.http import query_body
 from serving.http.inference_body import InferenceRequest
-from serving.http.input_lines import max_json_bytes
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
-from serving.http.streams import count_lines, split_lines
 from serving.inference import tensors
 from serving.inference.protobuf import inference_of, parsed
-from serving.service import Service
-from serving.watches.schemas import WatchBody
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
 from tests.tiny_bundle import write
 
-NDJSON = "application/x-ndjson"
 MANY = 50_000
 
 
@@ -54,7 +41,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def api(bundle: Path) -> FastAPI:
-    return in_process.application(bundle, max_frame_bytes=2000)
+    return in_process.application(bundle)
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +105,6 @@ def test_an_object_with_too_many_keys_is_rejected() -> None:
         (QueryBody, {"classes": [1], "images": [1] * 9}),
         (QueryBody, {"classes": [1], "texts": [1] * 9}),
         (SearchBody, {"classes": [[]] * 9}),
-        (WatchBody, {"ttl_seconds": 60, "classes": [[]] * 9}),
-        (WatchBody, {"ttl_seconds": 60, "classes": [1], "feeds": [[]] * 9}),
         (InferenceRequest, {"inputs": [[]] * 9}),
         (InferenceRequest, {"inputs": [], "outputs": [[]] * 9}),
     ],
@@ -136,8 +121,6 @@ def test_only_the_first_invalid_element_of_a_list_is_reported(
 SMALL = {
     "/v1/query": ("application/json", b'{"classes": ["husky"], "images": ["AAAA"]}'),
     "/v2/models/pets/infer": ("application/json", b'{"inputs": []}'),
-    "/v1/query:stream?classes=husky": (NDJSON, b'{"image": "AAAA"}'),
-    "/v1/feeds/door": (NDJSON, b'{"image": "AAAA"}'),
 }
 
 
@@ -149,9 +132,8 @@ def test_every_endpoint_rejects_too_many_values(url: str, path: str) -> None:
     assert "values" in answer.text.splitlines()[0]
 
 
-# These modules parse bodies and lines of up to 16 KiB on the event loop, because switching to a
-# thread would cost more.
-SHORT_ON_LOOP = ("/v1/query", "/v1/query:stream?classes=husky")
+# Bodies of up to 16 KiB are parsed on the event loop: switching to a thread would cost more.
+SHORT_ON_LOOP = ("/v1/query",)
 
 
 def parsed_in_thread(
@@ -187,23 +169,6 @@ def test_short_json_is_parsed_on_the_event_loop(
     assert parsed_in_thread(url, path, SMALL[path][1], monkeypatch) == [False]
 
 
-def test_a_long_line_is_parsed_and_decoded_without_further_thread_switches(
-    api: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, in_thread = [], Service.in_thread
-
-    async def spy(self: Service, function: Any, *arguments: Any) -> Any:
-        calls.append(function.__name__)
-        return await in_thread(self, function, *arguments)
-
-    monkeypatch.setattr(Service, "in_thread", spy)
-    line = b'{"id": "a", "image": "' + b"\\u0041" * 2**12 + b'"}'
-    answer = post(api, "/v1/query:stream?classes=husky", line, NDJSON)
-    error, _ = map(json.loads, answer.text.splitlines())
-    assert (error["id"], error["error"]["code"]) == ("a", "not_a_picture")
-    assert calls == ["parse_line"]
-
-
 def test_too_many_images_are_rejected_before_any_is_decoded(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,122 +188,6 @@ def test_tensors_are_validated_in_a_thread(url: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(tensors, "check_inference", spy)
     assert httpx.post(url + "/v2/models/pets/infer", json={"inputs": []}).status_code == 400
     assert [name.startswith("prepare") for name in threads] == [True]
-
-
-# --- lines ---
-
-
-async def split(*parts: bytes, limit: int = 100) -> list[bytes | None]:
-    async def body() -> AsyncIterator[bytes]:
-        for part in parts:
-            yield part
-
-    return [item async for item in split_lines(body(), limit)]
-
-
-@pytest.mark.parametrize("blank", [b"\n", b" \n", b"\r\n", b" \t \r\n\n"])
-def test_consecutive_blank_lines_are_one_item(blank: bytes) -> None:
-    items = asyncio.run(split(blank * MANY, b"x\n" + blank * MANY, limit=2**20))
-    assert len(items) == 3
-    assert items[1] == b"x"
-    assert sum(map(count_lines, items)) == 2 * MANY * blank.count(b"\n") + 1
-
-
-@given(
-    st.text(alphabet="ab \n\r", max_size=60),
-    st.lists(st.integers(0, 60)),
-    st.integers(1, 8),
-)
-def test_items_contain_exactly_the_lines_of_the_body(
-    text: str, cuts: list[int], limit: int
-) -> None:
-    body, positions = text.encode(), [0, *sorted(cuts), len(text)]
-    parts = [body[start:end] for start, end in pairwise(positions)]
-    found: list[bytes | None] = []
-    for item in asyncio.run(split(*parts, limit=limit)):
-        found += [item] if item is None else item.split(b"\n")
-    lines = body.split(b"\n")
-    expected = [None if len(one) > limit else one for one in (lines if lines[-1] else lines[:-1])]
-    assert found == expected
-
-
-def test_blank_lines_are_included_in_line_numbers(api: FastAPI) -> None:
-    body = b"\n \n\n{\n\n\r\n{"
-    answer = post(api, "/v1/query:stream?classes=husky", body, NDJSON)
-    *errors, _ = map(json.loads, answer.text.splitlines())
-    assert [one["line"] for one in errors] == [3, 6]
-
-
-def test_other_tasks_run_between_the_parts_of_a_body() -> None:
-    turns = []
-
-    async def other() -> None:
-        while True:
-            turns.append(1)
-            await asyncio.sleep(0)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(other())
-        await split(*[b"\n"] * 20)
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    asyncio.run(scenario())
-    assert len(turns) >= 20
-
-
-# --- WebSockets ---
-
-
-_RAY_WARNING = pytest.mark.filterwarnings(
-    "ignore:Using extra keyword arguments on `Field` is deprecated:"
-    "pydantic.warnings.PydanticDeprecatedSince20"
-)
-
-
-def error_of(message: str | bytes) -> str:
-    return json.loads(message)["error"]["code"]
-
-
-def test_a_long_websocket_text_is_not_parsed(url: str) -> None:
-    with connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
-        long = ServingConfig(max_frame_bytes=2000)
-        socket.send("{" * (max_json_bytes(long) + 1))
-        assert error_of(socket.recv(20)) == "frame_too_long"
-        socket.send("{")
-        assert error_of(socket.recv(20)) == "invalid_json"
-
-
-@_RAY_WARNING
-def test_a_replica_rejects_messages_that_are_too_long_or_compressed(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Restore the original after the test.
-    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
-    set_server_options(50_000)
-    # The `Board` of watches is bound to one event loop, so each server needs its own application.
-    api = in_process.application(bundle, max_frame_bytes=2000)
-    with listening(api) as url, connect(url.replace("http", "ws") + "/v1/feeds/x/frames") as socket:
-        assert socket.response is not None
-        assert "Sec-WebSocket-Extensions" not in socket.response.headers
-        socket.send(bytes(50_000))
-        assert error_of(socket.recv(20)) == "frame_too_long"
-        socket.send(bytes(50_001))
-        with pytest.raises(ConnectionClosedError) as caught:
-            socket.recv(20)
-        assert caught.value.rcvd is not None
-        assert caught.value.rcvd.code == 1009
-
-
-@pytest.mark.parametrize("limits", [{}, {"max_frame_bytes": 10}, {"max_text_chars": 1}])
-def test_the_longest_frame_fits_the_json_limit(limits: dict) -> None:
-    config = ServingConfig(**limits)
-    image = base64.b64encode(bytes(config.max_frame_bytes)).decode()
-    text = "\\ud83d\\ude00" * config.max_text_chars
-    for content in (f'"image": "{image}"', f'"text": "{text}"'):
-        frame = f'{{"id": "{"x" * 200}", "time": "{"x" * 64}", {content}}}'
-        assert len(frame) <= max_json_bytes(config)
 
 
 # --- gRPC ---

@@ -20,14 +20,14 @@ import pytest
 
 from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
-from tests.serving.in_process import application, listening
+from tests.serving.in_process import application, listening, occupied
 from tests.serving.started import Server, bundle, end, start
 from tests.system.processes import ROOT
 from tests.waiting import wait_until
 
 __all__ = ["bundle"]  # a fixture
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
-JSON, NDJSON = "application/json", "application/x-ndjson"
+JSON = "application/json"
 
 
 # -- slots of a replica ------------------------------------------------------------------------
@@ -65,7 +65,6 @@ def url(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     limits = {
         "max_requests": 2,
         "request_timeout_seconds": 10,
-        "max_streams_per_client": 1,
         "max_uploads": 6,
         "max_uploads_per_client": 5,
         "max_body_bytes": 100_000,
@@ -82,8 +81,8 @@ BODIES = [
     ("POST", "/v1/query", JSON),
     ("POST", "/v1/query", "multipart/form-data; boundary=x"),
     ("POST", "/v1/query?classes=husky", "image/png"),
-    ("POST", "/v1/watches", JSON),
-    ("PATCH", "/v1/watches/3f", JSON),
+    ("POST", "/v1/classify", JSON),
+    ("POST", "/v1/classify?top=2", "image/png"),
 ]
 
 
@@ -133,25 +132,14 @@ def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url
         assert answer_of(slow) == (400, "invalid_json")
 
 
-def test_a_client_at_its_stream_limit_leaves_streams_for_others(url: str) -> None:
-    path = "/v1/query:stream?classes=husky"
-    with begun(url, "POST", path, NDJSON) as first:
-        assert answer_of(first)[0] == 200
-        with begun(url, "POST", path, NDJSON) as second:
-            assert answer_of(second) == (429, "too_many_streams")
-        with begun(url, "POST", path, NDJSON, BOB) as bobs:
-            assert answer_of(bobs)[0] == 200
-
-
 def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) -> None:
-    with (
-        listening(application(bundle, max_requests=1)) as url,
-        begun(url, "POST", "/v1/query:stream?classes=husky", NDJSON) as stream,
-    ):
-        assert answer_of(stream)[0] == 200
-        with begun(url, *BODIES[0]) as other:
-            assert answer_of(other) == (429, "too_busy")
-        assert httpx.get(f"{url}/health").status_code == 200
+    with listening(application(bundle, max_requests=1, batch_wait_seconds=60)) as url:
+        with occupied(url):
+            wait_until(lambda: status_of(url, BOB) == (429, "too_busy"))
+            with begun(url, *BODIES[0]) as other:
+                assert answer_of(other) == (429, "too_busy")
+            assert httpx.get(f"{url}/health").status_code == 200
+        wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
 
 
 # -- slow and lost servers ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The check of bundles and galleries in a process of its own, before a server starts."""
+"""The check of a bundle and its galleries in a process of its own, before a server starts."""
 
 import os
 import signal
@@ -15,18 +15,11 @@ from serving.deploy.preparation import prepare
 from tests.dispositions import default_signals
 from tests.tiny_bundle import write
 from tests.waiting import wait_until
-from trainer.bundle.spec import read_manifest
 
 
-def test_the_check_returns_the_first_class_and_the_versions(tmp_path: Path) -> None:
-    bundle = write(tmp_path / "pets")
-    link = tmp_path / "link"
-    link.symlink_to(bundle)
-    prepared = prepare(link, ServingConfig(models={"other": bundle}))
+def test_the_check_returns_the_first_class_and_the_kind_of_inputs(tmp_path: Path) -> None:
+    prepared = prepare(write(tmp_path / "pets"), ServingConfig())
     assert (prepared.first_class, prepared.reads) == ("husky", "images")
-    assert list(prepared.versions) == ["link", "other"]
-    version = read_manifest(bundle).version
-    assert {(one.folder, one.version) for one in prepared.versions.values()} == {(bundle, version)}
 
 
 @pytest.mark.parametrize(

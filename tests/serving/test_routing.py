@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from fastapi import APIRouter, FastAPI, WebSocket
+from fastapi import APIRouter, FastAPI
 
 from serving.deploy.haproxy import _pattern
 from serving.http import app
@@ -28,11 +28,6 @@ async def read_limit(service: ServiceDep) -> int:
 async def find(thing: str) -> str:
     """Find a thing by name."""
     return thing
-
-
-@router.websocket("/v1/things/{thing}/live")
-@facts(streams=True)
-async def live(socket: WebSocket, thing: str) -> None: ...
 
 
 @pytest.fixture
@@ -60,8 +55,7 @@ def test_a_route_is_served_documented_and_protected_as_declared(api: FastAPI) ->
     assert operation["security"] == [{"token": []}]
 
 
-def test_paths_are_selected_by_the_facts_declared_on_http_and_websocket_routes() -> None:
-    assert paths_of([router], lambda route: route.streams) == ("/v1/things/{thing}/live",)
+def test_paths_are_selected_by_the_facts_declared_on_routes() -> None:
     (path,) = paths_of([router], lambda route: route.is_idempotent)
     assert re.fullmatch(_pattern(path), "/v1/things/a b:find")
     assert not re.fullmatch(_pattern(path), "/v1/things/a/b:find")

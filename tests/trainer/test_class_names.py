@@ -52,10 +52,9 @@ def test_every_name_is_found_and_no_other_text() -> None:
     listed = random_names(500)
     names = ClassNames(listed)
     assert [names.id_of(name) for name in listed] == list(range(len(listed)))
-    assert [names.id_of_name(name) for name in listed] == list(range(len(listed)))
-    assert ClassNames(["a", "b", "#1", "#0"]).id_of_name("#0") == 3
-    with pytest.raises(ValueError, match="no class '#3'"):
-        names.id_of_name("#3")
+    assert [names.find(name) for name in listed] == list(range(len(listed)))
+    assert ClassNames(["a", "b", "#1", "#0"]).find("#0") == 3
+    assert names.find("#3") is None
     for unknown in ("", "aa\x00", "STRAẞE", "\udcff"):
         with pytest.raises(ValueError, match="no class"):
             names.id_of(unknown)

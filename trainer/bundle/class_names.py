@@ -89,13 +89,6 @@ class ClassNames:
             raise ValueError(f"class ID {wanted} is out of range 0 … {len(self) - 1}")
         return wanted
 
-    def id_of_name(self, name: str) -> int:
-        """Return the ID of the class with exactly this name. Raises ValueError if there is none."""
-        found = self.find(name)
-        if found is None:
-            raise ValueError(self._unknown(name))
-        return found
-
     def find(self, name: str) -> int | None:
         """Return the ID of the class with exactly this name, or None if there is none."""
         found = self._found.get(name)

@@ -4,10 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.http.routing import Resources, ServiceDep, per_application
+from serving.http.routing import ServiceDep
 from serving.limits import ClientLimit
 from serving.schemas import ErrorBody
 from serving.service import Service
@@ -46,10 +46,11 @@ class ClassSearch(BaseModel):
 router = APIRouter()
 
 
-class _Searches:
-    """Runs one search at a time in a separate thread, so that searches do not delay queries."""
+class Searches:
+    """Runs one search of a replica at a time in a separate thread, so that searches do not delay
+    queries."""
 
-    def __init__(self, resources: Resources) -> None:
+    def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, "search")
         self.limit = ClientLimit(_MAX_SEARCHES, "searches", per_client=_MAX_SEARCHES_PER_CLIENT)
 
@@ -63,13 +64,13 @@ async def classes(
     request: Request,
     parameters: Annotated[ClassSearch, Query()],
     service: ServiceDep,
-    searches: Annotated[_Searches, Depends(per_application(_Searches))],
 ) -> Response:
     """Search the classes by name.
 
     Names that begin with `search` are listed first.
     """
-    with searches.limit.slot(request.state.limit_key):
+    searches: Searches = request.app.state.searches
+    with searches.limit.slot(request.state.client):
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")

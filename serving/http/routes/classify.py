@@ -34,7 +34,7 @@ async def classify(
     Returns the classes with the largest scores among all classes. A query for given classes is
     faster, because it reads only the weights of these classes.
     """
-    async with service.admitted(request.state.limit_key) as progress:
+    async with service.admitted(request.state.client) as progress:
         inputs, top = await read_classification(request, parameters, service, progress)
         found = await service.classify(inputs, top)
         progress.inputs = len(inputs)

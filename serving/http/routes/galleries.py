@@ -1,55 +1,36 @@
-"""`/v1/galleries`: list and search indexed collections."""
+"""`/v1/galleries`: list and search indexed collections, and return thumbnails of their items."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Self
+from typing import Annotated
 
-from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.api_error import ApiError, validated, watches_down
-from serving.galleries.changes import (
-    GalleryFullError,
-    NameInUseError,
-    UnknownItemError,
-)
-from serving.galleries.live import LiveGallery, Snapshot
+from serving.api_error import ApiError, validated
+from serving.galleries.gallery import Gallery
 from serving.galleries.searching import Galleries, Page
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
-from serving.http.query_body import (
-    RECALL_MEANING,
-    check_class_count,
-    max_values,
-)
+from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
 from serving.http.request_body import parse_json, read_body
-from serving.http.routing import ResourcesDep, facts
-from serving.schemas import (
-    ErrorBody,
-    GalleryFound,
-    GalleryIndex,
-    GalleryList,
-    Hits,
-)
+from serving.http.routing import VersionDep, facts
+from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
 from serving.service import InProgress, Service
-from serving.watches.watch import WatchesDownError
 
 _MAX_LIMIT = 1000
 # Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
 _MAX_HITS = 10_000
+# The number after the index in an id identifies the item (`Gallery.id_of`).
+_INDEX_OR_ID = r"^(\d{1,30}|\d{1,18}\.[0-9a-f]{8})$"
 
 
 class SearchBody(BaseModel):
-    """Which items of a gallery belong to these classes, or are similar to these items?"""
+    """Which items of a gallery belong to these classes?"""
 
     model_config = ConfigDict(extra="forbid")
 
-    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, description="class names or ids"
-    )
-    examples: Annotated[list[StrictStr], Field(fail_fast=True)] | None = Field(
-        None, min_length=1, description="ids of items of the gallery, instead of `classes`"
+    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
+        min_length=1, description="class names or ids"
     )
     recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
@@ -60,25 +41,15 @@ class SearchBody(BaseModel):
         20,
         ge=1,
         le=_MAX_LIMIT,
-        description="maximum number of hits per class or example on a page",
+        description="maximum number of hits per class on a page",
     )
-    offset: int = Field(
-        0, ge=0, le=2**62, description="number of hits to skip per class or example"
-    )
+    offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
     exact: bool | None = Field(
         None,
         description="true: score all items. false: use the gallery's index, if there is one, which "
         "finds at most 100 hits. Default: use it if its recall is at least 0.95 and offset + limit "
         "is at most 100",
     )
-
-    @model_validator(mode="after")
-    def _check_kind(self) -> Self:
-        if (self.classes is None) == (self.examples is None):
-            raise ValueError("set exactly one of `classes` and `examples`")
-        if self.examples is not None and self.recall is not None:
-            raise ValueError("`recall` requires `classes`. Set `threshold` instead")
-        return self
 
     @property
     def page(self) -> Page:
@@ -88,43 +59,67 @@ class SearchBody(BaseModel):
 router = APIRouter()
 
 
-@router.get("/v1/galleries", responses={503: {"model": ErrorBody}})
-async def listed(resources: ResourcesDep) -> GalleryList:
+@router.get("/v1/galleries")
+async def listed(version: VersionDep) -> GalleryList:
     """List the galleries on this server."""
-    galleries = resources.galleries
-    with as_api_errors():
-        found = [_describe(name, await galleries[name].refresh()) for name in galleries.names()]
-    return GalleryList(galleries=found)
+    galleries = version.galleries
+    return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
 
 
 @router.post(
     "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
 @facts(is_idempotent=True)
-async def search(name: str, request: Request, resources: ResourcesDep) -> Hits:
-    """Search a gallery for classes, or for items that are similar to some of its items.
+async def search(name: str, request: Request, version: VersionDep) -> Hits:
+    """Search a gallery for classes.
 
-    Returns one page of items per class or example, in descending order of score.
+    Returns one page of items per class, in descending order of score.
     """
-    service, galleries = resources.service, resources.galleries
-    async with service.admitted(request.state.limit_key) as progress:
-        gallery = named(galleries, name)
+    service, galleries = version.service, version.galleries
+    async with service.admitted(request.state.client) as progress:
+        _named(galleries, name)
         body = await _read(request, service, progress)
-        with as_api_errors():
-            await gallery.refresh()
-            if body.examples is not None:
-                work = partial(
-                    galleries.search_similar, name, body.examples, body.threshold, body.page
-                )
-            else:
-                query = await service.make_query(body.classes or [], body.recall, body.threshold)
-                work = partial(galleries.search, name, query, body.page)
-            found: Hits = await service.in_thread(work)
+        query = await service.make_query(body.classes, body.recall, body.threshold)
+        found: Hits = await service.in_thread(partial(galleries.search, name, query, body.page))
         return found
 
 
-def _describe(name: str, snapshot: Snapshot) -> GalleryFound:
-    info = snapshot.base.info
+@router.get(
+    "/v1/galleries/{name}/items/{item}/thumbnail",
+    response_class=Response,
+    responses={
+        200: {"content": {"image/jpeg": {}}, "description": "thumbnail (JPEG)"},
+        404: {"model": ErrorBody},
+        422: {"model": ErrorBody},
+    },
+)
+async def thumbnail(
+    name: str,
+    item: Annotated[str, Path(pattern=_INDEX_OR_ID, description="index or id of the item")],
+    version: VersionDep,
+) -> Response:
+    """Return a thumbnail of an item."""
+    gallery = _named(version.galleries, name)
+    index = int(item) if item.isdecimal() else gallery.index_of_id(item)
+    if index is None or index >= gallery.num_items:
+        raise ApiError(
+            404,
+            "unknown_item",
+            f"the gallery does not contain the item {item!r}. Search again: the gallery may have "
+            "been built again",
+        )
+    small = await version.service.in_thread(gallery.thumbnail, index)
+    if not small:
+        raise ApiError(
+            404,
+            "no_thumbnail",
+            f"gallery {name} was indexed without thumbnails. Index it again with thumbnails",
+        )
+    return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
+
+
+def _describe(name: str, gallery: Gallery) -> GalleryFound:
+    info = gallery.info
     index = None
     if info.index is not None:
         index = GalleryIndex(
@@ -134,16 +129,14 @@ def _describe(name: str, snapshot: Snapshot) -> GalleryFound:
         )
     return GalleryFound(
         name=name,
-        num_items=snapshot.num_items,
-        inserted=len(snapshot.inserted),
-        deleted=len(snapshot.deleted),
+        num_items=gallery.num_items,
         reads=info.reads,
         thumbnails=info.thumbnails,
         index=index,
     )
 
 
-def named(galleries: Galleries, name: str) -> LiveGallery:
+def _named(galleries: Galleries, name: str) -> Gallery:
     """Look up a gallery in the server's configuration. The name is never used as a path."""
     try:
         return galleries[name]
@@ -161,32 +154,16 @@ async def _read(request: Request, service: Service, progress: InProgress) -> Sea
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
     body: SearchBody = await service.in_thread(_parsed, raw, max_values(service.config))
-    targets = body.classes or body.examples or []
-    check_class_count(len(targets), service.config.max_classes)
-    if len(targets) * body.limit > _MAX_HITS:
+    check_class_count(len(body.classes), service.config.max_classes)
+    if len(body.classes) * body.limit > _MAX_HITS:
         raise ApiError(
             422,
             "invalid_query",
-            f"{len(targets)} classes or examples with limit {body.limit} can return more than "
-            f"{_MAX_HITS} hits. Reduce their number or the limit",
+            f"{len(body.classes)} classes with limit {body.limit} can return more than {_MAX_HITS} "
+            "hits. Reduce their number or the limit",
         )
     return body
 
 
 def _parsed(raw: bytes, most: int) -> SearchBody:
     return validated(SearchBody, parse_json(raw, most), "invalid_query")
-
-
-@contextmanager
-def as_api_errors() -> Iterator[None]:
-    """Convert errors about galleries to ApiErrors."""
-    try:
-        yield
-    except UnknownItemError as error:
-        raise ApiError(404, "unknown_item", str(error)) from error
-    except NameInUseError as error:
-        raise ApiError(409, "name_in_use", str(error)) from error
-    except GalleryFullError as error:
-        raise ApiError(409, "gallery_full", str(error)) from error
-    except WatchesDownError as error:
-        raise watches_down(error) from error

@@ -2,13 +2,13 @@
 
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel, Field
 
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
-from serving.http.routing import ResourcesDep, ServiceDep, facts
+from serving.http.routing import ModelDep, ServiceDep, facts
 from serving.schemas import ErrorBody, ModelLogits
 from serving.service import Service
 from trainer.backbone.precision import Precision
@@ -20,24 +20,19 @@ class Health(BaseModel):
 
 
 class Limits(BaseModel):
-    """Limits on one request, one stream and one frame."""
+    """Limits on one request."""
 
     max_inputs: int
     max_classes: int
     max_text_chars: int
     max_body_bytes: int
     max_pixels: int
-    max_frame_bytes: int
-    max_streams: int
-    max_streams_per_client: int
-    max_lines_in_flight: int
-    stream_idle_seconds: float
 
 
 class ModelInfo(BaseModel):
     """The served model."""
 
-    name: str = Field(description="name of the model in /v1/models/NAME and /v2/models/NAME")
+    name: str = Field(description="name of the model in /v2/models/NAME")
     version: str = Field(description="identifies the contents of the bundle")
     bundle: str = Field(description="name of the bundle's folder")
     num_classes: int
@@ -60,26 +55,26 @@ router = APIRouter()
 
 
 @router.get("/v1/model")
-async def model(service: ServiceDep) -> ModelInfo:
+async def info(service: ServiceDep) -> ModelInfo:
     """Return the properties of the model and the limits of the server."""
     return _model_info(service)
 
 
 @router.get("/health", responses={503: {"model": ErrorBody}})
 @facts(needs_token=False)
-async def health(resources: ResourcesDep) -> Health:
-    """Check that the server is ready: all models have passed their self-check and respond."""
+async def health(model: ModelDep) -> Health:
+    """Check that the server is ready: the model has passed its self-check and responds."""
     try:
-        resources.shared.models.check_health()
+        model.check_health()
     except RuntimeError as error:
         raise ApiError(503, "unhealthy", str(error)) from error
     return Health(status="ready")
 
 
 @router.get("/metrics", response_class=Response)
-async def counts(resources: ResourcesDep) -> Response:
+async def counts(request: Request) -> Response:
     """Return Prometheus metrics of all replicas."""
-    return Response(await resources.shared.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(await request.app.state.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _model_info(service: Service) -> ModelInfo:

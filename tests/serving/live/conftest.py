@@ -17,7 +17,6 @@ from serving.galleries.features import LocalEncoder
 from serving.model import Model
 from tests.dispositions import ignored
 from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
-from tests.serving.receiver import Receiver, receiving
 from tests.serving.started import Server, SharedServer, write_images
 from tests.tiny_bundle import write
 
@@ -63,15 +62,8 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="package")
-def receiver() -> Iterator[Receiver]:
-    """The receiver that the open server may send hits to."""
-    with receiving() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="package")
 def open_server(
-    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory, receiver: Receiver
+    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
     bundle = write(tmp_path_factory.mktemp("bundles") / "others")
     gallery = tmp_path_factory.mktemp("galleries") / "pets"
@@ -85,7 +77,7 @@ def open_server(
 
     def launch() -> Server:
         errors = tmp_path_factory.mktemp("server") / "stderr"
-        return start_open(bundle, gallery, errors, temporary_folder, receiver.host)
+        return start_open(bundle, gallery, errors, temporary_folder)
 
     with closing(SharedServer(launch)) as shared:
         yield shared

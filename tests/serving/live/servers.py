@@ -14,9 +14,6 @@ CLIENT_REQUESTS = ServingConfig(max_requests=MAX_REQUESTS).requests_per_client
 BATCH_WAIT = 0.3
 # A class that only one test queries. Replicas cache the class weights that they have read.
 NEVER_QUERIED = 5
-# The open server: no tokens, and feed and listener limits that have no command-line option.
-# LISTENERS exceeds the 64 spare slots that a replica keeps for requests without a limit.
-LISTENERS, IDLE_SECONDS = 70, 12.0
 
 _SERVE_CONFIG = """
 import sys
@@ -67,20 +64,13 @@ def serve_config(
     return start(bundle, errors, config.model_dump_json(), start=command, temporary=temporary)
 
 
-def start_open(
-    bundle: Path, gallery: Path, errors: Path, temporary: Path, webhook_host: str
-) -> Server:
+def start_open(bundle: Path, gallery: Path, errors: Path, temporary: Path) -> Server:
+    """Start the open server: no tokens."""
     config = ServingConfig(
         port=0,
         galleries={"pets": gallery},
         replicas=REPLICAS,
         max_requests=2,
-        max_streams=1,
         request_timeout_seconds=20,
-        feed_idle_seconds=IDLE_SECONDS,
-        max_listeners=LISTENERS,
-        max_listeners_per_client=1000,
-        max_watch_listeners=1000,
-        webhook_hosts=(webhook_host,),
     )
     return serve_config(bundle, config, errors, temporary)

@@ -349,10 +349,7 @@ def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(
 
 
 OPEN = ("ServerLive", "ServerReady")
-GUARDED = (
-    *("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer"),
-    *("ModelConfig", "ModelStatistics", "RepositoryIndex"),
-)
+GUARDED = ("ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
 
 
 @pytest.mark.parametrize("method", GUARDED)

@@ -28,6 +28,7 @@ from tests.quiet_server import QuietServer
 from tests.serving.live.servers import CLIENT_REQUESTS, MAX_BODY, MAX_INPUTS, NEVER_QUERIED, TOKEN
 from tests.serving.started import (
     Server,
+    SharedServer,
     as_json,
     ask,
     error_of,
@@ -311,6 +312,18 @@ def test_150_slow_bodies_do_not_block_other_requests(
                 connection.sendall(b" ")
         for connection in slow:
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.slow
+def test_a_loopback_server_without_tokens_rejects_other_host_names(
+    open_server: SharedServer,
+) -> None:
+    url = open_server.get().url
+    response = httpx.get(f"{url}/v1/classes", headers={"host": "evil.example"})
+    assert (response.status_code, response.json()["error"]["code"]) == (403, "other_host")
+    port = url.rpartition(":")[2]
+    response = httpx.get(f"{url}/v1/classes", headers={"host": f"localhost:{port}"})
+    assert response.status_code == 200
 
 
 def test_excess_requests_get_429_and_the_others_get_correct_answers(

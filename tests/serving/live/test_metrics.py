@@ -187,8 +187,7 @@ def is_answered(server: Server) -> bool:
 def test_the_counts_of_a_lost_replica_and_its_successor_are_added(
     bundle: Path, tokens: Path, tmp_path: Path
 ) -> None:
-    options = "--replicas", 1, "--state", tmp_path / "state"  # another server has the default
-    running = start(bundle, tmp_path / "stderr", *options)
+    running = start(bundle, tmp_path / "stderr", "--replicas", 1)
     target = running.url.removeprefix("http://")
     try:
         with prometheus(tmp_path, config(target, tokens)) as api:

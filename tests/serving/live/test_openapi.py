@@ -15,4 +15,4 @@ def test_responses_of_the_server_match_its_openapi_document(server: Server) -> N
     document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=HEADERS)
     answers = check_document(document, 5, headers=HEADERS)
     assert_all_called(answers)
-    assert {"GET /v2/models/stats 200", "POST /v2/repository/index 200"} <= answers
+    assert "GET /v2 200" in answers

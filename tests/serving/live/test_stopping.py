@@ -16,7 +16,6 @@ import pytest
 
 from tests.dispositions import default_signals, is_ignored
 from tests.serving.started import Server, SharedServer, command
-from tests.serving.watching import create_watch
 from tests.waiting import wait_until
 
 
@@ -27,9 +26,9 @@ from tests.waiting import wait_until
 )
 @default_signals()
 def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
-    bundle: Path, tmp_path: Path, number: signal.Signals
+    bundle: Path, number: signal.Signals
 ) -> None:
-    arguments = command("serve", bundle, "--port", 0, "--state", tmp_path / "state")
+    arguments = command("serve", bundle, "--port", 0)
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
         of_server = psutil.Process(process.pid)
         # One child checks the bundle and exits. Then the clean-up process and those of Ray start.
@@ -74,22 +73,6 @@ def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
         finally:
             late.kill()
     assert list(temporary_folder.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_watches_survive_a_killed_server_and_expire_by_the_clock_on_the_wall(
-    open_server: SharedServer,
-) -> None:
-    server = open_server.get()
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        lasting, short = [create_watch(client, ttl_seconds=seconds) for seconds in (600, 10)]
-    server.process.kill()
-    server.process.wait(60)
-    restarted = open_server.get()
-    with httpx.Client(base_url=restarted.url, timeout=30) as client:
-        assert short in client.get("/v1/watches").json()["watches"]
-        wait_until(lambda: client.get("/v1/watches").json()["watches"] == [lasting])
-        client.delete(f"/v1/watches/{lasting['id']}")
 
 
 async def statuses_during_shutdown(

@@ -1,13 +1,12 @@
 """The page when the server requires a token, is busy or cannot be reached."""
 
-import socket
 from pathlib import Path
 
 import httpx
 from playwright.sync_api import Browser, expect
 
 from tests.serving.browsing import visit
-from tests.serving.in_process import application, listening
+from tests.serving.in_process import application, listening, occupied
 from tests.serving.page_driver import (
     TOKEN,
     add_images,
@@ -17,6 +16,7 @@ from tests.serving.page_driver import (
     image,
     shown_verdicts,
 )
+from tests.waiting import wait_until
 
 
 def test_the_page_prompts_for_a_token_until_one_is_valid(
@@ -50,23 +50,19 @@ def test_the_page_prompts_for_a_token_until_one_is_valid(
 
 
 def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Path) -> None:
-    with listening(application(bundle, max_requests=1)) as url, visit(browser, url) as page:
+    api = application(bundle, max_requests=1, batch_wait_seconds=5)
+    with listening(api) as url, visit(browser, url) as page:
         choose_classes(page, 0)
-        host, _, port = url.removeprefix("http://").partition(":")
-        with socket.create_connection(
-            (host, int(port)), timeout=60
-        ) as stream:  # takes the only slot
-            head = "POST /v1/query:stream?classes=%230 HTTP/1.1\r\nHost: x\r\n"
-            stream.sendall(f"{head}Content-Length: 100\r\n\r\n".encode())
-            assert stream.recv(4096).startswith(b"HTTP/1.1 200 ")
+        with occupied(url):  # the only slot
+            wait_until(lambda: httpx.post(f"{url}/v1/query").status_code == 429)
             add_images(page, image(0))
             expect(page.locator("#waiting")).to_contain_text("The server is busy")
             expect(page.locator(".verdict")).to_have_count(0)
         expect(page.locator(".verdict")).to_have_count(1)
         expect(page.locator("#waiting")).to_be_hidden()
-        assert_same_verdicts(
-            shown_verdicts(page), api_verdicts(url, [image(0)], classes=[0], recall=0.9)
-        )
+        with listening(application(bundle)) as idle:
+            expected = api_verdicts(idle, [image(0)], classes=[0], recall=0.9)
+        assert_same_verdicts(shown_verdicts(page), expected)
 
 
 def test_an_input_shows_that_the_server_is_unreachable_and_can_be_retried(

@@ -56,9 +56,6 @@ def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> N
         page.locator(".ranking .button:visible").first.click()
         expect(page.locator(".hit").first).to_be_visible()
         assert fits(page)
-        page.locator("#tab-watch").click()
-        expect(page.locator("#panel-watch")).to_be_visible()
-        assert fits(page)
 
 
 # The contrast ratio between each piece of text and its background, as defined by WCAG.

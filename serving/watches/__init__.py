@@ -1,1 +1,0 @@
-"""Watches: stored queries that are evaluated on every frame of the feeds that they select."""
