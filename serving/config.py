@@ -22,8 +22,6 @@ from data.option import Option
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
 _MIB = 2**20
-# The header in which kway's own HAProxy sends the address of the client.
-CLIENT_ADDRESS_HEADER = "x-kway-client-address"
 
 
 class ServingConfig(BaseModel):
@@ -156,6 +154,11 @@ class ServingConfig(BaseModel):
     )
     target_requests: int = Field(
         16, gt=0, description="target number of requests in progress per replica for autoscaling"
+    )
+    high_throughput: Annotated[bool, Option()] = Field(
+        False,
+        description="with Ray: let HAProxy send requests directly to the replicas; some of its "
+        "ports are open on all network interfaces (docs/serving.md)",
     )
     allow_imports: tuple[str, ...] = Field(
         (),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from starlette.requests import ClientDisconnect
@@ -21,6 +21,7 @@ from serving.api_error import RETRY, ApiError, too_many_requests
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.limits import ClientLimit, Uploads
+from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification, InputClasses, TopClass
 from serving.top_classes import MAX_TOP, top_classes
@@ -36,12 +37,6 @@ _SHORT_BYTES = 2**14
 _BASE64_BYTES, _BASE64_MARKS = 2**18, 200
 # Looking up a class takes about 5 us.
 _FEW_CLASSES = 16
-
-
-class Counts(Protocol):
-    """Counts finished requests."""
-
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None: ...
 
 
 class Slots:
@@ -94,11 +89,11 @@ class InProgress:
 class Shared:
     """What all versions of a replica's model share: the limits of `config` and helper threads."""
 
-    def __init__(self, config: ServingConfig, counts: Counts) -> None:
+    def __init__(self, config: ServingConfig, metrics: Metrics) -> None:
         threads = config.threads_per_replica
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy uses these threads to search galleries
-        self.config, self.counts = config, counts
+        self.config, self.metrics = config, metrics
         self.uploads = Uploads(config)
         self.slots = Slots(config.max_requests, per_client=config.requests_per_client)
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
@@ -117,7 +112,7 @@ class Service:
         self.model, self.shared, self.config = model, shared, shared.config
         self.name = model.bundle.path.name if name is None else name
         self.uploads = shared.uploads
-        config, self._counts = shared.config, shared.counts
+        config, self._metrics = shared.config, shared.metrics
         self._slots, self._helpers = shared.slots, shared.helpers
         threads = config.threads_per_replica
         has_idle_cores = threads > 1 or config.device != "cpu"
@@ -180,7 +175,7 @@ class Service:
             raise
         finally:
             seconds = time.perf_counter() - started
-            self._counts.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
+            self._metrics.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
     @asynccontextmanager
     async def _within_limits(self, progress: InProgress) -> AsyncIterator[None]:

@@ -5,18 +5,22 @@ import re
 import shlex
 import sys
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from data.extras import install_command
 from data.messages import printable
 from launch.options import AllowImport, Given, build, options_of, with_options
+from serving.addresses import with_free_ports
 from serving.config import ServingConfig
+from serving.stop_signal import Listening, StopSignal
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
-    from serving.deploy.preparation import Prepared
+    from trainer.bundle.bundle import Bundle
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -54,49 +58,68 @@ def serve(
             help="print a config file for a Ray cluster (docs/serving.md) and exit",
         ),
     ] = False,
+    no_ray: Annotated[
+        bool,
+        typer.Option("--no-ray", help="serve in this process, with uvicorn instead of Ray"),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="with --no-ray: number of processes, each with its own copy of the model"
+        ),
+    ] = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
 
-    Startup takes 10 to 40 s. Prints `ready` once it accepts requests, and runs until Ctrl-C.
+    Prints `ready` once it accepts requests, and runs until Ctrl-C.
     """
-    # Import here, so that other commands start quickly.
-    from serving.deploy.preparation import prepare
-    from serving.deploy.server import running
-    from serving.deploy.session import free_port
-    from serving.deploy.stop_signal import StopSignal
-
     least, most = replica_range(replicas)
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
+    if no_ray and (least, most) != (1, None):
+        raise ValueError("--replicas requires Ray: pass --workers instead")
+    if not no_ray and workers is not None:
+        raise ValueError("--workers requires --no-ray: pass --replicas instead")
+    if not no_ray and find_spec("ray") is None:
+        raise ValueError(
+            f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
+        )
     _check_access(config, no_tokens=no_tokens)
-    # Report a bad bundle before Ray starts.
-    prepared = prepare(bundle, config, verify=verify, on_this_machine=not print_config)
+    config = config if print_config else with_free_ports(config)
+    stop = StopSignal()
+    # Import here, so that other commands start quickly.
+    from serving.replica import checked
+
+    opened = checked(bundle, config, verify=verify, on_this_machine=not print_config)
     if print_config:
-        from serving.deploy.cluster import config_file
+        from serving.on_ray import config_file
 
         # Keep symbolic links: another target is another version.
         typer.echo(config_file(os.path.abspath(bundle), config), nl=False)
         return
-    free_port(config.host, config.port)
-    if config.grpc_port is not None:
-        free_port(config.host, config.grpc_port, option="--grpc-port")
-    stop = StopSignal()
-    if sys.stderr.isatty():
-        typer.echo("starting (takes 10 to 40 s) …", err=True)
+    curl = printable(_curl_line(opened, has_tokens=config.token_file is not None))
+    if workers is not None:
+        from serving.on_uvicorn import run_workers
+
+        run_workers(bundle, config, workers, curl)
+        return
+    if no_ray:
+        from serving.on_uvicorn import running
+    else:
+        from serving.on_ray import running
+
+        if sys.stderr.isatty():
+            typer.echo("starting Ray (takes 10 to 40 s) …", err=True)
     with ExitStack() as opened_server:
         try:
-            url, grpc = opened_server.enter_context(running(bundle, config, prepared))
+            addresses = opened_server.enter_context(running(bundle, config))
         except (Exception, SystemExit):
             if stop.was_received:  # libraries may replace it; Ray raises SystemExit(1) instead
                 raise SystemExit(0) from None
             raise
-        typer.echo(f"ready: {url}  (API docs: {url}/docs; press Ctrl-C to stop)")
-        line = _curl_line(prepared, has_tokens=config.token_file is not None)
-        typer.echo(printable(f"curl {url}/v1/query {line}"))
-        if grpc is not None:
-            typer.echo(f"Open Inference Protocol over gRPC: {grpc}")
-        stop.wait(url)
+        typer.echo(addresses.ready(curl))
+        stop.wait(Listening(addresses.url).check)
         typer.echo("stopping")
 
 
@@ -131,11 +154,11 @@ def replica_range(text: str) -> tuple[int, int | None]:
     return int(found[1]), int(found[2]) if found[2] else None
 
 
-def _curl_line(prepared: "Prepared", *, has_tokens: bool) -> str:
+def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
     """Return the arguments of a curl query, with the class name quoted for the shell."""
-    quoted = shlex.quote(prepared.first_class)
+    quoted = shlex.quote(bundle.names.names[0])
     inputs = "-F images=@your-image.png"
-    if prepared.reads == "texts":
+    if bundle.spec.reads == "texts":
         inputs = "--form-string texts='A text.'"
     token = '-H "Authorization: Bearer $TOKEN" ' if has_tokens else ""
     return f"{token}--form-string classes={quoted} {inputs}"

@@ -188,7 +188,7 @@ def _ray_operations(server: Server) -> list[Patch]:
 
 def _serve_config(server: Server) -> str:
     from serving.config import ServingConfig
-    from serving.deploy.cluster import config_file
+    from serving.on_ray import config_file
 
     least, most = server.replicas
     config = ServingConfig(

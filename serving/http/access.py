@@ -41,9 +41,9 @@ class Access:
         await self._app(scope, receive, send)
 
     def _addresses(self, scope: Scope) -> list[str]:
-        """Return the values of the header that contains the client's address."""
+        """Return the client's address, or the values of the header that contains it."""
         if self._clients.address_header is None:
-            return []
+            return [scope["client"][0]] if scope.get("client") else []
         wanted = self._clients.address_header.encode()
         return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
 

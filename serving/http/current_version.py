@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serving.models.served import ServedModel
+from serving.versions import ServedModel
 
 # Every response of the model has this header.
 HEADER = "Kway-Model-Version"

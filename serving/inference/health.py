@@ -12,7 +12,6 @@ from serving.api_error import ApiError
 from serving.inference.protobuf import parsed
 from serving.limits import ClientLimit
 
-SERVICE = "grpc.health.v1.Health"
 # A client keeps a `Watch` call open as long as it is connected. Ray and HAProxy count these calls
 # in addition to requests.
 MAX_WATCHES, _MAX_WATCHES_PER_CLIENT = 64, 32

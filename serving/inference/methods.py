@@ -1,14 +1,10 @@
 """The protocol's gRPC methods. Each takes the bytes of a request and returns a response or sets a
-status.
-
-Requests are passed as bytes so that they are parsed only after the token has been checked. Methods
-that are not registered here, including streaming methods, return UNIMPLEMENTED.
-"""
+status."""
 
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
@@ -19,6 +15,7 @@ from serving.config import ServingConfig
 from serving.inference import health
 from serving.inference.health import Health
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.inference.servicer import SERVICE, Servicer, add_methods_to_server
 from serving.inference.tensors import (
     EXTENSIONS,
     PLATFORM,
@@ -29,13 +26,10 @@ from serving.inference.tensors import (
     server_version,
 )
 from serving.tokens import Clients, address_key, bearer_token
-
-# Ray's gRPC proxy imports this module, so avoid importing torch here.
-if TYPE_CHECKING:
-    from serving.models.served import ServedModel
+from serving.versions import ServedModel
 
 _log = logging.getLogger("kway.serving")
-SERVICE = "inference.GRPCInferenceService"
+_SPARE_CALLS = 64
 # Methods that reveal nothing about the model, so they do not require a token.
 _OPEN = ("ServerLive", "ServerReady", "Check")
 _STATUS = grpc.StatusCode
@@ -65,7 +59,7 @@ class Context(Protocol):
 class InferenceMethods:
     """Implements the gRPC methods for `model` and authenticates `clients`."""
 
-    def __init__(self, model: "ServedModel", clients: Clients) -> None:
+    def __init__(self, model: ServedModel, clients: Clients) -> None:
         self._served, self._clients = model, clients
         self._health = Health(lambda: self._model.is_ready(), (SERVICE,))
 
@@ -174,18 +168,18 @@ def _max_values(limits: ServingConfig) -> int:
     return MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
 
 
-def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
-    """Register the methods, like `add_…Servicer_to_server` in generated code."""
-    unary = {
-        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
-    }
-    of_health = {
-        "Check": unary.pop("Check"),
-        "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch),
-    }
-    for service, handlers in ((SERVICE, unary), (health.SERVICE, of_health)):
-        # One at a time, because Ray registers only the first handler of a call.
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+def grpc_server(methods: InferenceMethods, config: ServingConfig) -> grpc.aio.Server:
+    """Return a server for `methods` on the gRPC port of `config`. Call this on the event loop of
+    the service."""
+    # A response takes a few KiB, even if the limit on requests is smaller.
+    server = grpc.aio.server(
+        options=[("grpc.max_receive_message_length", max(config.max_body_bytes, 2**20))],
+        maximum_concurrent_rpcs=config.max_requests + health.MAX_WATCHES + _SPARE_CALLS,
+    )
+    add_methods_to_server(Servicer(methods), server)
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    server.add_insecure_port(f"{host}:{config.grpc_port}")
+    return server
 
 
 def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, Inference]:

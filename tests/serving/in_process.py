@@ -22,9 +22,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from serving.config import ServingConfig
-from serving.http.app import build_api
+from serving.app import build_api
 from serving.model import Model
-from serving.models.served import ServedModel
+from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
 from tests.waiting import wait_until

@@ -12,10 +12,10 @@ from fastapi import FastAPI
 from serving.answer import make_query
 from serving.client import Client
 from serving.config import ServingConfig
-from serving.http.app import build_api
+from serving.app import build_api
 from serving.model import Model
-from serving.models.loading import Loader
-from serving.models.reloading import Reloader
+from serving.versions import Loader
+from serving.versions import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
 from tests.serving import in_process

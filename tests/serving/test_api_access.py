@@ -19,7 +19,7 @@ from serving.config import ServingConfig
 from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.models.served import ServedModel
+from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
 from tests.serving.in_process import NoCounts, application, ask, refusal

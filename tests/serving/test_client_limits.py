@@ -17,7 +17,7 @@ from serving.config import ServingConfig
 from serving.inference.health import Health
 from serving.inference.methods import InferenceMethods
 from serving.model import Model
-from serving.models.served import ServedModel
+from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
 from tests.serving.in_process import NoCounts, application, listening, occupied

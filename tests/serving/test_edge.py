@@ -33,7 +33,7 @@ from serving.deploy.error_reports import HttpError, parse_error
 from serving.deploy.haproxy import ProxySettings, RoutePaths, rewrite
 from serving.deploy.preparation import route_paths
 from serving.deploy.session import free_port
-from serving.http.app import ROUTERS
+from serving.app import ROUTERS
 from serving.http.routing import paths_of
 from tests.quiet_server import QuietServer
 

@@ -20,9 +20,9 @@ from data.files import sha256_of
 from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.model import Model
-from serving.models.loading import Loader
-from serving.models.reloading import Reloader
-from serving.models.served import Version
+from serving.versions import Loader
+from serving.versions import Reloader
+from serving.versions import Version
 from serving.schemas import Answer
 from tests.serving.in_process import refusal
 from tests.serving.published import (
@@ -303,7 +303,7 @@ def test_a_damaged_version_is_reported_and_the_old_one_continues_to_serve(
 ) -> None:
     before = version_of(served)
     reason = damage(served.versions[1])
-    monkeypatch.setattr("serving.models.reloading._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("serving.versions._RETRY_SECONDS", 0.0)
     for _ in range(2):
         served.publish(served.versions[1])
         assert version_of(served) == before
@@ -327,7 +327,7 @@ def test_a_version_that_reads_another_kind_of_input_is_rejected(
 def test_a_bundle_that_is_copied_to_the_path_is_served_once_it_is_complete(
     served: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serving.models.reloading._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("serving.versions._RETRY_SECONDS", 0.0)
     before = version_of(served)
     served.path.unlink()
     files = sorted(file for file in served.versions[1].rglob("*") if file.is_file())

@@ -8,7 +8,7 @@ from fastapi import Query as QueryParam
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import raw_inputs, schema_of
 from serving.http.query_body import ClassifyBody, ClassifyParameters, read_classification
-from serving.http.routing import ServiceDep, facts
+from serving.http.routing import ServiceDep
 from serving.schemas import Classification
 
 router = APIRouter()
@@ -25,7 +25,6 @@ _BODY = {
 
 
 @router.post("/v1/classify", responses=ERROR_RESPONSES, openapi_extra=_BODY)
-@facts(is_idempotent=True)
 async def classify(
     request: Request, parameters: Annotated[ClassifyParameters, QueryParam()], service: ServiceDep
 ) -> Classification:

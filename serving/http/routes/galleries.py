@@ -13,7 +13,7 @@ from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
 from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
 from serving.http.request_body import parse_json, read_body
-from serving.http.routing import VersionDep, facts
+from serving.http.routing import VersionDep
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
 from serving.service import InProgress, Service
 
@@ -69,7 +69,6 @@ async def listed(version: VersionDep) -> GalleryList:
 @router.post(
     "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
 )
-@facts(is_idempotent=True)
 async def search(name: str, request: Request, version: VersionDep) -> Hits:
     """Search a gallery for classes.
 

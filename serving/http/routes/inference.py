@@ -20,7 +20,7 @@ from serving.http.inference_body import (
 from serving.http.openapi import request_body
 from serving.http.query_body import max_values
 from serving.http.request_body import read_body
-from serving.http.routing import ServiceDep, facts
+from serving.http.routing import ServiceDep, without_token
 from serving.inference.tensors import (
     EXTENSIONS,
     PLATFORM,
@@ -110,14 +110,14 @@ async def server() -> ServerMetadata:
 
 # As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
-@facts(needs_token=False)
+@without_token
 async def live() -> Live:
     """Check that the server is running."""
     return Live(live=True)
 
 
 @router.get("/v2/health/ready", responses={503: {"model": Ready}})
-@facts(needs_token=False)
+@without_token
 async def ready(model: ModelDep, response: Response) -> Ready:
     """Check that the model is ready."""
     return Ready(ready=_ready(model, response))

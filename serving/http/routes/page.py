@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from fastapi import APIRouter, Request, Response
 
-from serving.http.routing import facts
+from serving.http.routing import without_token
 
 # Media types by file extension.
 _MEDIA_TYPES = {
@@ -91,7 +91,7 @@ _FILES = {
 router = APIRouter(include_in_schema=False)
 
 
-@facts(needs_token=False)
+@without_token
 async def page(request: Request) -> Response:
     """Return one of the files. The path of a request is never looked up in the file system."""
     return _FILES[request.scope["path"]].answer(request)

@@ -10,7 +10,7 @@ from serving.http.direct_query import PATH, answer_query
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import raw_inputs, schema_of
 from serving.http.query_body import QueryBody, QueryParameters
-from serving.http.routing import ServiceDep, facts
+from serving.http.routing import ServiceDep
 from serving.schemas import Answer
 
 _FORM = {
@@ -40,7 +40,6 @@ router = APIRouter()
 
 
 @router.post(PATH, responses=ERROR_RESPONSES, openapi_extra=_BODY)
-@facts(is_idempotent=True)
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
 ) -> Answer:

@@ -1,5 +1,6 @@
 """`/v1/model`, `/health` and `/metrics`: the served model and the state of the server."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -8,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
-from serving.http.routing import ModelDep, ServiceDep, facts
+from serving.http.routing import ModelDep, ServiceDep, without_token
 from serving.schemas import ErrorBody, ModelLogits
 from serving.service import Service
 from trainer.backbone.precision import Precision
@@ -61,7 +62,7 @@ async def info(service: ServiceDep) -> ModelInfo:
 
 
 @router.get("/health", responses={503: {"model": ErrorBody}})
-@facts(needs_token=False)
+@without_token
 async def health(model: ModelDep) -> Health:
     """Check that the server is ready: the model has passed its self-check and responds."""
     try:
@@ -71,10 +72,14 @@ async def health(model: ModelDep) -> Health:
     return Health(status="ready")
 
 
-@router.get("/metrics", response_class=Response)
-async def counts(request: Request) -> Response:
-    """Return Prometheus metrics of all replicas."""
-    return Response(await request.app.state.metrics(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+@router.get("/metrics", response_class=Response, responses={404: {"model": ErrorBody}})
+async def metrics(request: Request) -> Response:
+    """Return Prometheus metrics. Ray exports the metrics of its replicas on a port of its own."""
+    page: Callable[[], bytes] | None = request.app.state.metrics_page
+    if page is None:
+        message = "Ray exports the metrics of this server. Scrape the metrics port of each Ray node"
+        raise ApiError(404, "metrics_of_ray", message)
+    return Response(page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _model_info(service: Service) -> ModelInfo:

@@ -1,11 +1,11 @@
 """The HTTP application of a replica, with all routers from `serving/http/routes/`.
 
 To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
-router to `GROUPS`. Everything else is derived: the OpenAPI document, the paths that do not require
-a token, and HAProxy's rules.
+router to `GROUPS`. The OpenAPI document and the paths that do not require a token are derived from
+the routes.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
@@ -25,9 +25,9 @@ from serving.http.routes import (
     query,
     server,
 )
-from serving.http.routing import paths_of
-from serving.models.served import ServedModel
+from serving.http.routing import paths_without_token
 from serving.tokens import Clients
+from serving.versions import ServedModel
 
 
 class Group(NamedTuple):
@@ -53,10 +53,11 @@ GROUPS = (
 ROUTERS = (*(router for group in GROUPS for router in group.routers), page.router)
 
 
-def build_api(
-    model: ServedModel, clients: Clients, metrics: Callable[[], Awaitable[bytes]]
+def build_app(
+    model: ServedModel, clients: Clients, metrics_page: Callable[[], bytes] | None = None
 ) -> FastAPI:
-    """Build the application for `clients`. `metrics` returns the page at /metrics."""
+    """Build the application for `clients`. `metrics_page` returns the page at /metrics; None if the
+    metrics are exported elsewhere."""
     api = FastAPI(
         title="kway",
         description="Does this image or text belong to class C?",
@@ -66,9 +67,9 @@ def build_api(
         telemetry={"tracing": False, "metrics": False, "logs": False},
         openapi_tags=[{"name": group.name, "description": group.description} for group in GROUPS],
     )
-    api.state.model, api.state.metrics = model, metrics
+    api.state.model, api.state.metrics_page = model, metrics_page
     api.state.searches = classes.Searches()
-    open_paths = paths_of(ROUTERS, lambda route: not route.needs_token)
+    open_paths = paths_without_token(ROUTERS)
     install_handlers(api)
     has_tokens = model.current.service.config.token_file is not None
     complete_document(api, open_paths=open_paths if has_tokens else None)

@@ -1,1 +1,0 @@
-"""Deployment: run Ray Serve and HAProxy, isolate them on this machine, and clean up after them."""

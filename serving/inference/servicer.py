@@ -1,0 +1,77 @@
+"""The gRPC service of the Open Inference Protocol: its methods, and how they are registered.
+
+Ray and grpcio call the methods by their names in the protocol. Requests are passed as bytes, so
+that they are parsed only after the token has been checked. Methods that are not registered here,
+including streaming methods, return UNIMPLEMENTED. This module does not import torch, because Ray's
+gRPC proxy imports it.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from serving.inference.methods import Context, InferenceMethods
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+_METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ServerMetadata",
+    "ModelReady",
+    "ModelMetadata",
+    "ModelInfer",
+)
+
+
+class Servicer:
+    """Passes calls to `methods`."""
+
+    def __init__(self, methods: "InferenceMethods") -> None:
+        self._methods = methods
+
+    async def ServerLive(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ServerLive", raw, grpc_context)
+
+    async def ServerReady(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ServerReady", raw, grpc_context)
+
+    async def ServerMetadata(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ServerMetadata", raw, grpc_context)
+
+    async def ModelReady(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ModelReady", raw, grpc_context)
+
+    async def ModelMetadata(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ModelMetadata", raw, grpc_context)
+
+    async def ModelInfer(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("ModelInfer", raw, grpc_context)
+
+    async def Check(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+        return await self._methods.call("Check", raw, grpc_context)
+
+    async def Watch(  # noqa: N802
+        self, raw: bytes, grpc_context: "Context"
+    ) -> AsyncGenerator[Message, None]:
+        async with aclosing(self._methods.watch(raw, grpc_context)) as statuses:
+            async for status in statuses:
+                yield status
+
+
+def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
+    """Register the methods, like `add_…Servicer_to_server` in generated code."""
+    unary = {
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
+    }
+    of_health = {
+        "Check": grpc.unary_unary_rpc_method_handler(servicer.Check),
+        "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch),
+    }
+    for service, handlers in ((SERVICE, unary), (HEALTH_SERVICE, of_health)):
+        # One at a time, because Ray registers only the first handler of a call.
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
