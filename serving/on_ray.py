@@ -8,6 +8,7 @@ must exist at the same path on each.
 import logging
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
@@ -185,8 +186,10 @@ def _start(bundle: Path, config: ServingConfig) -> None:
     from ray import serve
     from ray.exceptions import RayError
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # When a replica imports a module, it searches the driver's working directory first. A folder
     # data/ there would shadow kway's package of the same name.
+    handler = signal.getsignal(signal.SIGTERM)
     with chdir(_PACKAGES):
         ray.init(
             address="local",  # do not join a cluster that is already running
@@ -196,6 +199,7 @@ def _start(bundle: Path, config: ServingConfig) -> None:
             object_store_memory=_OBJECT_STORE_BYTES,
             logging_level=logging.ERROR,
         )
+    signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
     from serving.ray_deployment import LOGGING, application
 
     try:
@@ -223,9 +227,11 @@ def _stop() -> None:
     from ray.exceptions import RayError
 
     def shut_down() -> None:
-        with suppress(RayError, RuntimeError, OSError):
-            serve.shutdown()
-        ray.shutdown()
+        if ray.is_initialized():
+            with suppress(RayError, RuntimeError, OSError):
+                # serve.shutdown kills the controller, and Ray reports that as an error.
+                serve.delete(_NAME)
+            ray.shutdown()
 
     # Use a thread, because Ray blocks and does not react to signals if its controller hangs. Ray's
     # processes exit when this process does.

@@ -5,6 +5,7 @@ apply to each worker.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
@@ -114,6 +115,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     finally:
         server.should_exit = True
         thread.join()
+        gc.unfreeze()  # nanobind reports objects that are not collected at exit
 
 
 def run_workers(bundle: Path, config: ServingConfig, workers: int, curl: str) -> None:
@@ -148,7 +150,7 @@ def worker_application() -> Application:
     return application
 
 
-def _options(config: ServingConfig) -> dict[str, object]:
+def _options(config: ServingConfig) -> dict[str, Any]:
     return {
         "host": config.host,
         "port": config.port,
