@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from serving.config import LOOPBACK
 from serving.http.access import Access
 from serving.http.current_version import CurrentVersion
 from serving.http.direct_query import DirectQuery
@@ -71,12 +73,17 @@ def build_app(
     api.state.searches = classes.Searches()
     open_paths = paths_without_token(ROUTERS)
     install_handlers(api)
-    has_tokens = model.current.service.config.token_file is not None
+    config = model.current.service.config
+    has_tokens = config.token_file is not None
     complete_document(api, open_paths=open_paths if has_tokens else None)
     api.add_middleware(DirectQuery)
     api.add_middleware(CurrentVersion, model=model)
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
     api.add_middleware(Disconnects)
+    if not has_tokens and config.host in LOOPBACK:
+        # Its only protection is that it listens on loopback. A web page that the user visits could
+        # otherwise send requests under a host name of its own that resolves to loopback.
+        api.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK, www_redirect=False)
     for group in GROUPS:
         for router in group.routers:
             api.include_router(router, tags=[group.name])

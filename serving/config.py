@@ -21,6 +21,8 @@ from data.option import Option
 # Safe in URLs without escaping.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 GalleryName = Annotated[str, StringConstraints(pattern=GALLERY_NAME)]
+# The names of a server that listens only on loopback.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MIB = 2**20
 
 

@@ -15,14 +15,12 @@ from data.extras import install_command
 from data.messages import printable
 from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.addresses import with_free_ports
-from serving.config import ServingConfig
+from serving.config import LOOPBACK, ServingConfig
 from serving.stop_signal import Listening, StopSignal
 from serving.tokens import Tokens
 
 if TYPE_CHECKING:
     from trainer.bundle.bundle import Bundle
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def serve(
@@ -127,7 +125,7 @@ def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
     """Raise ValueError if other machines can reach the server without a token."""
     if config.token_file is not None:
         check_tokens(config.token_file)  # report a bad file before Ray starts
-    elif config.host not in _LOOPBACK and not no_tokens:
+    elif config.host not in LOOPBACK and not no_tokens:
         raise ValueError(
             f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
             "token file, or --no-tokens if a proxy in front of the server authenticates clients"
