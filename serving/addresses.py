@@ -2,16 +2,21 @@
 
 import errno
 import socket
+from contextlib import suppress
 from typing import NamedTuple, Self
+
+import psutil
 
 from serving.config import ServingConfig
 
 
 class Addresses(NamedTuple):
-    """The addresses of a server: its URL and, if gRPC is enabled, the host:port of gRPC."""
+    """The addresses of a server: its URL, the host:port of gRPC if it is enabled, and the URL of
+    the metrics if they have a port of their own."""
 
     url: str
     grpc: str | None
+    metrics: str | None = None
 
     @classmethod
     def of(cls, config: ServingConfig) -> Self:
@@ -28,7 +33,25 @@ class Addresses(NamedTuple):
         ]
         if self.grpc is not None:
             lines.append(f"Open Inference Protocol over gRPC: {self.grpc}")
+        if self.metrics is not None:
+            lines.append(f"metrics: {self.metrics}")
+        lines.append(f"listening: {', '.join(_listening())}")
         return "\n".join(lines)
+
+
+def _listening() -> list[str]:
+    """Return the addresses on which this process and its children accept TCP connections, with the
+    names of the processes."""
+    found, this = set(), psutil.Process()
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    host, port = connection.laddr
+                    host = host.removeprefix("::ffff:")
+                    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                    found.add(f"{where} ({process.name()})")
+    return sorted(found)
 
 
 def with_free_ports(config: ServingConfig) -> ServingConfig:

@@ -8,7 +8,7 @@ import os
 from typing import Any, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from trainer.bundle.spec import LossSpec
 
@@ -174,8 +174,3 @@ class Prometheus:
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
         return generate_latest(registry)
-
-    def close(self) -> None:
-        """Remove the gauges of this worker from the pages of the others."""
-        if FOLDER_VARIABLE in os.environ:
-            mark_process_dead(os.getpid())

@@ -7,6 +7,7 @@ must exist at the same path on each.
 
 import logging
 import os
+import secrets
 import shutil
 import signal
 import threading
@@ -148,7 +149,7 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
         _set_environment(folder, config)
         try:
             _start(bundle, config)
-            yield Addresses.of(config)
+            yield Addresses.of(config)._replace(metrics=_metrics_url())
         finally:
             _stop()
 
@@ -171,7 +172,14 @@ def _check_usable(folder: Path) -> None:
 def _set_environment(folder: Path, config: ServingConfig) -> None:
     """Set the variables that Ray reads when it is first imported and that its processes inherit."""
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+    # Ray's own ports accept pickled objects, and each replica opens one on all interfaces.
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32))
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it takes precedence over the file
     os.environ |= {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
         **variables(config),
         "PYTHONPATH": path,
         "RAY_TMPDIR": str(folder),
@@ -218,6 +226,14 @@ def _start(bundle: Path, config: ServingConfig) -> None:
         lines = "\n".join(messages or [str(error)]).splitlines()
         reason = next((line.strip() for line in reversed(lines) if line.strip()), "unknown reason")
         raise ChildProcessError(f"the server did not start: {one_line(reason)}") from error
+
+
+def _metrics_url() -> str:
+    """Return the URL of Ray's metrics, which include those of the replicas."""
+    import ray
+
+    (node,) = ray.nodes()
+    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
 
 
 def _stop() -> None:

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import psutil
 import uvicorn
+from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from data.messages import one_line
@@ -129,6 +131,7 @@ def run_workers(bundle: Path, config: ServingConfig, workers: int, curl: str) ->
             _CONFIG: config.model_dump_json(),
         }
         threading.Thread(target=_announce, args=(config, curl), daemon=True).start()
+        threading.Thread(target=_remove_lost, args=(folder,), daemon=True).start()
         uvicorn.run(
             f"{__name__}:worker_application", factory=True, workers=workers, **_options(config)
         )
@@ -178,3 +181,14 @@ def _announce(config: ServingConfig, curl: str) -> None:
                 pass
             time.sleep(0.2)
     print(addresses.ready(curl), flush=True)
+
+
+def _remove_lost(folder: Path) -> None:
+    """Remove the gauges of workers that have exited from the metrics."""
+    this, before = psutil.Process(), set[int]()
+    while True:
+        found = {child.pid for child in this.children()}
+        for pid in before - found:
+            mark_process_dead(pid, str(folder))
+        before = found
+        time.sleep(1)

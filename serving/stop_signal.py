@@ -9,11 +9,12 @@ from types import FrameType
 import httpx
 
 from data.processes import handled_signals
+from data.retry import TransientError
 
 _POLL_SECONDS = 1.0
 
 
-class ServerLostError(ChildProcessError):
+class ServerLostError(TransientError):
     """The server no longer responds and cannot restart itself."""
 
 

@@ -97,7 +97,7 @@ def serve(
         typer.echo(config_file(os.path.abspath(bundle), config), nl=False)
         return
     curl = printable(_curl_line(opened, has_tokens=config.token_file is not None))
-    if workers is not None:
+    if workers is not None and workers > 1:
         from serving.on_uvicorn import run_workers
 
         run_workers(bundle, config, workers, curl)

@@ -1,18 +1,24 @@
 """Invalid input of `kway serve` and `kway query`: one-line errors and exit code 2."""
 
+import re
+import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from serving.deploy.haproxy import RoutePaths
-from serving.deploy.preparation import Prepared, check
-from tests.tiny_bundle import IMAGE, tiny_backbone, write
+from tests.quiet_server import QuietServer
+from tests.serving.started import ask, write_images
+from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write, write_of_texts
 from trainer.backbone.onnx_backbone import write_onnx
+from trainer.bundle.bundle import Bundle
 
 ErrorOf = Callable[..., str]
 
@@ -96,19 +102,133 @@ def words(line: str) -> list[str]:
     ).stdout.splitlines()
 
 
-def prepared(name: str, reads: str) -> Prepared:
-    return Prepared(first_class=name, reads=reads, routes=RoutePaths(()))
-
-
-def test_the_curl_line_contains_a_placeholder_image_and_the_token() -> None:
-    images = prepared("it's", "images")
+def test_the_curl_line_contains_a_placeholder_image_and_the_token(tmp_path: Path) -> None:
+    entries = [entry.model_copy(update={"name": "it's"}) for entry in classes()[:1]] + classes()[1:]
+    images = Bundle.open(write(tmp_path / "images", entries=entries))
     assert words(_curl_line(images, has_tokens=False)) == [
         "--form-string", "classes=it's", "-F", "images=@your-image.png"
     ]  # fmt: skip
     with_token = words(_curl_line(images, has_tokens=True))
     assert with_token[:2] == ["-H", "Authorization: Bearer secret"]
-    texts = prepared("a", "texts")
+    texts = Bundle.open(write_of_texts(tmp_path / "texts"))
     assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
+
+
+def flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+
+
+def test_a_bundle_or_gallery_that_cannot_be_served_is_reported_before_a_server_starts(
+    error_of: ErrorOf, tmp_path: Path
+) -> None:
+    good, empty = write(tmp_path / "good"), tmp_path / "empty"
+    empty.mkdir()
+    for runner in ((), ("--no-ray",)):
+        assert f"{empty}" in error_of("serve", empty, "--port", 0, *runner)
+        gallery = ("--gallery", f"pets={empty}")
+        assert f"{empty}" in error_of("serve", good, "--port", 0, *gallery, *runner)
+    for name in ("class_weights.safetensors", "backbone.safetensors"):
+        copy = shutil.copytree(good, tmp_path / name)
+        flip(copy / name)
+        line = error_of("serve", copy, "--port", 0, "--verify")
+        assert re.fullmatch(rf"error: .*{name}.*checksum.*\n", line), line
+
+
+def test_ports_in_use_and_foreign_addresses_are_reported(
+    error_of: ErrorOf, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for option, other in (("--port", ()), ("--grpc-port", ("--port", 0))):
+            line = error_of("serve", tmp_path, *other, option, port, "--no-ray")
+            assert re.fullmatch(rf"error: .* port {port} .*{option}\n", line), line
+    line = error_of("serve", tmp_path, "--host", "192.0.2.1", "--no-tokens", "--no-ray")
+    assert "--host" in line
+    assert "both 9000" in error_of("serve", tmp_path, "--port", 9000, "--grpc-port", 9000)
+
+
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [
+        (("--no-ray", "--replicas", 2), "--workers"),
+        (("--workers", 2), "--no-ray"),
+        (("--host", "0.0.0.0"), "--token-file"),
+        *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "1:0", "two", "1:", "-1")],
+    ],
+)
+def test_options_that_do_not_fit_are_rejected_with_a_fix(
+    error_of: ErrorOf, tmp_path: Path, options: tuple[object, ...], fix: str
+) -> None:
+    assert fix in error_of("serve", tmp_path, *options)
+
+
+def test_without_ray_the_command_names_the_other_runner_and_the_extra(
+    error_of: ErrorOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launch.commands.serve.find_spec", lambda _: None)
+    line = error_of("serve", tmp_path)
+    assert "--no-ray" in line
+    assert "pip install" in line
+
+
+def test_a_query_verifies_the_whole_bundle_except_its_class_weights(tmp_path: Path) -> None:
+    (image, *_), bundle = write_images(tmp_path), write(tmp_path / "pets")
+    flip(bundle / "class_weights.safetensors")  # of the last class, which is not queried
+    assert "husky" in ask(bundle, "--class", "husky", image)
+    flip(bundle / "backbone.safetensors")
+    with pytest.raises(ValueError, match=r"backbone\.safetensors.*checksum"):
+        ask(bundle, "--class", "husky", image)
+
+
+def test_the_table_shows_classes_and_verdicts(tmp_path: Path) -> None:
+    (image, *_), bundle = write_images(tmp_path), write(tmp_path / "pets")
+    table = ask(bundle, "--class", "husky", "--threshold", "-1000", image)
+    assert re.search(r"husky .* -1000\.000 .* yes", table)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("{bundle}", "--class", "hsky", "{image}"), "'husky'"),
+        (("{bundle}", "--class", "husky", "{bundle}/none.png"), "none.png"),
+        (("{bundle}", "--class", "husky", "{bundle}/bundle.json"), "bundle.json"),
+        (("{bundle}", "--class", "husky", "--threshold", "nan", "{image}"), "finite"),
+        (("{bundle}", "--class", "husky", "--threshold", "inf", "{image}"), "finite"),
+        (("http://127.0.0.1:1", "--class", "husky", "{image}"), "http://127.0.0.1:1"),
+    ],
+)
+def test_an_invalid_query_prints_a_one_line_error(
+    error_of: ErrorOf, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    values = {"bundle": write(tmp_path / "pets"), "image": write_images(tmp_path)[0]}
+    assert message in error_of("query", *(one.format(**values) for one in arguments))
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
+def test_querying_a_server_other_than_kway_prints_a_one_line_error(
+    error_of: ErrorOf, tmp_path: Path, body: bytes
+) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with QuietServer(("127.0.0.1", 0), Handler) as other:
+        thread = Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            url, image = f"http://127.0.0.1:{other.server_port}", write_images(tmp_path)[0]
+            assert str(other.server_port) in error_of("query", url, "--class", "husky", image)
+        finally:
+            other.shutdown()
+            thread.join(60)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +247,8 @@ def quantized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check bundles in this process, which a test can patch, and fail if Ray is started."""
-    monkeypatch.setattr("serving.deploy.preparation.prepare", check)
-    monkeypatch.setattr("serving.deploy.server._start_ray", lambda *_: pytest.fail("Ray started"))
+    """Fail if a server is started."""
+    monkeypatch.setattr("serving.on_ray.running", lambda *_: pytest.fail("Ray started"))
 
 
 @pytest.mark.usefixtures("no_ray")

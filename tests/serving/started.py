@@ -65,10 +65,15 @@ def ask(*arguments: object) -> str:
 
 @dataclass
 class Server:
+    """A running `kway serve`. `metrics` is the URL of its metrics, and `listening` are the
+    addresses that it printed."""
+
     process: subprocess.Popen[str]
     url: str
     curl: str
     grpc: str
+    metrics: str
+    listening: list[str]
     children: list[psutil.Process]
     errors: Path
 
@@ -96,19 +101,31 @@ def start(
     assert process.stdout is not None
     too_late = Timer(_START_SECONDS, process.kill)
     too_late.start()
+    lines = []
     try:
-        output = [process.stdout.readline() for _ in range(3 if "--grpc-port" in options else 2)]
+        while (line := process.stdout.readline()) and not line.startswith("listening: "):
+            lines.append(line)
     finally:
         too_late.cancel()
     children = psutil.Process(process.pid).children(recursive=True)
-    url, grpc = (
-        found[1] if (found := re.match(pattern, line)) else ""
-        for pattern, line in ((r"ready: (http://\S+)", output[0]), (r".* gRPC: (\S+)", output[-1]))
+
+    def value(pattern: str) -> str:
+        return found[1] if (found := re.search(pattern, "".join(lines), re.MULTILINE)) else ""
+
+    url = value(r"^ready: (http://\S+)")
+    server = Server(
+        process,
+        url,
+        curl=value(r"^(curl .*)"),
+        grpc=value(r"gRPC: (\S+)"),
+        metrics=value(r"^metrics: (\S+)") or f"{url}/metrics",
+        listening=re.findall(r"(\S+) \(", line),
+        children=children,
+        errors=errors,
     )
-    server = Server(process, url, output[1], grpc, children, errors)
-    if not url:
+    if not line:
         end(server)
-        pytest.fail(f"the server did not start: {output} {errors.read_text()}")
+        pytest.fail(f"the server did not start: {lines} {errors.read_text()}")
     return server
 
 
@@ -188,31 +205,19 @@ def scores_of(answer: dict) -> list[float]:
     return [v["score"] for result in answer["results"] for v in result["verdicts"]]
 
 
-def counts(client: httpx.Client) -> dict[str, float]:
+def counts(server: Server, token: str) -> dict[str, float]:
+    """Return the counts of all replicas, by name and outcome, without Ray's prefix."""
+    headers = {"authorization": f"Bearer {token}"}
+    page = httpx.get(server.metrics, headers=headers, timeout=30)
+    assert page.status_code == 200, page.text
     found: dict[str, float] = {}
-    for line in client.get("/metrics").text.splitlines():
-        if line.startswith("#"):
-            continue
-        name, labels, value = re.fullmatch(r"(\w+)\{(.*)\} (\S+)", line).groups()  # type: ignore[union-attr]
-        outcome = re.search(r'outcome="(\w+)"', labels)
-        key = f"{name}:{outcome[1]}" if outcome else name
-        found[key] = found.get(key, 0) + float(value)
+    for line in page.text.splitlines():
+        parts = re.fullmatch(r"(?:ray_)?(kway_\w+)(?:\{(.*)\})? (\S+)", line)
+        if parts is not None:
+            outcome = re.search(r'outcome="(\w+)"', parts[2] or "")
+            key = f"{parts[1]}:{outcome[1]}" if outcome else parts[1]
+            found[key] = found.get(key, 0) + float(parts[3])
     return found
-
-
-def wait_for_counts(
-    client: httpx.Client, before: dict[str, float], grown: dict[str, float]
-) -> dict[str, float]:
-    """Wait until each count in `grown` has increased by at least the given amount, and return the
-    increase of every count. Replicas report every second.
-    """
-    until = time.monotonic() + 60
-    while True:
-        found = {key: value - before.get(key, 0) for key, value in counts(client).items()}
-        if all(found.get(key, 0) >= minimum for key, minimum in grown.items()):
-            return found
-        assert time.monotonic() < until, (found, grown)
-        time.sleep(0.2)
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
@@ -225,12 +230,6 @@ def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:
         with suppress(psutil.NoSuchProcess):
             found.append(read(process))
     return found
-
-
-def session_of(server: Server) -> Path:
-    lines = of_each(server, psutil.Process.cmdline)
-    (cleaner,) = [line for line in lines if "deploy/session.py" in " ".join(line)]
-    return Path(cleaner[-1])
 
 
 def replicas_of(server: Server) -> dict[int, psutil.Process]:

@@ -1,28 +1,35 @@
-"""Slow requests and slow servers, shutdown, and recovery from lost processes."""
+"""Slots for requests and uploads, the start of a server, and waiting for a signal."""
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 
+from serving import on_ray, on_uvicorn
+from serving.config import ServingConfig
+from serving.on_uvicorn import Application
 from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
-from tests.serving.in_process import application, listening, occupied
-from tests.serving.started import Server, bundle, end, start
+from tests.serving.in_process import application, ask, listening, occupied, refusal
+from tests.serving.started import bundle, end, start
 from tests.system.processes import ROOT
+from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 __all__ = ["bundle"]  # a fixture
@@ -142,15 +149,23 @@ def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) 
         wait_until(lambda: status_of(url, BOB) == (400, "empty_body"))
 
 
-# -- slow and lost servers ---------------------------------------------------------------------
+# -- start and signals -------------------------------------------------------------------------
+
+
+def test_requests_get_503_with_retry_after_until_the_model_is_loaded(bundle: Path) -> None:
+    loading = Application(bundle, ServingConfig())
+    answer = ask(loading, "GET", "/health")
+    assert refusal(answer) == (503, "loading")
+    assert answer.headers["retry-after"] == "1"
+
 
 WAIT = """
 import sys
-from serving.deploy import stop_signal
+from serving import stop_signal
 stop_signal._POLL_SECONDS = 0.05
 stop = stop_signal.StopSignal()
 try:
-    stop.wait(sys.argv[1], stop_signal.HealthTimeouts(response=0.3, slow=0.5, lost=1.0))
+    stop.wait(stop_signal.Listening(sys.argv[1], lost_seconds=1.0).check)
 except OSError as error:
     sys.exit(f"error: {error}")
 """
@@ -195,7 +210,7 @@ def slow_server() -> Iterator[Slow]:
 
 @contextmanager
 def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that waits for a signal while the server at `url` is healthy."""
+    """Start a process that waits for a signal while something is listening at `url`."""
     command = [sys.executable, "-c", WAIT, url]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -204,28 +219,16 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def wait_for_answers(server: Slow) -> None:
-    """Wait until the process has received a response. The server also responds to requests that
-    have already timed out. There are fewer than 20 of these, so wait for more responses than that.
-    """
-    before = server.num_answered
-    wait_until(lambda: server.num_answered > before + 20)
-
-
-def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -> None:
+def test_a_server_that_responds_slowly_is_not_stopped() -> None:
     with slow_server() as server, waiting_process(server.url) as process:
-        assert process.stderr is not None
-        for _ in range(2):
-            line = process.stderr.readline()
-            assert line.startswith(f"warning: {server.url}/health"), line
-            time.sleep(2)  # longer than the timeout for a closed port
-            assert process.poll() is None
-            server.answers.set()
-            wait_for_answers(server)
-            server.answers.clear()
-        process.stderr.readline()
+        server.answers.set()
+        wait_until(lambda: server.num_answered > 2)
+        server.answers.clear()
+        time.sleep(2)  # longer than the timeout for a closed port
+        assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert process.stderr is not None
         assert process.stderr.read() == ""
 
 
@@ -233,7 +236,7 @@ def test_a_slow_server_is_reported_once_until_it_responds_and_is_not_stopped() -
 def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
     with slow_server() as server, waiting_process(server.url) as process:
         server.answers.set()
-        wait_for_answers(server)
+        wait_until(lambda: server.num_answered > 2)
         assert is_ignored(process.pid, signal.SIGINT)
         assert is_ignored(process.pid, signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
@@ -244,23 +247,21 @@ def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> N
     with slow_server() as server:
         server.answers.set()
         with waiting_process(server.url) as process:
-            wait_for_answers(server)
+            wait_until(lambda: server.num_answered > 2)
             server.shutdown()
             server.server_close()
             assert process.wait(60) == 1
             assert process.stderr is not None
-            last = process.stderr.read().splitlines()[-1]
-            assert last.startswith("error: ")
-            assert server.url in last
+            (line,) = process.stderr.read().splitlines()
+            assert line.startswith("error: ")
+            assert server.url in line
 
 
 # A signal can arrive at any line, including the lines that wait for it, so send many signals.
 MANY_SIGNALS = """
 import os, random, signal, threading, time
-from types import SimpleNamespace
-from serving.deploy import stop_signal
+from serving import stop_signal
 stop_signal._POLL_SECONDS = 0
-stop_signal._Health = lambda *_: SimpleNamespace(check=lambda: None)
 def send(after):
     time.sleep(after)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -268,7 +269,7 @@ for _ in range(1000):
     stop = stop_signal.StopSignal()
     threading.Thread(target=send, args=(random.uniform(0, 1e-3),)).start()
     try:
-        stop.wait("http://127.0.0.1:1")
+        stop.wait(lambda: None)
     except SystemExit:  # the signal arrived before the wait
         pass
 """
@@ -278,77 +279,104 @@ def test_a_signal_ends_the_wait_at_any_line() -> None:
     subprocess.run([sys.executable, "-c", MANY_SIGNALS], cwd=ROOT, check=True, timeout=60)
 
 
-# -- killed processes of a real server ---------------------------------------------------------
-
-
-@pytest.fixture
-def server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
-    running = start(bundle, tmp_path / "stderr")
-    yield running
-    end(running)
-
-
-def named(server: Server, name: str) -> list[psutil.Process]:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    return [child for child in children if child.name() == name]
-
-
-def the_haproxy(server: Server) -> psutil.Process:
-    """Return the final HAProxy process. Ray replaces the first one when the replicas are ready."""
-    until = time.monotonic() + 30
-    while len(found := named(server, "haproxy")) != 1:
-        assert time.monotonic() < until, found
-        time.sleep(0.2)
-    return found[0]
-
-
-@pytest.mark.slow
-def test_a_killed_haproxy_is_restarted_and_a_briefly_hanging_one_is_kept(
-    server: Server,
+@pytest.mark.parametrize("replacement", [RuntimeError("cannot build a schema"), SystemExit(1)])
+def test_startup_ends_cleanly_if_a_library_replaces_the_exception_of_the_signal(
+    tmp_path: Path,
+    kway: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+    replacement: BaseException,
 ) -> None:
-    """`docs/serving.md` reports the measured recovery time."""
-    haproxy = the_haproxy(server)
-    haproxy.suspend()
-    time.sleep(8)
-    haproxy.resume()
-    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
-    time.sleep(3)
-    assert named(server, "haproxy") == [haproxy]
-    haproxy.kill()
-    until = time.monotonic() + 20  # with Ray's default settings, 28 s or more
-    while not is_ready(server.url):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert server.errors.read_text() == ""
+    handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
 
+    @contextmanager
+    def interrupted(*_: object) -> Iterator[None]:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except SystemExit:
+            raise replacement from None
+        yield
 
-def is_ready(url: str) -> bool:
+    monkeypatch.setattr(on_uvicorn, "running", interrupted)
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+        assert kway("serve", write(tmp_path / "bundle"), "--port", 0, "--no-ray") == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# -- temporary folders -------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from serving.temporary import temporary_folder
+with temporary_folder("kway-test-") as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_temporary_folder_is_removed_after_its_owner_is_killed(tmp_path: Path) -> None:
+    """A process that outlives the owner for a while may still write to the folder."""
+    for kills in (False, True):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        folder = Path(process.stdout.readline().strip())
+        remover = psutil.Process(process.pid).children()
+        assert folder.parent == tmp_path
+        assert remover
+        if kills:
+            process.kill()
+            process.communicate()
+            wait_until(lambda folder=folder: not folder.exists())  # type: ignore[misc]
+            (folder / "logs").mkdir(parents=True)
+        else:
+            process.communicate()
+        assert psutil.wait_procs(remover, timeout=60)[1] == []
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_ray_needs_free_disk_space_and_short_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, config = tmp_path / "pets", ServingConfig()
+    with tempfile.TemporaryDirectory(prefix="k", dir="/tmp") as name:
+        long = Path(name) / ("x" * 40)
+        long.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(long))
+        with pytest.raises(OSError, match="at most 2"), on_ray.running(bundle, config):
+            pass
+        assert list(long.iterdir()) == []
+        monkeypatch.setattr(tempfile, "tempdir", name)
+        free = SimpleNamespace(free=100 * 2**20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _path: free)
+        with (
+            pytest.raises(OSError, match=f"{name} has 100 MiB of free space"),
+            on_ray.running(bundle, config),
+        ):
+            pass
+        assert list(Path(name).iterdir()) == [long]
+
+
+# -- the daemons of Ray ------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gcs_server", "raylet"])
-def test_when_ray_dies_the_server_prints_one_line_and_leaves_no_process(
-    server: Server, name: str
+def test_when_ray_dies_the_server_exits_and_leaves_no_process(
+    bundle: Path, tmp_path: Path, name: str
 ) -> None:
-    (daemon,) = named(server, name)
-    os.kill(daemon.pid, signal.SIGKILL)
-    # After a minute, Ray would exit the process with a different message.
-    assert server.process.wait(timeout=45) == 2
-    (line,) = server.errors.read_text().splitlines()
-    assert line.startswith("error: Ray has exited")
-    assert [process for process in server.children if process.is_running()] == []
-
-
-@pytest.mark.slow
-def test_a_server_exits_even_if_ray_hangs(server: Server) -> None:
-    (raylet,) = named(server, "raylet")
-    raylet.suspend()
-    server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(timeout=90) == 2
-    last = server.errors.read_text().splitlines()[-1]
-    assert last.startswith("error: Ray did not stop within 30 s")
-    assert [process for process in server.children if process.is_running()] == []
+    server = start(bundle, tmp_path / "stderr")
+    try:
+        (daemon,) = [child for child in server.children if child.name() == name]
+        daemon.kill()
+        assert server.process.wait(timeout=200) == 1
+        assert psutil.wait_procs(server.children, timeout=60)[1] == []
+    finally:
+        end(server)

@@ -1,8 +1,9 @@
-"""The two servers that the files in this folder share. `tests/conftest.py` assigns the folder to
-one worker. Each server takes about ten seconds to start on two cores.
+"""The servers that the files in this folder share, on each runner. `tests/conftest.py` assigns the
+folder to one worker. A server takes five to ten seconds to start on two idle cores.
 """
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,14 +12,19 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
-from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.collection import open_collection
-from serving.galleries.features import LocalEncoder
-from serving.model import Model
 from tests.dispositions import ignored
-from tests.serving.live.servers import TOKEN, start_guarded, start_open, write_tokens
-from tests.serving.started import Server, SharedServer, write_images
+from tests.serving.live import servers
+from tests.serving.live.servers import TOKEN, write_tokens
+from tests.serving.started import Server, SharedServer, start, write_images
 from tests.tiny_bundle import write
+
+_LONGEST_NAME = "others".ljust(251, "-")
+
+
+@pytest.fixture(scope="package", params=["no-ray", "ray"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """What runs the application: this fixture repeats a test for each."""
+    return request.param
 
 
 @pytest.fixture(scope="package")
@@ -42,11 +48,26 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package")
 def guarded_server(
-    bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
+    runner: str, bundle: Path, tokens: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
+    """REST and gRPC, with tokens and small limits."""
+
     def launch() -> Server:
+        folder = tmp_path_factory.mktemp("server")
+        for name in ("data", "serving"):  # they must not shadow kway's packages
+            (folder / name).mkdir()
+            (folder / name / "__init__.py").write_text("raise ImportError('not the package')")
         with ignored(signal.SIGINT):  # as if it were in the background of a script
-            return start_guarded(bundle, tokens, tmp_path_factory.mktemp("server"))
+            return start(
+                bundle,
+                folder / "stderr",
+                *("--no-ray",) if runner == "no-ray" else ("--replicas", servers.REPLICAS),
+                *("--grpc-port", 0, "--token-file", tokens, "--timeout", servers.TIMEOUT),
+                *("--max-requests", servers.MAX_REQUESTS, "--max-inputs", servers.MAX_INPUTS),
+                *("--max-body-mib", servers.MAX_BODY / 2**20, "--batch-wait", servers.BATCH_WAIT),
+                start=[sys.executable, "-P", "-m", "launch"],
+                cwd=folder,
+            )
 
     with closing(SharedServer(launch)) as shared:
         yield shared
@@ -63,21 +84,16 @@ def temporary_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="package")
 def open_server(
-    temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
+    runner: str, temporary_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SharedServer]:
+    """No tokens, only HTTP, and the longest name of a bundle folder."""
     bundle = write(tmp_path_factory.mktemp("bundles") / "others")
-    gallery = tmp_path_factory.mktemp("galleries") / "pets"
-    images = write_images(tmp_path_factory.mktemp("images"))[0].parent
-    index_collection(
-        LocalEncoder(Model.open(bundle)),
-        open_collection(images, "images"),
-        gallery,
-        IndexOptions(index=True),
-    )
+    bundle = bundle.rename(bundle.with_name(_LONGEST_NAME))
 
     def launch() -> Server:
         errors = tmp_path_factory.mktemp("server") / "stderr"
-        return start_open(bundle, gallery, errors, temporary_folder)
+        options = ("--no-ray",) if runner == "no-ray" else ()
+        return start(bundle, errors, *options, temporary=temporary_folder)
 
     with closing(SharedServer(launch)) as shared:
         yield shared

@@ -5,9 +5,9 @@ pytest collects these tests last, because they stop servers that the other files
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,11 @@ from tests.serving.started import Server, SharedServer, command
 from tests.waiting import wait_until
 
 
+def handles_sigterm(pid: int) -> bool:
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
@@ -26,13 +31,20 @@ from tests.waiting import wait_until
 )
 @default_signals()
 def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
-    bundle: Path, number: signal.Signals
+    bundle: Path, runner: str, temporary_folder: Path, number: signal.Signals
 ) -> None:
-    arguments = command("serve", bundle, "--port", 0)
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, process_group=0) as process:
+    options = ("--no-ray",) if runner == "no-ray" else ()
+    arguments = command("serve", bundle, "--port", 0, *options)
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        process_group=0,
+        env={**os.environ, "TMPDIR": str(temporary_folder)},
+    ) as process:
         of_server = psutil.Process(process.pid)
-        # One child checks the bundle and exits. Then the clean-up process and those of Ray start.
-        wait_until(lambda: len(of_server.children(recursive=True)) >= 2, 150)
+        wait_until(lambda: handles_sigterm(process.pid), 150)
+        if runner == "ray":  # the process that removes the folder, and the first one of Ray
+            wait_until(lambda: len(of_server.children(recursive=True)) >= 2, 150)
         children = of_server.children(recursive=True)
         os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 0
@@ -41,38 +53,19 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
 
 
 def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_behind(
-    server: Server, client: httpx.Client, open_server: SharedServer, temporary_folder: Path
+    client: httpx.Client, open_server: SharedServer, runner: str, temporary_folder: Path
 ) -> None:
     other = open_server.get()
     with httpx.Client(base_url=other.url, timeout=30) as open_client:
-        for one, name in ((client, "pets"), (open_client, "others")):
+        for one, name in ((client, "pets"), (open_client, "others".ljust(251, "-"))):
             assert {one.get("/v1/model").json()["bundle"] for _ in range(10)} == {name}
     children = psutil.Process(other.process.pid).children(recursive=True)
-    assert list(temporary_folder.glob("kway-ray-*"))
+    assert bool(list(temporary_folder.glob("kway-ray-*"))) == (runner == "ray")
     other.process.kill()
     _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []
     assert list(temporary_folder.iterdir()) == []
     assert client.get("/v1/model").status_code == 200
-
-
-@pytest.mark.slow
-def test_a_stopped_server_leaves_no_process_that_was_started_while_it_stopped(
-    open_server: SharedServer, temporary_folder: Path
-) -> None:
-    server = open_server.get()
-    (session,) = temporary_folder.glob("kway-ray-*")
-    # Like a new HAProxy process, it writes to the folder, and the server does not know it.
-    log = session / "late.log"
-    with subprocess.Popen(["sh", "-c", 'exec sleep 300 > "$0"', str(log)]) as late:
-        try:
-            wait_until(log.exists)
-            server.process.terminate()
-            assert server.process.wait(timeout=60) == 0
-            assert late.wait(timeout=60) == -signal.SIGKILL
-        finally:
-            late.kill()
-    assert list(temporary_folder.iterdir()) == []
 
 
 async def statuses_during_shutdown(
@@ -82,10 +75,9 @@ async def statuses_during_shutdown(
     while the server shuts down.
     """
     found: set[tuple[int, str | None]] = set()
-    deadline = time.monotonic() + 120
 
     async def poll(one: httpx.AsyncClient) -> None:
-        while server.process.poll() is None and time.monotonic() < deadline:
+        while server.process.poll() is None:
             try:
                 answer = await one.get("/v1/model")
             except httpx.TransportError:  # connection refused
@@ -94,14 +86,14 @@ async def statuses_during_shutdown(
                 found.add((answer.status_code, answer.headers.get("retry-after")))
 
     async with (
+        asyncio.timeout(120),
         httpx.AsyncClient(base_url=server.url, headers=client.headers, timeout=30) as many,
         asyncio.TaskGroup() as all_,
     ):
         for _ in range(8):
             all_.create_task(poll(many))
-        async with asyncio.timeout(60):
-            while not found:
-                await asyncio.sleep(0.01)
+        while not found:
+            await asyncio.sleep(0.01)
         os.killpg(server.process.pid, signal.SIGTERM)
     return found
 

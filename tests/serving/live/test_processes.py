@@ -1,0 +1,148 @@
+"""Ports, processes and metrics of a server on each runner."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.prometheus import needs_prometheus, prometheus
+from tests.serving.live.servers import REPLICAS, TOKEN
+from tests.serving.started import Server, as_json, counts, error_of, of_each, replicas_of
+from tests.waiting import wait_until
+
+OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
+CONFIG = """
+global: {{scrape_interval: 1s, scrape_timeout: 1s}}
+scrape_configs:
+  - job_name: kway
+    authorization: {{credentials_file: {credentials}}}
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+
+def listening(server: Server) -> set[str]:
+    return {
+        f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        for connections in of_each(server, psutil.Process.net_connections)
+        for ip, port in [
+            (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+            for connection in connections
+            if connection.status == psutil.CONN_LISTEN
+        ]
+    }
+
+
+def test_the_command_prints_every_port_and_no_unnecessary_one_is_open(
+    server: Server, runner: str
+) -> None:
+    asked = {server.url.removeprefix("http://"), server.grpc}
+    found = listening(server)
+    assert found == set(server.listening)
+    elsewhere = {one for one in found if not one.startswith("127.0.0.1:")}
+    if runner == "no-ray":
+        assert found == asked
+    else:  # Ray's options have no host for gRPC, and each replica opens one port more
+        assert f"[::]:{server.grpc.rpartition(':')[2]}" in elsewhere
+        assert len(elsewhere) == 1 + REPLICAS
+
+
+def test_only_processes_with_a_model_load_torch(server: Server, runner: str) -> None:
+    def libraries(process: psutil.Process) -> tuple[int, bool]:
+        return process.pid, any("/libtorch" in one.path for one in process.memory_maps())
+
+    found = {pid for pid, has_torch in of_each(server, libraries) if has_torch}
+    if runner == "no-ray":
+        assert of_each(server, lambda process: process.pid) == [server.process.pid]
+    assert found == {server.process.pid, *replicas_of(server)}
+
+
+def test_no_server_process_has_a_lower_priority_than_the_command(server: Server) -> None:
+    """By default, Ray runs replicas at nice 15, where any other process can starve them."""
+    (command, *others) = of_each(server, lambda process: (process.nice(), process.name()))
+    assert [other for other in others if other[0] > command[0]] == []
+
+
+# ---------------------------------------------------------------------------- metrics
+
+
+def test_the_counts_match_the_requests_sent(
+    server: Server, client: httpx.Client, images: list[Path]
+) -> None:
+    def settled() -> dict[str, float]:
+        found: list[dict[str, float]] = [{}]
+
+        def is_stable() -> bool:
+            time.sleep(3)  # Ray collects the metrics of its processes every few seconds
+            found.append(counts(server, TOKEN))
+            return found[-1] == found[-2]
+
+        wait_until(is_stable)
+        return found[-1]
+
+    before = settled()
+    for _ in range(OUTCOMES["ok"]):
+        body = as_json(images[:3], classes=["husky"])
+        assert client.post("/v1/query", json=body).status_code == 200
+    for _ in range(OUTCOMES["unknown_class"]):
+        body = as_json(images[:2], classes=["hsky"])
+        assert error_of(client.post("/v1/query", json=body))[1] == "unknown_class"
+    for _ in range(OUTCOMES["empty_body"]):
+        assert error_of(client.post("/v1/query"))[1] == "empty_body"
+    assert client.get("/health").status_code == 200  # not counted
+    expected = {
+        **{f"kway_query_requests_total:{outcome}": count for outcome, count in OUTCOMES.items()},
+        "kway_query_inputs_total": OUTCOMES["ok"] * 3,
+        "kway_query_seconds_count": sum(OUTCOMES.values()),
+    }
+
+    def increases() -> dict[str, float]:
+        found = counts(server, TOKEN)
+        return {key: found.get(key, 0) - before.get(key, 0) for key in expected}
+
+    wait_until(lambda: increases() == expected)
+    assert counts(server, TOKEN)["kway_model_aligned"] >= 1
+
+
+def test_metrics_are_on_the_port_of_their_runner(client: httpx.Client, runner: str) -> None:
+    answer = client.get("/metrics")
+    if runner == "ray":
+        assert error_of(answer)[:2] == (404, "metrics_of_ray")
+    else:
+        assert answer.headers["content-type"].startswith("text/plain")
+        assert "kway_model_version{" in answer.text
+
+
+@needs_prometheus
+def test_prometheus_scrapes_the_metrics_only_with_the_token(
+    server: Server,
+    client: httpx.Client,
+    runner: str,
+    tokens: Path,
+    images: list[Path],
+    tmp_path: Path,
+) -> None:
+    body = as_json(images[:1], classes=["husky"])
+    assert client.post("/v1/query", json=body).status_code == 200
+    target = server.metrics.removeprefix("http://").removesuffix("/metrics")
+    (tmp_path / "wrong").write_text("w" * 30)
+    for credentials, health in ((tokens, "up"), (tmp_path / "wrong", "down")):
+        if (health, runner) == ("down", "ray"):
+            continue  # Ray's port requires no token
+        folder = tmp_path / health
+        folder.mkdir()
+        config = CONFIG.format(target=target, credentials=credentials)
+        with prometheus(folder, config) as api:
+
+            def scraped(api: httpx.Client = api) -> dict[str, str]:
+                return api.get("targets").json()["data"]["activeTargets"][0]
+
+            wait_until(lambda health=health: scraped()["health"] == health)  # type: ignore[misc]
+            assert ("401" in scraped()["lastError"]) == (health == "down")
+    if runner == "no-ray":
+        page = client.get("/metrics").text
+        check = ["promtool", "check", "metrics"]
+        checked = subprocess.run(check, input=page, capture_output=True, text=True, timeout=60)
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

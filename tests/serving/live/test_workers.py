@@ -1,0 +1,74 @@
+"""`kway serve --no-ray --workers 2`: the metrics of all workers, lost workers, and signals."""
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.serving.started import Server, as_json, counts, end, start
+from tests.tiny_bundle import write
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    bundle = write(tmp_path / "pets")
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    options = ("--no-ray", "--workers", 2, "--grpc-port", 0)
+    running = start(bundle, tmp_path / "stderr", *options, temporary=folder)
+    yield running
+    end(running)
+
+
+def workers(server: Server) -> dict[int, psutil.Process]:
+    """Return the processes that listen, except for the first, which does not accept."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return {one.pid: one for one in children if one.net_connections()}
+
+
+def reporting(server: Server) -> set[int]:
+    """Return the workers with gauges on the page."""
+    lines = httpx.get(server.metrics, timeout=60).text.splitlines()
+    found = [line for line in lines if line.startswith("kway_requests_in_progress{")]
+    return {int(line.split('pid="')[1].partition('"')[0]) for line in found}
+
+
+def test_workers_share_a_port_and_a_page_of_metrics_and_a_lost_one_is_replaced(
+    server: Server, images: list[Path], tmp_path: Path
+) -> None:
+    def query(class_id: int) -> int:
+        body = as_json(images[:1], classes=[class_id])
+        return httpx.post(f"{server.url}/v1/query", json=body, timeout=60).status_code
+
+    wait_until(lambda: len(reporting(server)) == 2)
+    before = workers(server)
+    assert reporting(server) == set(before)
+    assert {one.rpartition(":")[2] for one in server.listening} == {
+        address.rpartition(":")[2] for address in (server.url, server.grpc)
+    }
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(query, [1] * 40)) == {200}
+    assert counts(server, "")["kway_query_requests_total:ok"] == 40
+    lost = next(iter(before))
+    before[lost].kill()
+    wait_until(lambda: len(reporting(server) - {lost}) == 2 and lost not in reporting(server))
+    assert len(workers(server)) == 2
+    assert counts(server, "")["kway_query_requests_total:ok"] == 40  # also those of the lost one
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(60) == 0
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    assert server.errors.read_text() == ""
+
+
+def test_workers_end_when_their_parent_is_killed(server: Server, tmp_path: Path) -> None:
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    server.process.kill()
+    assert psutil.wait_procs(children, timeout=60)[1] == []
+    assert list((tmp_path / "tmp").iterdir()) == []
