@@ -136,9 +136,7 @@ def test_a_bundle_or_gallery_that_cannot_be_served_is_reported_before_a_server_s
         assert re.fullmatch(rf"error: .*{name}.*checksum.*\n", line), line
 
 
-def test_ports_in_use_and_foreign_addresses_are_reported(
-    error_of: ErrorOf, tmp_path: Path
-) -> None:
+def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for option, other in (("--port", ()), ("--grpc-port", ("--port", 0))):

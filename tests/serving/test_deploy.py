@@ -18,12 +18,10 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from launch.commands import serve
-from serving.deploy.environment import SERVING
-from serving.deploy.session import free_block, free_port
+from serving.addresses import free_port
+from serving.config import ServingConfig
+from serving.on_ray import variables
 from tests.dispositions import default_signals
 from tests.serving.started import (
     Server,
@@ -42,30 +40,26 @@ from tests.tiny_bundle import NAMES
 
 __all__ = ["bundle", "images"]  # fixtures
 
-# Print the config file as the command does, and build the application in it as Ray Serve does.
+# Print the config file as the command does, and validate it and build its application as Ray does.
 _PRINT_AND_BUILD = """
-import contextlib, importlib, io, json, sys, yaml
+import contextlib, importlib, io, json, yaml
 from launch.main import main
 with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(SystemExit):
     main()
-from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as call
-from ray.serve.schema import ServeDeploySchema
 config_file = printed.getvalue()
-(application,) = ServeDeploySchema.model_validate(yaml.safe_load(config_file)).applications
+from ray.serve.schema import ServeDeploySchema
+read = ServeDeploySchema.model_validate(yaml.safe_load(config_file))
+(application,) = read.applications
 module, name = application.import_path.split(":")
-built = call(getattr(importlib.import_module(module), name), application.args)
-deployment = built._bound_deployment
-config = deployment._deployment_config
+build = getattr(importlib.import_module(module), name)
+from serving.on_ray import ClusterArguments
+build(ClusterArguments.model_validate(application.args))
 print(json.dumps({
     "config_file": config_file,
-    "name": deployment.name,
-    "bundle": deployment.init_args[0],
-    "served": deployment.init_args[1],
-    "replicas": [config.autoscaling_config.min_replicas, config.autoscaling_config.max_replicas],
-    "ongoing": config.max_ongoing_requests,
-    "queued": config.max_queued_requests,
-    "grace": config.graceful_shutdown_timeout_s,
-    "actor": deployment.ray_actor_options,
+    "bundle": application.args["bundle"],
+    "served": application.args["config"],
+    "http": read.http_options.model_dump(mode="json"),
+    "grpc": read.grpc_options.model_dump(mode="json"),
 }))
 """
 
@@ -74,8 +68,9 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
     bundle: Path,
 ) -> None:
     options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
-    imports = ("--allow-import", "my_package.networks:Network")
-    arguments = ("serve", bundle, "--print-config", *options, *imports)
+    more = ("--allow-import", "my_package.networks:Network", "--high-throughput")
+    ports = ("--grpc-port", 9000, "--max-body-mib", 8)
+    arguments = ("serve", bundle, "--print-config", *options, *more, *ports)
     built = subprocess.run(
         [sys.executable, "-c", _PRINT_AND_BUILD, *map(str, arguments)],
         cwd=ROOT,
@@ -85,32 +80,15 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
     )
     assert built.returncode == 0, built.stderr
     found = json.loads(built.stdout)
-    assert (found["name"], found["bundle"]) == ("Kway", str(bundle))
-    assert found["replicas"] == [1, 4]
-    assert found["actor"]["num_gpus"] == 1
+    assert found["bundle"] == str(bundle)
     served = found["served"]
-    assert found["ongoing"] > 9 + served["max_uploads"]
-    assert found["queued"] == 9
-    assert found["grace"] > found["served"]["request_timeout_seconds"]
-    assert (found["served"]["max_requests"], found["served"]["max_inputs"]) == (9, 3)
+    assert (served["replicas"], served["max_replicas"], served["device"]) == (1, 4, "cuda")
+    assert (served["max_requests"], served["max_inputs"]) == (9, 3)
     assert served["allow_imports"] == ["my_package.networks:Network"]
-    assert "RAY_SERVE_ENABLE_HA_PROXY=1" in found["config_file"]
-
-
-@pytest.mark.parametrize("replicas", ["0", "4:1", "1:0", "two", "1:", "-1"])
-def test_an_invalid_number_of_replicas_is_rejected(bundle: Path, replicas: str) -> None:
-    app = typer.Typer()
-    app.command()(serve.command)
-    ran = CliRunner().invoke(app, [str(bundle), f"--replicas={replicas}"])
-    assert isinstance(ran.exception, ValueError)
-    assert "replicas" in str(ran.exception)
-
-
-def test_port_blocks_are_free_and_distinct() -> None:
-    blocks = {free_block(1000) for _ in range(20)}
-    assert len(blocks) > 10
-    for first in blocks:
-        assert free_port("127.0.0.1", first) == first
+    assert found["http"]["request_timeout_s"] > served["request_timeout_seconds"]
+    assert found["grpc"]["port"] == 9000
+    for variable in ("RAY_SERVE_ENABLE_HA_PROXY=1", "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE=8388608"):
+        assert variable in found["config_file"]
 
 
 # ------------------------------------------------------------------------ tests that take minutes
@@ -137,7 +115,7 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
         (Path(name) / "kway.yaml").write_text(printed.stdout)
         environment = {
             **os.environ,
-            **SERVING,
+            **variables(ServingConfig()),
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TMPDIR": f"{name}/ray",

@@ -1,27 +1,21 @@
-"""The Open Inference Protocol with tritonclient over REST and gRPC, and health checks: one server
-behind HAProxy, with two replicas.
-"""
+"""tritonclient over REST and gRPC, and clients generated from the OpenAPI document."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
-import httpx
 import numpy as np
 import pytest
+import schemathesis
 import tritonclient.grpc
 import tritonclient.http
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from grpc_health.v1.health_pb2_grpc import HealthStub
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.live.servers import REPLICAS, TOKEN
+from tests.serving.live.servers import TOKEN
 from tests.serving.started import Server
+from tests.serving.test_api_schema import assert_all_called, check_document
 
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
-STATUS = HealthCheckResponse
 REST, GRPC = tritonclient.http, tritonclient.grpc
 
 
@@ -66,49 +60,9 @@ def test_an_unknown_model_or_version_is_reported_to_the_client(rest: Any, over_g
             triton.get_model_metadata("pets", "2", headers=HEADERS)
 
 
-# ---------------------------------------------------------------------------- health and OpenAPI
-
-
-@pytest.fixture
-def health(server: Server) -> Iterator[HealthStub]:
-    with grpc.insecure_channel(server.grpc) as channel:
-        yield HealthStub(channel)
-
-
-@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
-def test_health_checks_need_no_token(health: HealthStub, service: str) -> None:
-    request = HealthCheckRequest(service=service)
-    assert health.Check(request).status == STATUS.SERVING
-    watching = health.Watch(request)
-    assert next(watching).status == STATUS.SERVING
-    watching.cancel()
-
-
-def test_the_health_of_an_unknown_service_is_unknown(health: HealthStub) -> None:
-    request = HealthCheckRequest(service="ray.serve.RayServeAPIService")
-    with pytest.raises(grpc.RpcError) as caught:
-        health.Check(request)
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-    watching = health.Watch(request)
-    assert next(watching).status == STATUS.SERVICE_UNKNOWN
-    watching.cancel()
-
-
-def test_excess_health_watches_are_rejected(health: HealthStub) -> None:
-    watches = [health.Watch(HealthCheckRequest()) for _ in range(40 * REPLICAS)]
-    found = []
-    for watch in watches:
-        try:
-            found.append(next(watch).status)
-        except grpc.RpcError as error:
-            found.append(error.code())
-    assert set(found) == {STATUS.SERVING, grpc.StatusCode.RESOURCE_EXHAUSTED}
-    assert health.Check(HealthCheckRequest()).status == STATUS.SERVING
-    for watch in watches:
-        watch.cancel()
-
-
-def test_the_served_openapi_document_is_valid(client: httpx.Client) -> None:
-    document = client.get("/openapi.json").json()
-    OpenAPIV31SpecValidator(document).validate()
-    assert {"/v2/models/{name}", "/v2/models/{name}/infer"} < set(document["paths"])
+@pytest.mark.slow
+def test_responses_of_the_server_match_its_openapi_document(server: Server) -> None:
+    document = schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=HEADERS)
+    answers = check_document(document, 5, headers=HEADERS)
+    assert_all_called(answers)
+    assert "GET /v2 200" in answers

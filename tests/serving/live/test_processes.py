@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 import psutil
-import pytest
 
 from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.live.servers import REPLICAS, TOKEN
