@@ -83,7 +83,8 @@ def build_app(
     if not has_tokens and config.host in LOOPBACK:
         # Its only protection is that it listens on loopback. A web page that the user visits could
         # otherwise send requests under a host name of its own that resolves to loopback.
-        api.add_middleware(TrustedHostMiddleware, allowed_hosts=LOOPBACK, www_redirect=False)
+        names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
+        api.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
     for group in GROUPS:
         for router in group.routers:
             api.include_router(router, tags=[group.name])

@@ -88,12 +88,14 @@ def application(bundle: str, config: ServingConfig, *, grace_seconds: float) -> 
     replica may take at shutdown to finish the requests in progress; an idle replica stops
     immediately.
     """
+    # kway's own limits are reached first, so that all of its errors have the same format. Ray counts
+    # a request as queued until a replica has accepted it, so a burst must fit into the queue.
+    most = config.max_requests + config.max_uploads + _SPARE_REQUESTS
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),
         ray_actor_options={"num_cpus": 1, "num_gpus": int(config.device == "cuda")},
-        # kway's own limits are reached first, so that all of its errors have the same format.
-        max_ongoing_requests=config.max_requests + config.max_uploads + _SPARE_REQUESTS,
-        max_queued_requests=config.max_requests,
+        max_ongoing_requests=most,
+        max_queued_requests=most,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         max_constructor_retry_count=1,
         graceful_shutdown_timeout_s=grace_seconds,

@@ -83,7 +83,7 @@ def serve(
         raise ValueError(
             f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
         )
-    _check_access(config, no_tokens=no_tokens)
+    _check_access(config, no_ray=no_ray, no_tokens=no_tokens)
     config = config if print_config else with_free_ports(config)
     stop = StopSignal()
     # Import here, so that other commands start quickly.
@@ -121,14 +121,20 @@ def serve(
         typer.echo("stopping")
 
 
-def _check_access(config: ServingConfig, *, no_tokens: bool) -> None:
+def _check_access(config: ServingConfig, *, no_ray: bool, no_tokens: bool) -> None:
     """Raise ValueError if other machines can reach the server without a token."""
     if config.token_file is not None:
         check_tokens(config.token_file)  # report a bad file before Ray starts
-    elif config.host not in LOOPBACK and not no_tokens:
+        return
+    reason = f"other machines can reach --host {config.host}"
+    if config.host in LOOPBACK:
+        if no_ray or config.grpc_port is None:
+            return
+        reason = "Ray's gRPC port listens on all network interfaces (unlike that of --no-ray)"
+    if not no_tokens:
         raise ValueError(
-            f"other machines can reach --host {config.host}, and --token-file is not set: pass a "
-            "token file, or --no-tokens if a proxy in front of the server authenticates clients"
+            f"{reason}, and --token-file is not set: pass a token file, or --no-tokens if a proxy "
+            "or a firewall in front of the server authenticates clients"
         )
 
 

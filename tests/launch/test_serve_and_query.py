@@ -153,6 +153,8 @@ def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_
         (("--no-ray", "--replicas", 2), "--workers"),
         (("--workers", 2), "--no-ray"),
         (("--host", "0.0.0.0"), "--token-file"),
+        (("--host", "0.0.0.0", "--no-ray"), "--token-file"),
+        (("--grpc-port", 0), "--no-ray"),
         *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "1:0", "two", "1:", "-1")],
     ],
 )

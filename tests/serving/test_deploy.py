@@ -69,7 +69,7 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
 ) -> None:
     options = ("--replicas", "1:4", "--max-requests", 9, "--max-inputs", 3, "--device", "cuda")
     more = ("--allow-import", "my_package.networks:Network", "--high-throughput")
-    ports = ("--grpc-port", 9000, "--max-body-mib", 8)
+    ports = ("--grpc-port", 9000, "--no-tokens", "--max-body-mib", 8)
     arguments = ("serve", bundle, "--print-config", *options, *more, *ports)
     built = subprocess.run(
         [sys.executable, "-c", _PRINT_AND_BUILD, *map(str, arguments)],

@@ -103,7 +103,7 @@ def scores_of(trained: TrainedRun) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def server(evaluated: Evaluated, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     errors = tmp_path_factory.mktemp("server") / "stderr"
-    running = start(evaluated.bundle, errors, "--grpc-port", 0)
+    running = start(evaluated.bundle, errors, "--grpc-port", 0, "--no-tokens")
     yield running
     end(running)
 

@@ -23,7 +23,7 @@ def test_kway_serve_serves_new_versions(tmp_path: Path) -> None:
     versions, path = write_versions(tmp_path), tmp_path / "pets"
     first, second = Expected(versions).versions
     publish(versions[0], path)
-    server = start(path, tmp_path / "stderr", "--grpc-port", 0)
+    server = start(path, tmp_path / "stderr", "--grpc-port", 0, "--no-tokens")
 
     def metrics() -> str:
         return httpx.get(f"{server.url}/metrics").text

@@ -4,6 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 
@@ -46,6 +47,23 @@ def test_the_command_prints_every_port_and_no_unnecessary_one_is_open(
     else:  # Ray's options have no host for gRPC, and each replica opens one port more
         assert f"[::]:{server.grpc.rpartition(':')[2]}" in elsewhere
         assert len(elsewhere) == 1 + REPLICAS
+
+
+def test_the_port_that_each_replica_opens_on_all_interfaces_requires_the_token_of_ray(
+    server: Server, runner: str
+) -> None:
+    """Ray deserializes the requests to this port with pickle."""
+    if runner == "no-ray":
+        pytest.skip("there is no such port")
+    port = server.grpc.rpartition(":")[2]
+    opened = [one for one in server.listening if one.startswith("[::]:") and one != f"[::]:{port}"]
+    assert len(opened) == REPLICAS
+    for address in opened:
+        with grpc.insecure_channel(address) as channel:
+            call = channel.unary_unary("/ray.serve.ASGIService/HandleRequest")
+            with pytest.raises(grpc.RpcError) as caught:
+                call(b"", timeout=30)
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_only_processes_with_a_model_load_torch(server: Server, runner: str) -> None:
