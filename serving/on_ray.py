@@ -198,16 +198,21 @@ def _start(bundle: Path, config: ServingConfig) -> None:
     # When a replica imports a module, it searches the driver's working directory first. A folder
     # data/ there would shadow kway's package of the same name.
     handler = signal.getsignal(signal.SIGTERM)
-    with chdir(_PACKAGES):
-        ray.init(
-            address="local",  # do not join a cluster that is already running
-            num_cpus=config.replica_limit,
-            num_gpus=config.replica_limit if config.device == "cuda" else 0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            logging_level=logging.ERROR,
-        )
-    signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
+    try:
+        with chdir(_PACKAGES):
+            ray.init(
+                address="local",  # do not join a cluster that is already running
+                num_cpus=config.replica_limit,
+                num_gpus=config.replica_limit if config.device == "cuda" else 0,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                logging_level=logging.ERROR,
+            )
+    except SystemExit as exited:
+        if exited.code == signal.SIGTERM:  # Ray replaces the handler while it starts
+            raise SystemExit(0) from None
+        raise
+    signal.signal(signal.SIGTERM, handler)
     from serving.ray_deployment import LOGGING, application
 
     try:

@@ -88,8 +88,8 @@ def application(bundle: str, config: ServingConfig, *, grace_seconds: float) -> 
     replica may take at shutdown to finish the requests in progress; an idle replica stops
     immediately.
     """
-    # kway's own limits are reached first, so that all of its errors have the same format. Ray counts
-    # a request as queued until a replica has accepted it, so a burst must fit into the queue.
+    # kway's own limits are reached first, so that its errors have one format. Ray counts a request
+    # as queued until a replica has accepted it, so a burst must fit into the queue.
     most = config.max_requests + config.max_uploads + _SPARE_REQUESTS
     return Kway.options(  # type: ignore[attr-defined]
         **_replicas(config),

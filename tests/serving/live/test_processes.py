@@ -1,16 +1,24 @@
 """Ports, processes and metrics of a server on each runner."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import grpc
 import httpx
 import psutil
+import pytest
 
 from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.live.servers import REPLICAS, TOKEN
-from tests.serving.started import Server, as_json, counts, error_of, of_each, replicas_of
+from tests.serving.started import (
+    Server,
+    as_json,
+    counts,
+    error_of,
+    of_each,
+    replicas_of,
+    settled_counts,
+)
 from tests.waiting import wait_until
 
 OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
@@ -88,18 +96,7 @@ def test_no_server_process_has_a_lower_priority_than_the_command(server: Server)
 def test_the_counts_match_the_requests_sent(
     server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
-    def settled() -> dict[str, float]:
-        found: list[dict[str, float]] = [{}]
-
-        def is_stable() -> bool:
-            time.sleep(3)  # Ray collects the metrics of its processes every few seconds
-            found.append(counts(server, TOKEN))
-            return found[-1] == found[-2]
-
-        wait_until(is_stable)
-        return found[-1]
-
-    before = settled()
+    before = settled_counts(server, TOKEN)
     for _ in range(OUTCOMES["ok"]):
         body = as_json(images[:3], classes=["husky"])
         assert client.post("/v1/query", json=body).status_code == 200

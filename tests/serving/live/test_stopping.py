@@ -8,6 +8,9 @@ import os
 import re
 import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +18,15 @@ import psutil
 import pytest
 
 from tests.dispositions import default_signals, is_ignored
-from tests.serving.started import Server, SharedServer, command
+from tests.serving.live.servers import REPLICAS
+from tests.serving.started import (
+    Server,
+    SharedServer,
+    as_json,
+    command,
+    replicas_of,
+    scores_of,
+)
 from tests.waiting import wait_until
 
 
@@ -46,7 +57,10 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
         if runner == "ray":  # the process that removes the folder, and the first one of Ray
             wait_until(lambda: len(of_server.children(recursive=True)) >= 2, 150)
         children = of_server.children(recursive=True)
-        os.killpg(process.pid, number)
+        if runner == "ray":  # its processes are in the same group
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
         assert process.wait(timeout=60) == 0
     _, remaining = psutil.wait_procs(children, timeout=60)
     assert remaining == []
@@ -62,10 +76,39 @@ def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_b
     children = psutil.Process(other.process.pid).children(recursive=True)
     assert bool(list(temporary_folder.glob("kway-ray-*"))) == (runner == "ray")
     other.process.kill()
-    _, remaining = psutil.wait_procs(children, timeout=60)
+    # An agent of Ray first tries to reach the others for a minute.
+    _, remaining = psutil.wait_procs(children, timeout=180)
     assert remaining == []
-    assert list(temporary_folder.iterdir()) == []
+    wait_until(lambda: not list(temporary_folder.iterdir()))
     assert client.get("/v1/model").status_code == 200
+
+
+def test_queries_are_answered_although_a_replica_is_killed_and_it_is_replaced(
+    server: Server, client: httpx.Client, runner: str, images: list[Path]
+) -> None:
+    if runner == "no-ray":
+        pytest.skip("there are no replicas")
+    body = as_json(images[:1], classes=[2])
+    expected = scores_of(client.post("/v1/query", json=body).json())
+    before = replicas_of(server)
+
+    def query(number: int) -> list[float]:
+        if number == 10:
+            next(iter(before.values())).kill()
+        for _ in range(100):
+            with suppress(httpx.TransportError):
+                answer = client.post("/v1/query", json=body)
+                if answer.status_code == 200:
+                    return scores_of(answer.json())
+                assert answer.status_code in (429, 500, 503)  # 500: the replica had the request
+            time.sleep(0.2)
+        raise AssertionError("no answer")
+
+    with ThreadPoolExecutor(4) as threads:
+        for scores in threads.map(query, range(40)):
+            assert scores == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    wait_until(lambda: len(replicas_of(server)) == REPLICAS, 120)
+    assert set(replicas_of(server)) != set(before)
 
 
 async def statuses_during_shutdown(
@@ -94,7 +137,7 @@ async def statuses_during_shutdown(
             all_.create_task(poll(many))
         while not found:
             await asyncio.sleep(0.01)
-        os.killpg(server.process.pid, signal.SIGTERM)
+        server.process.terminate()
     return found
 
 
@@ -104,7 +147,7 @@ def test_a_server_ignores_sigint_if_its_parent_did(server: Server, client: httpx
     assert client.get("/v1/model").status_code == 200
 
 
-def test_sigterm_to_the_process_group_under_load_never_causes_404_and_leaves_no_process(
+def test_sigterm_under_load_never_causes_404_and_leaves_no_process(
     server: Server, client: httpx.Client
 ) -> None:
     errors = server.errors.read_text()
