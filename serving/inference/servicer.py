@@ -65,12 +65,21 @@ class Servicer:
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     """Register the methods, like `add_…Servicer_to_server` in generated code."""
+
+    def serialize(message: Message) -> bytes:  # Ray replaces it by its own
+        return message.SerializeToString()
+
     unary = {
-        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _METHODS
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name), response_serializer=serialize
+        )
+        for name in (*_METHODS, "Check")
     }
     of_health = {
-        "Check": grpc.unary_unary_rpc_method_handler(servicer.Check),
-        "Watch": grpc.unary_stream_rpc_method_handler(servicer.Watch),
+        "Check": unary.pop("Check"),
+        "Watch": grpc.unary_stream_rpc_method_handler(
+            servicer.Watch, response_serializer=serialize
+        ),
     }
     for service, handlers in ((SERVICE, unary), (HEALTH_SERVICE, of_health)):
         # One at a time, because Ray registers only the first handler of a call.

@@ -53,12 +53,12 @@ def test_workers_share_a_port_and_a_page_of_metrics_and_a_lost_one_is_replaced(
     }
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(query, [1] * 40)) == {200}
-    assert counts(server, "")["kway_query_requests_total:ok"] == 40
+    assert counts(server)["kway_query_requests_total:ok"] == 40
     lost = next(iter(before))
     before[lost].kill()
     wait_until(lambda: len(reporting(server) - {lost}) == 2 and lost not in reporting(server))
     assert len(workers(server)) == 2
-    assert counts(server, "")["kway_query_requests_total:ok"] == 40  # also those of the lost one
+    assert counts(server)["kway_query_requests_total:ok"] == 40  # also those of the lost one
     children = psutil.Process(server.process.pid).children(recursive=True)
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(60) == 0
