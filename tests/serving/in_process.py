@@ -79,7 +79,11 @@ def occupied(url: str, **headers: str) -> Iterator[None]:
     pixels = np.zeros((4, 4, 3), np.uint8)
     image = base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
     body = json.dumps({"classes": [0], "images": [image]}).encode()
-    fields = {"host": "kway", "content-type": "application/json", "content-length": str(len(body))}
+    fields = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+    }
     head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **headers}.items())
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
@@ -92,7 +96,7 @@ def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Respons
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, url, **options)  # type: ignore[arg-type]
 
     return asyncio.run(send())
