@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 
 _START_SECONDS, _STOP_SECONDS = 60, 30
 

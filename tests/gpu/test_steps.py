@@ -16,7 +16,7 @@ from benchmarks.gpu.sizes import TOY, TaskSize
 from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
 from benchmarks.gpu.training import trace_steps
 from data.loading.batch import Batch
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world
 from tests.ranks import run_on_ranks
 from trainer.checkpoints.entries import training_entries

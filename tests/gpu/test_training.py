@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from benchmarks.gpu.measuring import world_of_one_rank
 from data.shards.manifest import Manifest
 from heads import ClassHead
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 from tests.heads.cases import (
     LOSS_KINDS,
     gradient_of_nodes,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import yaml
 
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 from tests.k8s.monitoring_files import (
     alerts,
     dashboards,

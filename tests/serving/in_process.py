@@ -21,30 +21,35 @@ import torch
 import uvicorn
 from fastapi import FastAPI
 
+from serving.app import build_app
 from serving.config import ServingConfig
-from serving.app import build_api
+from serving.metrics import Metric, Metrics
 from serving.model import Model
-from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
+from serving.versions import ServedModel
 from tests.waiting import wait_until
 
 
-class NoCounts:
-    def count(self, *, outcome: str, inputs: int, seconds: float) -> None:
-        pass
+class Recorder:
+    """An exporter that keeps what is recorded, in order."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[Metric, float, dict[str, str]]] = []
+
+    def record(self, metric: Metric, value: float, **labels: str) -> None:
+        self.values.append((metric, value, labels))
+
+    def labels_of(self, metric: Metric) -> list[dict[str, str]]:
+        return [labels for found, _, labels in self.values if found == metric]
 
 
-async def no_metrics() -> bytes:
-    return b"kway_up 1\n"
-
-
-def application(bundle: Path, counts: NoCounts | None = None, **limits: object) -> FastAPI:
+def application(bundle: Path, recorder: Recorder | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
     model = Model.open(bundle, max_pixels=config.max_pixels)
     clients = Clients.of_file(config.token_file, config.client_address_header)
-    served = ServedModel.of(Service(model, Shared(config, counts or NoCounts())))
-    return build_api(served, clients, no_metrics)
+    shared = Shared(config, Metrics(recorder or Recorder()))
+    return build_app(ServedModel.of(Service(model, shared)), clients, lambda: b"kway_up 1\n")
 
 
 class _Server(uvicorn.Server):
@@ -74,7 +79,7 @@ def occupied(url: str, **headers: str) -> Iterator[None]:
     pixels = np.zeros((4, 4, 3), np.uint8)
     image = base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
     body = json.dumps({"classes": [0], "images": [image]}).encode()
-    fields = {"host": "kway", "content-type": "application/json", "content-length": str(len(body))}
+    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
     head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **headers}.items())
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:
@@ -87,7 +92,7 @@ def ask(api: FastAPI, method: str, url: str, **options: object) -> httpx.Respons
 
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(app=api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, url, **options)  # type: ignore[arg-type]
 
     return asyncio.run(send())

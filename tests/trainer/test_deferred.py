@@ -23,7 +23,7 @@ import trainer.train
 from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
 from heads.losses import LOSSES
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 from tests.host_reads import host_reads
 from tests.ranks import forked, run_on_ranks
 from tests.shards import glyph_recipe

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 from tests.ranks import forked
 from trainer.faults.watchdog import LostRankError, Watchdog
 from trainer.world import World, open_world
