@@ -91,7 +91,7 @@ def test_kway_serve_accepts_the_arguments(kind):
     given = command(manifests)
     assert given["bundle"] == Path("/mnt/models" if kind == "kserve" else BUNDLE)
     assert (given["host"], given["port"], given["threads"]) == ("0.0.0.0", 8000, 2)
-    assert given["replicas"] == "1"
+    assert given["no_ray"]
     assert (given["device"], given["allow_import"]) == ("cuda", ["a.b:C"])
     assert given["grpc_port"] == (9000 if more else None)
     assert str(given["token_file"]) == "/var/run/secrets/kway/tokens"

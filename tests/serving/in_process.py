@@ -79,7 +79,11 @@ def occupied(url: str, **headers: str) -> Iterator[None]:
     pixels = np.zeros((4, 4, 3), np.uint8)
     image = base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
     body = json.dumps({"classes": [0], "images": [image]}).encode()
-    fields = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
+    fields = {
+        "host": "localhost",
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+    }
     head = "".join(f"{name}: {value}\r\n" for name, value in {**fields, **headers}.items())
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), timeout=60) as connection:

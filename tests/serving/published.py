@@ -148,11 +148,11 @@ class Published:
 
 
 @contextmanager
-def serving(folder: Path, **limits: object) -> Iterator[Published]:
-    """Serve the first version, at a symbolic link. The paths are checked only by
+def serving(folder: Path, bundle: Path | None = None, **limits: object) -> Iterator[Published]:
+    """Serve the first version, or `bundle`, at a symbolic link. The paths are checked only by
     `reloader.poll`."""
     versions, path = write_versions(folder), folder / "pets"
-    publish(versions[0], path)
+    publish(bundle or versions[0], path)
     config = ServingConfig.model_validate({"threads": 1, **limits})
     recorder = in_process.Recorder()
     metrics = Metrics(recorder)

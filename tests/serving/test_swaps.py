@@ -243,21 +243,46 @@ def test_a_gallery_is_searched_with_the_classes_of_the_version_that_the_answer_n
     assert len(set(found.values())) == 2
 
 
-def test_a_bundle_with_another_backbone_is_rejected_while_its_gallery_is_not_published(
+def test_a_gallery_of_another_backbone_is_unavailable_and_no_obstacle_to_a_start(
     with_gallery: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = with_gallery
+    served, gallery = with_gallery, tmp_path / "texts"
     other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
-    before = version_of(served)
     served.publish(other)
-    assert "different backbone" in caplog.text
-    assert version_of(served) == before
-    shutil.rmtree(tmp_path / "texts")
-    build_gallery(other, ["a dog"], tmp_path / "texts")
+    assert "gallery texts is unavailable" in caplog.text
+    assert version_of(served) == Bundle.open(other).version
+    with serving(tmp_path / "started", other, galleries={"texts": gallery}) as started:
+        for each in (served, started):
+            with each.http() as http:
+                (listed,) = http.get("/v1/galleries").json()["galleries"]
+                assert "different backbone" in listed["unavailable"]
+                for found in (
+                    http.post("/v1/galleries/texts/search", json={"classes": ["husky"]}),
+                    http.get("/v1/galleries/texts/items/0/thumbnail"),
+                ):
+                    assert refusal(found) == (503, "gallery_unavailable")
+        shutil.rmtree(gallery)
+        build_gallery(other, ["a dog"], gallery)
+        for each in (served, started):
+            each.reloader.poll()
+            with each.client() as client:
+                page = client.search_page("texts", ["husky"])
+                assert (page.version, page.num_items) == (Bundle.open(other).version, 1)
+                assert client.galleries()[0].unavailable is None
+
+
+def test_a_gallery_is_searched_until_the_bundle_with_its_new_backbone_is_published(
+    with_gallery: Published, tmp_path: Path
+) -> None:
+    served, gallery = with_gallery, tmp_path / "texts"
+    other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
+    shutil.rmtree(gallery)
+    build_gallery(other, ["a dog"], gallery)
     served.reloader.poll()
     with served.client() as client:
-        found = client.search_page("texts", ["husky"])
-    assert (found.version, found.num_items) == (Bundle.open(other).version, 1)
+        assert client.search_page("texts", ["husky"]).num_items == 2
+        served.publish(other)
+        assert client.search_page("texts", ["husky"]).num_items == 1
 
 
 # ---------------------------------------------------------------------------- damaged versions
