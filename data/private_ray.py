@@ -1,5 +1,7 @@
-"""The private name of Ray that `data` uses. Without it, kway works, but reports some wrong addresses
-only after 14 minutes."""
+"""The private name of Ray that `data` uses.
+
+If a version of Ray does not have it, kway reports some wrong addresses only after 14 minutes.
+"""
 
 import importlib
 import os
