@@ -123,16 +123,16 @@ class Loader:
                     f"{folder} reads {after}, but the model reads {before}. Serve it with another "
                     "server"
                 )
-        is_same, before = service is current.service, current.galleries
+        is_same, previous = service is current.service, current.galleries
         galleries = self._galleries(service, log=not is_same)
         for name, error in galleries.unavailable.items():
-            if name in before and (is_same or not isinstance(error, OtherBackboneError)):
+            if name in previous and (is_same or not isinstance(error, OtherBackboneError)):
                 raise error
         available = [name for name in galleries.names() if name in galleries]
         changed = [
             name
             for name in available
-            if name not in before or galleries[name].info != before[name].info
+            if name not in previous or galleries[name].info != previous[name].info
         ]
         for name in changed:
             galleries[name].verify()

@@ -103,11 +103,10 @@ def read_inference(
     """
     text, binary = _parts(raw, json_length)
     body = validated(InferenceRequest, parse_json(text, most), "invalid_inference", status=400)
-    for part, known in (
-        *((one, ("binary_data_size",)) for one in body.inputs),
-        *((one, ("binary_data",)) for one in body.outputs),
-    ):
-        check_parameters(part.parameters, known, f" of {part.name[:80]}")
+    for one in body.inputs:
+        check_parameters(one.parameters, ("binary_data_size",), f" of {one.name[:80]}")
+    for output in body.outputs:
+        check_parameters(output.parameters, ("binary_data",), f" of {output.name[:80]}")
     data = _data(body.inputs, binary, most)
     pairs = zip(body.inputs, data, strict=True)
     return body, Inference(
