@@ -33,9 +33,12 @@ def known_charset(name: str) -> str:
 
 
 class _Parser(MultiPartParser):
-    """Rejects truncated forms, from which Starlette's parser drops the last part."""
+    """Rejects truncated forms, from which Starlette's parser drops the last part, and text that is
+    invalid in its encoding, which Starlette's parser reads as Latin-1."""
 
-    def __init__(self, headers: Headers, body: AsyncIterator[bytes], limits: ServingConfig) -> None:
+    def __init__(
+        self, headers: Headers, body: AsyncIterator[bytes], codec: str, limits: ServingConfig
+    ) -> None:
         super().__init__(
             headers,
             self._until_the_end(body),
@@ -46,6 +49,37 @@ class _Parser(MultiPartParser):
         )
         self.spool_max_size = limits.max_body_bytes  # keep all files in memory
         self._is_ended = False
+        self._codec = codecs.lookup(codec)
+        self._decoder = self._codec.incrementaldecoder()
+        self._are_texts: list[bool] = []  # whether each part can be decoded
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        for is_text, (name, value) in zip(self._are_texts, form.multi_items(), strict=True):
+            if isinstance(value, str) and not is_text:
+                await form.close()
+                raise MultiPartException(f"field {name[:80]!r} is not valid {self._codec.name}")
+        return form
+
+    def on_part_begin(self) -> None:
+        super().on_part_begin()
+        self._are_texts.append(True)
+        self._decoder = self._codec.incrementaldecoder()
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        super().on_part_data(data, start, end)
+        self._decode(data[start:end])
+
+    def on_part_end(self) -> None:
+        super().on_part_end()
+        self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> None:
+        if self._are_texts[-1]:
+            try:
+                self._decoder.decode(data, final)
+            except UnicodeDecodeError:
+                self._are_texts[-1] = False
 
     def on_end(self) -> None:
         self._is_ended = True
@@ -62,9 +96,9 @@ async def parse_form(
 ) -> FormData:
     """Read the form into memory, including its files. Close it after use. Raises ApiError 400 or
     415."""
-    known_charset(charset)
+    codec = known_charset(charset)
     try:
-        return await _Parser(request.headers, body, limits).parse()
+        return await _Parser(request.headers, body, codec, limits).parse()
     except (MultiPartException, LookupError, UnicodeError) as error:
         reason = getattr(error, "message", None) or "the body is malformed"
         message = f"invalid multipart form: {reason}"

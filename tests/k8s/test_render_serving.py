@@ -270,7 +270,10 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/glyphs", "--replicas", "0"], "--replicas '0'"),
         (["bundles/glyphs", "--cpus", "0"], "--cpus"),
         (["bundles/glyphs", "--memory", "4GB"], "--memory: '4GB' is not a valid quantity"),
-        (["bundles/glyphs", "--memory", "1Gi"], "is not below the memory limit"),
+        (
+            ["bundles/glyphs", "--kind", "rayservice", "--memory", "1Gi"],
+            "is not below the memory limit",
+        ),
         (["bundles/glyphs", "--device", "tpu"], "'tpu' is not one of"),
         (["bundles/glyphs", "--host", "https://a.org"], "--host https://a.org is not a DNS name"),
         (["bundles/glyphs", "--host", "a.org:443"], "is not a DNS name"),
