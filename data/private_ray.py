@@ -1,7 +1,11 @@
-"""The private name of Ray that `data` uses. `pyproject.toml` caps Ray's version."""
+"""The private name of Ray that `data` uses.
+
+If a version of Ray does not have it, kway reports some wrong addresses only after 14 minutes.
+"""
 
 import importlib
 import os
+from contextlib import suppress
 
 _VARIABLE, _TRIES = "RAY_NUM_REDIS_GET_RETRIES", 2
 
@@ -14,7 +18,6 @@ def limit_tries() -> None:
     """
     if _VARIABLE in os.environ:
         return
-    constants = importlib.import_module("ray._private.ray_constants")
-    if not hasattr(constants, "NUM_REDIS_GET_RETRIES"):
-        raise RuntimeError("this version of Ray is not supported: install Ray 2.60")
-    constants.NUM_REDIS_GET_RETRIES = _TRIES  # type: ignore[attr-defined]
+    with suppress(ModuleNotFoundError):
+        constants = importlib.import_module("ray._private.ray_constants")
+        constants.NUM_REDIS_GET_RETRIES = _TRIES  # type: ignore[attr-defined]

@@ -173,6 +173,7 @@ class GalleryIndex(BaseModel):
 
 class GalleryFound(BaseModel):
     name: str
+    unavailable: str | None = Field(None, description="why the gallery cannot be searched")
     num_items: int
     reads: Literal["images", "texts"]
     thumbnails: bool

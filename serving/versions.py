@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.format import GALLERY
+from serving.galleries.format import GALLERY, OtherBackboneError
 from serving.galleries.searching import Galleries
 from serving.metrics import Metrics, ReplicaState
 from serving.model import Model
@@ -87,13 +87,13 @@ class Loader:
         self._shared = Shared(config, metrics)
 
     def first(self) -> Version:
-        """Load what is published. Raises OSError or ValueError if it cannot be served.
+        """Load what is published. Raises OSError or ValueError if the bundle cannot be served.
 
         Each replica would read all class weights, so only `kway serve --verify` verifies their
         checksum.
         """
         service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
-        return Version(service, Galleries(self._config.galleries, service.model.bundle))
+        return Version(service, self._galleries(service))
 
     def fingerprint(self) -> Fingerprint | None:
         """Return the fingerprint of what is published, None if the bundle does not exist, as while
@@ -108,8 +108,9 @@ class Loader:
         """Load and check what is published. Returns `current` if nothing has changed.
 
         The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
-        gallery is damaged or incomplete, if the bundle fails its self-check or reads another kind
-        of input, or if a gallery has features of another backbone.
+        gallery is damaged or incomplete, or if the bundle fails its self-check or reads another
+        kind of input. Galleries with features of another backbone than a new bundle's become
+        unavailable.
         """
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self._path))
@@ -122,16 +123,27 @@ class Loader:
                     f"{folder} reads {after}, but the model reads {before}. Serve it with another "
                     "server"
                 )
-        galleries = Galleries(self._config.galleries, service.model.bundle)
-        before_of = current.galleries
+        is_same, previous = service is current.service, current.galleries
+        galleries = self._galleries(service, log=not is_same)
+        for name, error in galleries.unavailable.items():
+            if name in previous and (is_same or not isinstance(error, OtherBackboneError)):
+                raise error
+        available = [name for name in galleries.names() if name in galleries]
         changed = [
-            name for name in galleries.names() if galleries[name].info != before_of[name].info
+            name
+            for name in available
+            if name not in previous or galleries[name].info != previous[name].info
         ]
         for name in changed:
             galleries[name].verify()
-        if service is current.service and not changed:
-            return current
-        return Version(service, galleries)
+        return current if is_same and not changed else Version(service, galleries)
+
+    def _galleries(self, service: Service, *, log: bool = True) -> Galleries:
+        galleries = Galleries(self._config.galleries, service.model.bundle)
+        if log:
+            for name, error in galleries.unavailable.items():
+                _log.error("gallery %s is unavailable: %s", name, error)
+        return galleries
 
     def _service(self, folder: Path, *, class_weights: bool) -> Service:
         """Load a bundle and verify its checksums."""

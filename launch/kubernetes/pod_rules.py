@@ -186,7 +186,8 @@ def shared_memory_is_mounted(pod: Pod) -> Iterator[str]:
     The default of 64 MiB is too small for loaders, NCCL and Ray.
     """
     for container in pod.containers:
-        if not (trains(container) or serves(container) or pod.is_of_ray):
+        uses_ray = pod.is_of_ray or (serves(container) and "--no-ray" not in words(container))
+        if not (trains(container) or uses_ray):
             continue
         memory = [
             name for name, v in pod.volumes.items() if at(v, "emptyDir").get("medium") == "Memory"

@@ -121,7 +121,7 @@ def _check_values(server: Server, gateway: Gateway) -> None:
 def arguments(server: Server) -> list[str]:
     """Return the arguments of `kway serve` in the pod of base/serving."""
     line = [server.path, "--host", "0.0.0.0", "--port", _PORT]
-    line += ["--replicas", "1", "--threads", str(server.cpus)]
+    line += ["--no-ray", "--threads", str(server.cpus)]
     line += ["--token-file", TOKENS] if server.requires_tokens else ["--no-tokens"]
     line += ["--device", "cuda"] if server.device == "cuda" else []
     line += ["--grpc-port", GRPC_PORT] if server.has_grpc else []

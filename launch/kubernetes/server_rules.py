@@ -18,8 +18,8 @@ from launch.kubernetes.objects import (
 )
 from serving.config import ServingConfig
 
-# After SIGTERM, a server has 10 s for requests in progress and 30 s to stop Ray.
-_STOP_SECONDS = 40
+# After SIGTERM, a server has 10 s for requests in progress and, with Ray, 30 s to stop it.
+_STOP_SECONDS, _STOP_RAY_SECONDS = 10, 30
 _GRACE_SECONDS = 30
 _HEALTH = ("/health", "/v2/health/live", "/v2/health/ready")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -33,11 +33,12 @@ def servers_finish_their_requests(manifests: Sequence[Manifest]) -> Iterator[str
         request = float(timeout or ServingConfig().request_timeout_seconds)
         wait = at(container, "lifecycle", "preStop", "sleep").get("seconds", 0)
         grace = pod.spec.get("terminationGracePeriodSeconds", _GRACE_SECONDS)
-        if not request < wait <= grace - _STOP_SECONDS:
+        stop = _STOP_SECONDS + (0 if "--no-ray" in words(container) else _STOP_RAY_SECONDS)
+        if not request < wait <= grace - stop:
             yield (
                 f"{pod.where}: --timeout {request:g}, preStop sleep {wait} and "
                 f"terminationGracePeriodSeconds {grace} must increase in this order, the last one "
-                f"by at least {_STOP_SECONDS}: raise the later ones"
+                f"by at least {stop}: raise the later ones"
             )
 
 

@@ -155,10 +155,15 @@ def has_features_of(bundle: Bundle, info: GalleryInfo) -> bool:
     return (info.backbone, info.dim) == (features_identity(bundle), bundle.spec.dim)
 
 
+class OtherBackboneError(ValueError):
+    """The features of a gallery were computed by another backbone."""
+
+
 def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
-    """Raise ValueError if the gallery's features were not computed by `bundle`'s backbone."""
+    """Raise OtherBackboneError if the gallery's features were not computed by `bundle`'s
+    backbone."""
     if not has_features_of(bundle, info):
-        raise ValueError(
+        raise OtherBackboneError(
             f"{path} was created with a different backbone, precision or preprocessing than "
             f"{bundle.path}: create a new gallery with "
             f"{kway_command('index', bundle.path, info.source, '-o', 'GALLERY')}"

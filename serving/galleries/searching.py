@@ -25,22 +25,33 @@ class Page(NamedTuple):
 
 
 class Galleries:
-    """The galleries of a server, by name. Searches are thread-safe."""
+    """The galleries of a server, by name. Searches are thread-safe.
+
+    `unavailable` has the galleries that cannot be searched with this bundle, and why.
+    """
 
     def __init__(
         self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """Raises the same exceptions as `Gallery` for the first folder that is not a gallery of
-        this bundle."""
         self._bundle = bundle
-        self._by_name = {name: Gallery(path, bundle) for name, path in folders.items()}
+        self._by_name: dict[str, Gallery] = {}
+        self.unavailable: dict[str, OSError | ValueError] = {}
+        for name, path in folders.items():
+            try:
+                self._by_name[name] = Gallery(path, bundle)
+            except (OSError, ValueError) as error:
+                self.unavailable[name] = error
         self._rankings = Rankings(cache_bytes)
 
     def names(self) -> list[str]:
-        return sorted(self._by_name)
+        """The names of all galleries, also of those that are unavailable."""
+        return sorted({*self._by_name, *self.unavailable})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
 
     def __getitem__(self, name: str) -> Gallery:
-        """Return the gallery `name`. Raises KeyError if it does not exist."""
+        """Return the gallery `name`. Raises KeyError if it does not exist or is unavailable."""
         return self._by_name[name]
 
     def search(self, name: str, query: Query, page: Page) -> Hits:

@@ -1,10 +1,10 @@
 """Parse the multipart form of `POST /v1/query` strictly and within limits."""
 
 import codecs
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 
 from fastapi import Request
-from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.api_error import ApiError
@@ -33,52 +33,72 @@ def known_charset(name: str) -> str:
 
 
 class _Parser(MultiPartParser):
-    """Rejects truncated forms, and text that is invalid in its encoding (UTF-8 by default).
-    Starlette's own parser falls back to Latin-1 for invalid text and drops the last part of a
-    truncated form."""
+    """Rejects truncated forms, from which Starlette's parser drops the last part, and text that is
+    invalid in its encoding, which Starlette's parser reads as Latin-1."""
 
-    is_begun = is_ended = False
+    def __init__(
+        self, headers: Headers, body: AsyncIterator[bytes], codec: str, limits: ServingConfig
+    ) -> None:
+        super().__init__(
+            headers,
+            self._until_the_end(body),
+            # High enough that a form with slightly too many parts reaches the caller, which rejects
+            # it with a specific error.
+            max_files=limits.max_inputs + 1000,
+            max_fields=limits.max_classes + limits.max_inputs + 1000,
+        )
+        self.spool_max_size = limits.max_body_bytes  # keep all files in memory
+        self._is_ended = False
+        self._codec = codecs.lookup(codec)
+        self._decoder = self._codec.incrementaldecoder()
+        self._are_texts: list[bool] = []  # whether each part can be decoded
+
+    async def parse(self) -> FormData:
+        form = await super().parse()
+        for is_text, (name, value) in zip(self._are_texts, form.multi_items(), strict=True):
+            if isinstance(value, str) and not is_text:
+                await form.close()
+                raise MultiPartException(f"field {name[:80]!r} is not valid {self._codec.name}")
+        return form
 
     def on_part_begin(self) -> None:
-        self.is_begun = True
         super().on_part_begin()
+        self._are_texts.append(True)
+        self._decoder = self._codec.incrementaldecoder()
 
-    def on_end(self) -> None:
-        self.is_ended = True
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        super().on_part_data(data, start, end)
+        self._decode(data[start:end])
 
     def on_part_end(self) -> None:
-        part = self._current_part
-        if part.file is None:
-            try:
-                part.data.decode(self._charset)
-            except UnicodeDecodeError as error:
-                name = part.field_name[:80]
-                raise MultiPartException(f"field {name!r} is not valid {self._charset}") from error
         super().on_part_end()
+        self._decode(b"", final=True)
+
+    def _decode(self, data: bytes, *, final: bool = False) -> None:
+        if self._are_texts[-1]:
+            try:
+                self._decoder.decode(data, final)
+            except UnicodeDecodeError:
+                self._are_texts[-1] = False
+
+    def on_end(self) -> None:
+        self._is_ended = True
+
+    async def _until_the_end(self, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        async for part in body:
+            yield part
+        if not self._is_ended:
+            raise MultiPartException("the body ends before the final boundary")
 
 
 async def parse_form(
-    request: Request, body: AsyncGenerator[bytes, None], charset: str, limits: ServingConfig
+    request: Request, body: AsyncIterator[bytes], charset: str, limits: ServingConfig
 ) -> FormData:
     """Read the form into memory, including its files. Close it after use. Raises ApiError 400 or
     415."""
-    known_charset(charset)
-    parser = _Parser(
-        request.headers,
-        body,
-        # High enough that a form with slightly too many parts reaches the caller, which rejects it
-        # with a specific error.
-        max_files=limits.max_inputs + 1000,
-        max_fields=limits.max_classes + limits.max_inputs + 1000,
-    )
-    parser.spool_max_size = limits.max_body_bytes  # keep all files in memory; never write to disk
+    codec = known_charset(charset)
     try:
-        form = await parser.parse()
-        if parser.is_begun and not parser.is_ended:
-            for file in parser._files_to_close_on_error:  # the unfinished file is not in the form
-                file.close()
-            raise MultiPartException("the body ends before the final boundary")
-        return form
+        return await _Parser(request.headers, body, codec, limits).parse()
     except (MultiPartException, LookupError, UnicodeError) as error:
         reason = getattr(error, "message", None) or "the body is malformed"
         message = f"invalid multipart form: {reason}"

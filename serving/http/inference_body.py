@@ -16,6 +16,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    model_validator,
 )
 
 from serving.api_error import validated
@@ -24,6 +25,7 @@ from serving.inference.tensors import (
     Inference,
     Tensor,
     array_of,
+    check_parameters,
     elements_of,
     invalid_inference,
     parameters_of,
@@ -35,22 +37,33 @@ HEADER = "Inference-Header-Content-Length"
 BINARY = "application/octet-stream"
 
 
-class RequestInput(BaseModel):
+class _Message(BaseModel):
+    """A part of a request. A member that is null is the same as a member that is missing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, found: Any) -> Any:
+        if not isinstance(found, dict):
+            return found
+        return {name: value for name, value in found.items() if value is not None}
+
+
+class RequestInput(_Message):
     name: str
     shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
     datatype: str
     parameters: dict[str, Scalar] = Field({}, description="binary_data_size, if the data is binary")
-    data: Annotated[list[Scalar], Field(fail_fast=True)] | None = Field(
-        None, description="flat list of elements; images are base64-encoded"
+    data: list[Any] | None = Field(
+        None, description="list of elements, flat or nested; images are base64-encoded"
     )
 
 
-class RequestOutput(BaseModel):
+class RequestOutput(_Message):
     name: str
     parameters: dict[str, Scalar] = Field({}, description="binary_data")
 
 
-class InferenceRequest(BaseModel):
+class InferenceRequest(_Message):
     id: str | None = None
     parameters: dict[str, Scalar] = Field(
         {}, description="recall or threshold, and optionally binary_data_output"
@@ -90,6 +103,10 @@ def read_inference(
     """
     text, binary = _parts(raw, json_length)
     body = validated(InferenceRequest, parse_json(text, most), "invalid_inference", status=400)
+    for one in body.inputs:
+        check_parameters(one.parameters, ("binary_data_size",), f" of {one.name[:80]}")
+    for output in body.outputs:
+        check_parameters(output.parameters, ("binary_data",), f" of {output.name[:80]}")
     data = _data(body.inputs, binary, most)
     pairs = zip(body.inputs, data, strict=True)
     return body, Inference(
@@ -164,9 +181,9 @@ def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list
 
 
 def _json_elements(tensor: RequestInput) -> list[Any]:
-    data = tensor.data or []
+    data = _flat(tensor)
     if tensor.datatype != "BYTES":
-        return list(data)
+        return data
     texts = [one for one in data if isinstance(one, str)]
     if len(texts) != len(data):
         raise invalid_inference(
@@ -175,6 +192,18 @@ def _json_elements(tensor: RequestInput) -> list[Any]:
     if tensor.name != "images":
         return [text.encode("utf-8", "surrogatepass") for text in texts]
     return [image_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
+
+
+def _flat(tensor: RequestInput) -> list[Any]:
+    """Return the elements in row-major order."""
+    data = tensor.data or []
+    while data and isinstance(data[0], list):
+        if not all(isinstance(row, list) for row in data):
+            raise invalid_inference(
+                f"{tensor.name[:80]} mixes lists and elements. Send one element per index"
+            )
+        data = [one for row in data for one in row]
+    return data
 
 
 def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:

@@ -194,7 +194,10 @@ def _check_count(raw: bytes, most: int) -> None:
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     is_over = bare.count(b'"') > 4 * most  # two for the key and two for its value
     if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
-        raise _invalid_json(f"the JSON contains more than {most} values. Split the request")
+        raise _invalid_json(
+            f"the JSON contains more than {most} values. Split the request, and send images as "
+            "encoded files"
+        )
 
 
 def _count_starts(raw: bytes) -> int:

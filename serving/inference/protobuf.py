@@ -15,7 +15,14 @@ from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
-from serving.inference.tensors import Inference, Tensor, array_of, elements_of, invalid_inference
+from serving.inference.tensors import (
+    Inference,
+    Tensor,
+    array_of,
+    elements_of,
+    invalid_inference,
+    wrong_datatype,
+)
 
 _VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
@@ -172,10 +179,7 @@ def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
 def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
-        kinds = " or ".join(sorted(_INPUT_CONTENTS))
-        raise invalid_inference(
-            f"{tensor.name[:80]} has datatype {tensor.datatype[:20]}. Send {kinds}"
-        )
+        raise wrong_datatype(tensor.name, tensor.datatype)
     return field
 
 

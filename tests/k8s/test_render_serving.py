@@ -91,7 +91,7 @@ def test_kway_serve_accepts_the_arguments(kind):
     given = command(manifests)
     assert given["bundle"] == Path("/mnt/models" if kind == "kserve" else BUNDLE)
     assert (given["host"], given["port"], given["threads"]) == ("0.0.0.0", 8000, 2)
-    assert given["replicas"] == "1"
+    assert given["no_ray"]
     assert (given["device"], given["allow_import"]) == ("cuda", ["a.b:C"])
     assert given["grpc_port"] == (9000 if more else None)
     assert str(given["token_file"]) == "/var/run/secrets/kway/tokens"
@@ -270,7 +270,10 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/glyphs", "--replicas", "0"], "--replicas '0'"),
         (["bundles/glyphs", "--cpus", "0"], "--cpus"),
         (["bundles/glyphs", "--memory", "4GB"], "--memory: '4GB' is not a valid quantity"),
-        (["bundles/glyphs", "--memory", "1Gi"], "is not below the memory limit"),
+        (
+            ["bundles/glyphs", "--kind", "rayservice", "--memory", "1Gi"],
+            "is not below the memory limit",
+        ),
         (["bundles/glyphs", "--device", "tpu"], "'tpu' is not one of"),
         (["bundles/glyphs", "--host", "https://a.org"], "--host https://a.org is not a DNS name"),
         (["bundles/glyphs", "--host", "a.org:443"], "is not a DNS name"),

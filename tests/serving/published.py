@@ -10,14 +10,14 @@ import httpx
 from fastapi import FastAPI
 
 from serving.answer import make_query
+from serving.app import build_app
 from serving.client import Client
 from serving.config import ServingConfig
-from serving.app import build_api
+from serving.metrics import RELOADS, Metrics
 from serving.model import Model
-from serving.versions import Loader
-from serving.versions import Reloader
 from serving.schemas import Answer
 from serving.tokens import Clients
+from serving.versions import Loader, Reloader
 from tests.serving import in_process
 from tests.tiny_bundle import NAMES, classes, rows, thresholds, write_of_texts
 
@@ -119,14 +119,6 @@ def _without_score(answer: Answer) -> Answer:
     return answer.model_copy(update={"results": [result]})
 
 
-class Counts(in_process.NoCounts):
-    def __init__(self) -> None:
-        self.reloads: list[tuple[str, str]] = []
-
-    def count_reload(self, model: str, outcome: str) -> None:
-        self.reloads.append((model, outcome))
-
-
 @dataclass
 class Published:
     """A server in this process, and the two versions that can be published at its path."""
@@ -135,8 +127,13 @@ class Published:
     versions: list[Path]
     reloader: Reloader
     api: FastAPI
-    counts: Counts
+    recorder: in_process.Recorder
     url: str
+
+    @property
+    def reloads(self) -> list[str]:
+        """The outcomes of the loaded versions."""
+        return [labels["outcome"] for labels in self.recorder.labels_of(RELOADS)]
 
     def client(self) -> Client:
         return Client(self.url)
@@ -151,15 +148,16 @@ class Published:
 
 
 @contextmanager
-def serving(folder: Path, **limits: object) -> Iterator[Published]:
-    """Serve the first version, at a symbolic link. The paths are checked only by
+def serving(folder: Path, bundle: Path | None = None, **limits: object) -> Iterator[Published]:
+    """Serve the first version, or `bundle`, at a symbolic link. The paths are checked only by
     `reloader.poll`."""
     versions, path = write_versions(folder), folder / "pets"
-    publish(versions[0], path)
+    publish(bundle or versions[0], path)
     config = ServingConfig.model_validate({"threads": 1, **limits})
-    counts = Counts()
-    reloader = Reloader(Loader(path, config, counts), counts)
+    recorder = in_process.Recorder()
+    metrics = Metrics(recorder)
+    reloader = Reloader(Loader(path, config, metrics), metrics)
     clients = Clients.of_file(config.token_file)
-    api = build_api(reloader.model, clients, in_process.no_metrics)
+    api = build_app(reloader.model, clients)
     with in_process.listening(api) as url:
-        yield Published(path, versions, reloader, api, counts, url)
+        yield Published(path, versions, reloader, api, recorder, url)

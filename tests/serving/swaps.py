@@ -26,8 +26,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from serving.addresses import free_port
 from serving.config import ServingConfig
-from serving.deploy.session import free_port
 from serving.schemas import Answer
 from tests.serving.live.servers import serve_config
 from tests.serving.published import QUESTIONS, Expected, publish, write_versions

@@ -398,7 +398,7 @@ def test_searches_run_one_at_a_time_and_too_many_are_rejected(
 
     async def scenario() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
         transport = httpx.ASGITransport(app=api)
-        async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             limit = classes._MAX_SEARCHES_PER_CLIENT
             waiting = [asyncio.create_task(client.get("/v1/classes")) for _ in range(limit)]
             while len(running) < 1:

@@ -18,11 +18,12 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from serving.config import ServingConfig
 from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
+from serving.metrics import Metrics
 from serving.model import Model
-from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
-from tests.serving.in_process import NoCounts, application, ask, refusal
+from serving.versions import ServedModel
+from tests.serving.in_process import Recorder, application, ask, refusal
 from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
@@ -269,7 +270,7 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
 ) -> None:
     api, clients = FastAPI(), Clients.of_file(file)
     api.add_middleware(Access, clients=clients)
-    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), NoCounts()))
+    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), Metrics(Recorder())))
     methods, context = (
         InferenceMethods(ServedModel.of(service), clients),
         Call({"authorization": f"Bearer {OLD}"}),

@@ -16,11 +16,12 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.inference.health import Health
 from serving.inference.methods import InferenceMethods
+from serving.metrics import Metrics
 from serving.model import Model
-from serving.versions import ServedModel
 from serving.service import Service, Shared
 from serving.tokens import Clients
-from tests.serving.in_process import NoCounts, application, listening, occupied
+from serving.versions import ServedModel
+from tests.serving.in_process import Recorder, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
 from tests.tiny_bundle import write
@@ -136,7 +137,7 @@ class Call:
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
-    service = Service(Model.open(bundle), Shared(config, NoCounts()))
+    service = Service(Model.open(bundle), Shared(config, Metrics(Recorder())))
     return InferenceMethods(ServedModel.of(service), Clients(None, ADDRESS))
 
 

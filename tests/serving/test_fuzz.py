@@ -171,7 +171,9 @@ def send(
         answers = []
         for api in apis:
             transport = httpx.ASGITransport(app=api)
-            async with httpx.AsyncClient(transport=transport, base_url="http://kway") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 headers = {"content-type": kind.encode("latin-1")}
                 answers.append(await client.request(method, url, content=body, headers=headers))
         return answers

@@ -91,6 +91,39 @@ def test_class_names_are_accepted_and_only_requested_outputs_are_returned(pets: 
     assert scores["name"] == "scores"
 
 
+def test_data_may_be_nested_and_optional_members_may_be_null(pets: FastAPI) -> None:
+    options: dict[str, Any] = {"id": None, "parameters": None, "outputs": None}
+    nested = [
+        tensor("images", "BYTES", [[one] for one in ENCODED], [3, 1]) | {"parameters": None},
+        tensor("class_ids", "INT64", [[[2, 0]]], [1, 1, 2]),
+    ]
+    found = inferred(pets, *nested, **options)
+    assert found.json()["outputs"] == inferred(pets, IMAGES, CLASS_IDS).json()["outputs"]
+    mixed = tensor("class_ids", "INT64", [[2], 0], [2])
+    assert inferred(pets, IMAGES, mixed).status_code == 400
+
+
+@pytest.mark.parametrize("name", ["parameters", "images", "scores"])
+def test_an_unknown_parameter_is_rejected(pets: FastAPI, name: str) -> None:
+    unknown = {"parameters": {"recal": 0.9}}
+    inputs = [IMAGES | unknown if name == "images" else IMAGES, CLASS_IDS]
+    options: dict[str, Any] = unknown if name == "parameters" else {}
+    if name == "scores":
+        options = {"outputs": [{"name": "scores", **unknown}]}
+    found = inferred(pets, *inputs, **options)
+    assert found.status_code == 400
+    assert "'recal'" in found.json()["error"]
+    assert "\n" not in found.json()["error"]
+
+
+@pytest.mark.parametrize("size", [2, 224])
+def test_the_error_for_a_tensor_of_pixels_asks_for_encoded_files(pets: FastAPI, size: int) -> None:
+    pixels = tensor("images", "FP32", [0.5] * 3 * size**2, [1, 3, size, size])
+    found = inferred(pets, pixels, CLASS_IDS)
+    assert found.status_code == 400
+    assert "encoded file" in found.json()["error"]
+
+
 def test_a_text_model_accepts_plain_strings(texts: FastAPI) -> None:
     inputs = ["a cat", "猫 🐶"]
     answer = inferred(texts, tensor("texts", "BYTES", inputs), CLASS_IDS, model="texts")
@@ -122,7 +155,7 @@ def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
         ),
         ([CLASS_IDS], {}, 400, "'images' is missing"),
         ([IMAGES, CLASS_IDS, CLASS_IDS], {}, 400, "duplicate input"),
-        ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "INT32. Send INT64"),
+        ([IMAGES, tensor("class_ids", "INT32", [1])], {}, 400, "INT32: send INT64"),
         ([IMAGES, tensor("class_ids", "INT64", [True])], {}, 400, "not INT64"),
         ([IMAGES, tensor("class_ids", "INT64", [99])], {}, 404, "99"),
         ([IMAGES, tensor("class_ids", "INT64", [1, 2], [3])], {}, 400, "does not match"),

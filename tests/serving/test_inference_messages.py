@@ -135,5 +135,5 @@ def test_a_shape_with_too_many_dimensions_is_rejected_without_computing_its_size
 
 
 def test_the_module_that_the_grpc_proxy_imports_does_not_import_torch() -> None:
-    code = "import sys, serving.inference.methods; sys.exit('torch' in sys.modules)"
+    code = "import sys, serving.inference.servicer; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

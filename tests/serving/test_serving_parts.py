@@ -12,18 +12,18 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
 from data.images.decode import crops_for_evaluation, decode, for_evaluation
+from serving.addresses import free_port
 from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
-from serving.deploy.metrics_page import BUCKETS, render
-from serving.deploy.session import free_port
+from serving.metrics import BUCKETS, Metrics, Prometheus, ReplicaState
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
+from trainer.bundle.spec import LossSpec
 
 
 @pytest.fixture(scope="module")
@@ -264,22 +264,41 @@ def test_a_request_that_cannot_be_completed_fails_alone() -> None:
 # ---------------------------------------------------------------------------- metrics and ports
 
 
-def test_the_metrics_page_joins_the_counters_of_the_histogram() -> None:
-    families = {}
-    for end, samples in {
-        "bucket": [({"le": "30.0", "replica": "a"}, 2), ({"le": "+Inf", "replica": "a"}, 3)],
-        "count": [({"replica": "a"}, 3)],
-        "sum": [({"replica": "a"}, 31.25)],
-    }.items():
-        families[f"kway_query_seconds_{end}"] = counter = Metric(end, "x", "counter")
-        for labels, value in samples:
-            counter.add_sample(f"kway_query_seconds_{end}_total", labels, value)
-    (found,) = text_string_to_metric_families(render(families).decode())
-    assert (found.name, found.type) == ("kway_query_seconds", "histogram")
-    buckets = {one.labels["le"]: one.value for one in found.samples if one.name.endswith("_bucket")}
-    assert buckets == {floatToGoString(end): 2 * (end == 30) for end in BUCKETS} | {"+Inf": 3}
-    others = {one.name: one.value for one in found.samples if "le" not in one.labels}
-    assert others == {"kway_query_seconds_count": 3, "kway_query_seconds_sum": 31.25}
+def test_the_metrics_page_has_every_metric_with_any_label() -> None:
+    name = "a\u2028b\u0085c\x1cd\r\ne"  # line separators
+    exporter = Prometheus()
+    metrics = Metrics(exporter)
+    loss = LossSpec(kind="ce", aligned=False)
+    metrics.report(ReplicaState(name, "v1", loss, False, 3, 7))
+    metrics.report(ReplicaState(name, "v2", loss, True, 3, 7))
+    metrics.count(outcome="ok", inputs=2, seconds=0.2)
+    metrics.count(outcome="timeout", inputs=0, seconds=31.0)
+    metrics.count_reload(name, "failed")
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(exporter.page().decode())
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    }
+    expected = {
+        ("kway_query_requests_total", "ok"): 1,
+        ("kway_query_requests_total", "timeout"): 1,
+        ("kway_query_inputs_total",): 2,
+        ("kway_query_seconds_count",): 2,
+        ("kway_query_seconds_sum",): 31.2,
+        ("kway_query_seconds_bucket", "+Inf"): 2,
+        ("kway_reloads_total", name, "failed"): 1,
+        ("kway_model_aligned", name, "ce"): 0,
+        ("kway_model_version", name, "v1"): 0,
+        ("kway_model_version", name, "v2"): 1,
+        ("kway_model_rejected", name): 1,
+        ("kway_requests_in_progress",): 3,
+        ("kway_queued_inputs",): 7,
+    } | {
+        ("kway_query_seconds_bucket", floatToGoString(end)): 1 + (end > 31) - (end < 0.2)
+        for end in BUCKETS
+    }
+    assert found == expected
 
 
 def test_the_error_for_a_port_in_use_names_the_option() -> None:
@@ -287,9 +306,3 @@ def test_the_error_for_a_port_in_use_names_the_option() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port} .* --port"):
             free_port("127.0.0.1", port)
-
-
-def test_free_ports_are_below_the_ephemeral_port_range() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        lowest = min(32_768, listener.getsockname()[1])
-    assert all(1024 < free_port("127.0.0.1", 0) < lowest for _ in range(50))

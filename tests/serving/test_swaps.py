@@ -19,17 +19,15 @@ from typer.testing import CliRunner
 from data.files import sha256_of
 from launch.commands.index import index as index_command
 from serving.config import ServingConfig
+from serving.metrics import Metrics
 from serving.model import Model
-from serving.versions import Loader
-from serving.versions import Reloader
-from serving.versions import Version
 from serving.schemas import Answer
-from tests.serving.in_process import refusal
+from serving.versions import Loader, Reloader, Version
+from tests.serving.in_process import Recorder, refusal
 from tests.serving.published import (
     ADDED,
     QUESTIONS,
     REMOVED,
-    Counts,
     Expected,
     Published,
     publish,
@@ -84,7 +82,7 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
         seen = [each.result(60) for each in asking]
     assert problems == []
     assert set.union(*seen) == set(expected.versions)
-    assert served.counts.reloads == [("pets", "switched")] * 6
+    assert served.reloads == ["switched"] * 6
 
 
 def test_a_version_published_at_the_path_is_noticed(served: Published) -> None:
@@ -173,13 +171,14 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
                 publish(versions[0], path)
             return version
 
-    counts = Counts()
-    reloader = Reloader(Interrupted(path, ServingConfig(threads=1), counts), counts)
+    recorder = Recorder()
+    metrics = Metrics(recorder)
+    reloader = Reloader(Interrupted(path, ServingConfig(threads=1), metrics), metrics)
     first = reloader.model.current
     publish(versions[1], path)
     reloader.poll()
     assert reloader.model.current is first
-    assert counts.reloads == []
+    assert recorder.values == []
 
 
 # ---------------------------------------------------------------------------- galleries
@@ -244,21 +243,46 @@ def test_a_gallery_is_searched_with_the_classes_of_the_version_that_the_answer_n
     assert len(set(found.values())) == 2
 
 
-def test_a_bundle_with_another_backbone_is_rejected_while_its_gallery_is_not_published(
+def test_a_gallery_of_another_backbone_is_unavailable_and_no_obstacle_to_a_start(
     with_gallery: Published, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served = with_gallery
+    served, gallery = with_gallery, tmp_path / "texts"
     other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
-    before = version_of(served)
     served.publish(other)
-    assert "different backbone" in caplog.text
-    assert version_of(served) == before
-    shutil.rmtree(tmp_path / "texts")
-    build_gallery(other, ["a dog"], tmp_path / "texts")
+    assert "gallery texts is unavailable" in caplog.text
+    assert version_of(served) == Bundle.open(other).version
+    with serving(tmp_path / "started", other, galleries={"texts": gallery}) as started:
+        for each in (served, started):
+            with each.http() as http:
+                (listed,) = http.get("/v1/galleries").json()["galleries"]
+                assert "different backbone" in listed["unavailable"]
+                for found in (
+                    http.post("/v1/galleries/texts/search", json={"classes": ["husky"]}),
+                    http.get("/v1/galleries/texts/items/0/thumbnail"),
+                ):
+                    assert refusal(found) == (503, "gallery_unavailable")
+        shutil.rmtree(gallery)
+        build_gallery(other, ["a dog"], gallery)
+        for each in (served, started):
+            each.reloader.poll()
+            with each.client() as client:
+                page = client.search_page("texts", ["husky"])
+                assert (page.version, page.num_items) == (Bundle.open(other).version, 1)
+                assert client.galleries()[0].unavailable is None
+
+
+def test_a_gallery_is_searched_until_the_bundle_with_its_new_backbone_is_published(
+    with_gallery: Published, tmp_path: Path
+) -> None:
+    served, gallery = with_gallery, tmp_path / "texts"
+    other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
+    shutil.rmtree(gallery)
+    build_gallery(other, ["a dog"], gallery)
     served.reloader.poll()
     with served.client() as client:
-        found = client.search_page("texts", ["husky"])
-    assert (found.version, found.num_items) == (Bundle.open(other).version, 1)
+        assert client.search_page("texts", ["husky"]).num_items == 2
+        served.publish(other)
+        assert client.search_page("texts", ["husky"]).num_items == 1
 
 
 # ---------------------------------------------------------------------------- damaged versions
@@ -307,7 +331,7 @@ def test_a_damaged_version_is_reported_and_the_old_one_continues_to_serve(
     for _ in range(2):
         served.publish(served.versions[1])
         assert version_of(served) == before
-    assert served.counts.reloads == [("pets", "failed")]
+    assert served.reloads == ["failed"]
     assert served.reloader.model.is_rejected
     messages = [record.getMessage() for record in caplog.records if record.name == "kway.models"]
     assert len(messages) == 1
@@ -342,7 +366,7 @@ def test_a_bundle_that_is_copied_to_the_path_is_served_once_it_is_complete(
         target.write_bytes(file.read_bytes())
         served.reloader.poll()
     assert version_of(served) == Expected(served.versions).versions[1]
-    assert served.counts.reloads[-1] == ("pets", "switched")
+    assert served.reloads[-1] == "switched"
     assert not served.reloader.model.state().is_rejected
 
 
@@ -351,7 +375,7 @@ def test_a_damaged_bundle_is_an_error_when_a_replica_starts(tmp_path: Path) -> N
     truncated(first)
     publish(first, path)
     with pytest.raises(ValueError, match="bytes instead of"):
-        Loader(path, ServingConfig(threads=1), Counts()).first()
+        Loader(path, ServingConfig(threads=1), Metrics(Recorder())).first()
 
 
 # ---------------------------------------------------------------------------- one model

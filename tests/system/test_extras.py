@@ -150,9 +150,10 @@ def test_the_wheel_with_the_extra_serve_can_serve(
     create: Callable[[str, Kway], Environment], wheel: Kway, tmp_path: Path
 ) -> None:
     environment = create("serve", wheel)
-    check_modules(environment, present="ray", absent="deepspeed")
+    check_modules(environment, present="uvicorn", absent="ray")
     launch = [environment.python, "-P", "-m", "launch"]
-    server = start(write(tmp_path / "bundle"), tmp_path / "errors", start=launch, cwd=tmp_path)
+    bundle = write(tmp_path / "bundle")
+    server = start(bundle, tmp_path / "errors", "--no-ray", start=launch, cwd=tmp_path)
     try:
         assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
     finally:

@@ -130,7 +130,7 @@ def test_hints_install_extras_from_the_file_that_kway_was_installed_from(
     pip, install, *needed = command()
     assert (pip, install) == ("pip", "install")
     names = {Requirement(need).name for need in needed}
-    assert names >= {"fastapi", "ray", "webdataset"}
+    assert names >= {"fastapi", "uvicorn", "webdataset"}
     assert "kway" not in names
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
+from data.messages import one_line
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
 from serving.galleries.searching import Galleries, Page
@@ -16,6 +17,7 @@ from serving.http.request_body import parse_json, read_body
 from serving.http.routing import VersionDep
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
 from serving.service import InProgress, Service
+from serving.versions import Version
 
 _MAX_LIMIT = 1000
 # Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
@@ -62,8 +64,7 @@ router = APIRouter()
 @router.get("/v1/galleries")
 async def listed(version: VersionDep) -> GalleryList:
     """List the galleries on this server."""
-    galleries = version.galleries
-    return GalleryList(galleries=[_describe(name, galleries[name]) for name in galleries.names()])
+    return GalleryList(galleries=[_describe(name, version) for name in version.galleries.names()])
 
 
 @router.post(
@@ -90,6 +91,7 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
         200: {"content": {"image/jpeg": {}}, "description": "thumbnail (JPEG)"},
         404: {"model": ErrorBody},
         422: {"model": ErrorBody},
+        503: {"model": ErrorBody},
     },
 )
 async def thumbnail(
@@ -117,7 +119,17 @@ async def thumbnail(
     return Response(small, media_type="image/jpeg", headers={"X-Content-Type-Options": "nosniff"})
 
 
-def _describe(name: str, gallery: Gallery) -> GalleryFound:
+def _describe(name: str, version: Version) -> GalleryFound:
+    error = version.galleries.unavailable.get(name)
+    if error is not None:
+        return GalleryFound(
+            name=name,
+            unavailable=one_line(error),
+            num_items=0,
+            reads=version.service.model.reads,
+            thumbnails=False,
+        )
+    gallery = version.galleries[name]
     info = gallery.info
     index = None
     if info.index is not None:
@@ -137,6 +149,9 @@ def _describe(name: str, gallery: Gallery) -> GalleryFound:
 
 def _named(galleries: Galleries, name: str) -> Gallery:
     """Look up a gallery in the server's configuration. The name is never used as a path."""
+    if name in galleries.unavailable:
+        reason = one_line(galleries.unavailable[name])
+        raise ApiError(503, "gallery_unavailable", f"gallery {name} is unavailable: {reason}")
     try:
         return galleries[name]
     except KeyError as error:
