@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -121,6 +123,30 @@ def test_clipping_on_ranks_equals_torch_s_clipping_in_one_process(wrap, world_si
             np.testing.assert_allclose(found_rows, rows[held], rtol=1e-5, atol=1e-6)
             for one, other in zip(found_weights, weights, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def norm_of_strided_shards() -> float:
+    """The norm of a linear layer under tensor parallelism and FSDP2."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    backbone = network()
+    parallelize_module(backbone[0], mesh["model"], ColwiseParallel())
+    fully_shard(backbone, mesh=mesh["data"])
+    for parameter in backbone.parameters():
+        parameter.grad = parameter.detach().clone()
+    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=rank_mesh())
+    return clip_grad_norm_(backbone.parameters(), head, 1.0).item()
+
+
+def test_the_norm_of_strided_shards_is_that_of_the_whole_tensors():
+    expected = nn.utils.get_total_norm(network().parameters()).item()
+    assert run_on_ranks(4, norm_of_strided_shards) == pytest.approx([expected] * 4, rel=1e-5)
+
+
+def test_the_parameters_may_be_a_single_tensor_as_in_torch():
+    head, parameter = ClassHead(64, 50, BatchCrossEntropy()), nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    assert clip_grad_norm_(parameter, head, 1.0) == 2
+    torch.testing.assert_close(parameter.grad, torch.full((4,), 0.5))
 
 
 @pytest.mark.parametrize("options", [{}, {"deferred": True, "needs_norm": False}])
