@@ -158,6 +158,16 @@ def test_rows_without_a_norm_before_the_step_cannot_be_clipped(options):
         clip_grad_norm_(backbone.parameters(), head, 1.0)
 
 
+@pytest.mark.parametrize("fuses", [False, True])
+def test_the_norm_after_clipping_is_the_maximum(fuses):
+    head = ClassHead(64, 50, BatchCrossEntropy())
+    if fuses:
+        FusedSGD(head, lr=0.1, deferred=True)
+    head(network()(torch.randn(8, 20)), torch.randint(50, (8,))).backward()
+    assert clip_grad_norm_([], head, 0.01) > 0.1
+    assert clip_grad_norm_([], head, 0.01).item() == pytest.approx(0.01, rel=1e-3)
+
+
 def test_scaled_gradients_can_be_clipped_under_a_grad_scaler():
     fused, plain = (ClassHead(64, 50, BatchCrossEntropy()) for _ in range(2))
     features, labels = network()(torch.randn(8, 20)).detach(), torch.randint(50, (8,))
