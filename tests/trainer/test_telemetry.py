@@ -1,8 +1,8 @@
 """Telemetry writes the same numbers to the JSONL file and to the endpoints."""
 
 import json
-import os
 import math
+import os
 import resource
 import shutil
 import socket
