@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub can be reached.
+"""Whether the Hugging Face Hub can be reached, and what its cache contains.
 
 transformers retries requests to a hub that cannot be reached for up to a minute, even if its cache
 contains the files.
@@ -26,6 +26,15 @@ def must_use_cache(name: str) -> bool:
     except httpx.TransportError:
         return True
     return False
+
+
+def has_cached_weights(name: str) -> bool:
+    """Return whether the hub's cache contains safetensors weights of the model `name`."""
+    from huggingface_hub import try_to_load_from_cache
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+
+    files = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
+    return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
 
 def offline_advice(name: str, key: str) -> str:

@@ -26,8 +26,9 @@ class FusedSGD(Optimizer):
     more product if `needs_norm` is false and two more if it is true. With `needs_norm`,
     `head.squared_gradient_norm()` covers the rows. Like torch's fused optimizers, `step` divides
     all gradients by the attribute `grad_scale`, and changes nothing if the attribute `found_inf` is
-    1, so `torch.amp.GradScaler` works, except for `unscale_`. Without `deferred`, `found_inf` does
-    not apply to the rows, and a `GradScaler` raises RuntimeError in `step`.
+    1, or if it is set and the norm of the rows' gradient is not finite. So `torch.amp.GradScaler`
+    works, except for `unscale_`. Without `deferred`, `found_inf` does not apply to the rows, and a
+    `GradScaler` raises RuntimeError in `step`.
 
     A backward pass that does not require the gradient of the rows, such as
     `torch.autograd.grad(loss, features)`, does not count as one and changes nothing. Each other
@@ -103,6 +104,10 @@ class FusedSGD(Optimizer):
             )
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         skipped = None if found_inf is None else found_inf != 0
+        norm = self._update.squared_norm
+        if skipped is not None and norm is not None:
+            # A GradScaler does not find infinities in the rows, because they have no `.grad`.
+            skipped = ~norm.isfinite() | skipped
         self._update.apply(divisor, skipped)  # first, because it computes the logits again
         for group in self.param_groups[1:]:
             for parameter in group["params"]:

@@ -45,7 +45,8 @@ def clip_grad_norm_(
                 "FusedSGD(deferred=True, needs_norm=True)"
             )
     of_heads = {id(each) for one in heads for each in one.parameters()}
-    grads = [p.grad for p in parameters if p.grad is not None and id(p) not in of_heads]
+    given = [parameters] if isinstance(parameters, Tensor) else parameters
+    grads = [p.grad for p in given if p.grad is not None and id(p) not in of_heads]
     total = torch.stack([one.squared_gradient_norm() for one in heads]).sum()
     sharded: dict[Any, list[Tensor]] = {}
     for grad in grads:
@@ -56,7 +57,7 @@ def clip_grad_norm_(
         if layout is not None:
             mesh, placements = layout
             for dim, placement in enumerate(placements):
-                if placement.is_shard():
+                if not placement.is_replicate():  # `is_shard` is false for strided shards
                     all_reduce_sum(squares, mesh.get_group(dim))
         total += squares
     norm = total.sqrt()
@@ -79,7 +80,10 @@ class HeadIntegration:
 
     A library saves neither the class rows of all ranks nor their moments. `save` and `load` do, on
     any number of ranks. After the library has loaded the state of `optimizer`, a step without a
-    call to `load` raises RuntimeError.
+    call to `load` raises RuntimeError, unless that state is empty (SGD without momentum).
+
+    Clipping knows one head. If `optimizer` updates several heads, pass no `max_norm`, and call
+    `clip_grad_norm_` with all of them.
 
     Raises ValueError if `optimizer` does not update every parameter of the head.
 
@@ -144,28 +148,28 @@ class HeadIntegration:
         """Load what `save` wrote into the head and `optimizer` (collective).
 
         Call this after the library has loaded the state of `optimizer`. Raises ValueError if the
-        head of the checkpoint has other classes, parameters or dtypes.
+        head of the checkpoint has other classes, parameters or dtypes, or if files are missing.
         """
         reader = dcp.HuggingFaceStorageReader(str(folder))
         stored = reader.read_metadata().state_dict_metadata
-        entries, moments = self._entries(), {}
-        parameters = dict(self.head.named_parameters())
         found = {}
         for key, entry in stored.items():
             assert isinstance(entry, TensorStorageMetadata)
-            dtype = entry.properties.dtype
-            if not key.startswith(_MOMENT):
-                found[key] = entry.size, dtype
-                continue
-            name, moment = key.removeprefix(_MOMENT).rsplit(".", 1)
-            parameter = parameters[name]
-            shape = parameter.shape if entry.size else ()
-            moments[name, moment] = torch.zeros(shape, dtype=dtype, device=parameter.device)
+            found[key] = entry.size, entry.properties.dtype
+            if sum(chunk.sizes.numel() for chunk in entry.chunks) < entry.size.numel():
+                raise ValueError(f"{folder} has only a part of {key}: copy the files of all ranks")
+        of_moments = {key: found.pop(key) for key in stored if key.startswith(_MOMENT)}
+        entries, moments = self._entries(), {}
         if found != {key: (tensor.shape, tensor.dtype) for key, tensor in entries.items()}:
             raise ValueError(
                 f"{folder} contains a head with other classes, parameters or dtypes: create the "
                 "head as it was when it was saved"
             )
+        parameters = dict(self.head.named_parameters())
+        for key, (size, dtype) in of_moments.items():
+            name, moment = key.removeprefix(_MOMENT).rsplit(".", 1)
+            shape = parameters[name].shape if size else ()
+            moments[name, moment] = parameters[name].new_zeros(shape, dtype=dtype)
         dcp.load({**entries, **self._entries_of(moments)}, storage_reader=reader)
         self.head.draw = int(entries[self._draw_key()])
         state = self.optimizer.state_dict()

@@ -205,6 +205,7 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     value = _parse(text, f"override {override!r}")
     for key in keys[:-1]:
         if not isinstance(tree.get(key), dict):
+            _drop_alternatives(tree, key, {})
             tree[key] = {}
         tree = tree[key]
     last = keys[-1]
@@ -213,11 +214,17 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     another_kind = last in ("kind", "model_type") and tree.get(last, default) != value
     if another_kind:
         tree.clear()
-    if _is_alternative(tree, {last: value}):
-        # Keep the other keys: dropping `weights: pretrained` would go unnoticed.
-        for key in {key for keys in _ALTERNATIVES if last in keys for key in keys}:
-            tree.pop(key, None)
+    _drop_alternatives(tree, last, value)
     tree[last] = _merged(tree.get(last), value)
+
+
+def _drop_alternatives(tree: dict[str, Any], key: str, value: Any) -> None:
+    """Drop the keys that cannot be set together with `key`. Keep the others: dropping `weights:
+    pretrained` would go unnoticed.
+    """
+    if _is_alternative(tree, {key: value}):
+        for other in {other for keys in _ALTERNATIVES if key in keys for other in keys}:
+            tree.pop(other, None)
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -116,7 +116,8 @@ def _train(
         folder.check(recipe)
     world.barrier()
     evaluated_on = f"{data.eval_split} {manifest.digest(data.eval_split)}"
-    if recipe.evaluation.marginal_topk:
+    best = recipe.checkpoint.keep_best
+    if best is not None and best.measure.startswith("marginal"):
         evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
     origin = provenance(recipe, evaluated_on=evaluated_on)
     start = _start_state(recipe, task, training)

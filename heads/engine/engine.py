@@ -167,7 +167,7 @@ class Engine:
 
         Raises ValueError on every rank if any rank has a label outside the classes or features that
         do not match its labels, if a training step of a batch loss has fewer than two rows, or if
-        `over_data` is false and the weight requires a gradient on only some ranks. Raises
+        `over_data` is false and a parameter requires a gradient on only some ranks. Raises
         FloatingPointError on every rank if the loss is NaN.
         """
         given = features, row_weights

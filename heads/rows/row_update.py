@@ -264,6 +264,8 @@ class RowUpdate:
                 "scaled or clipped: use FusedSGD(deferred=True)"
             )
         self._factor = self._factor * factor
+        if self.squared_norm is not None:
+            self.squared_norm = self.squared_norm * factor**2
 
     def apply(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
         """Apply the update of the last backward pass if it was deferred (collective)."""

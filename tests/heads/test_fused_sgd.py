@@ -211,6 +211,19 @@ def test_a_grad_scaler_works_with_a_deferred_update():
         torch.testing.assert_close(mine, other, **EXACT)
 
 
+def test_a_step_under_a_grad_scaler_changes_nothing_if_the_gradient_of_the_rows_overflows():
+    head = ClassHead(5, 70, CrossEntropy())
+    optimizer = FusedSGD(head, lr=LR, deferred=True)
+    before = [p.detach().clone() for p in head.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    with torch.autocast("cpu", torch.float16):
+        loss = head(torch.ones(2, 5), torch.tensor([0, 1]))
+    scaler.scale(loss).backward()
+    assert head.bias.grad.isfinite().all()
+    scaler.step(optimizer)
+    assert all(map(torch.equal, before, head.parameters()))
+
+
 @pytest.mark.parametrize(("deferred", "unscales"), [(False, False), (False, True), (True, True)])
 def test_a_grad_scaler_that_cannot_divide_the_gradient_of_the_rows_is_an_error(deferred, unscales):
     head = make_head("ce", "dense")

@@ -190,12 +190,25 @@ def test_a_head_is_saved_only_to_a_new_folder(tmp_path):
 )
 def test_a_different_head_is_not_loaded(other, tmp_path):
     head = ClassHead(5, 50, CrossEntropy())
-    HeadIntegration(head, torch.optim.SGD(head.parameters(), lr=0.1)).save(tmp_path)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
+    integration = HeadIntegration(head, optimizer)
+    head(torch.ones(2, 5), torch.tensor([0, 1])).backward()
+    optimizer.step()
+    integration.save(tmp_path)
     before = other.weight.detach().clone()
     integration = HeadIntegration(other, torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(ValueError, match="other classes, parameters or dtypes"):
         integration.load(tmp_path)
     assert torch.equal(other.weight, before)
+
+
+def test_a_checkpoint_without_the_files_of_a_rank_is_not_loaded(tmp_path):
+    run_on_ranks(2, saved_steps, "batch", 1, str(tmp_path))
+    first, _ = sorted(tmp_path.iterdir())
+    first.unlink()
+    _, _, integration = trained()
+    with pytest.raises(ValueError, match="copy the files of all ranks"):
+        integration.load(tmp_path)
 
 
 def test_an_optimizer_that_does_not_update_the_head_is_rejected():

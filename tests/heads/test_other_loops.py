@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -123,6 +125,30 @@ def test_clipping_on_ranks_equals_torch_s_clipping_in_one_process(wrap, world_si
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+def norm_of_strided_shards() -> float:
+    """The norm of a linear layer under tensor parallelism and FSDP2."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    backbone = network()
+    parallelize_module(backbone[0], mesh["model"], ColwiseParallel())
+    fully_shard(backbone, mesh=mesh["data"])
+    for parameter in backbone.parameters():
+        parameter.grad = parameter.detach().clone()
+    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=rank_mesh())
+    return clip_grad_norm_(backbone.parameters(), head, 1.0).item()
+
+
+def test_the_norm_of_strided_shards_is_that_of_the_whole_tensors():
+    expected = nn.utils.get_total_norm(network().parameters()).item()
+    assert run_on_ranks(4, norm_of_strided_shards) == pytest.approx([expected] * 4, rel=1e-5)
+
+
+def test_the_parameters_may_be_a_single_tensor_as_in_torch():
+    head, parameter = ClassHead(64, 50, BatchCrossEntropy()), nn.Parameter(torch.ones(4))
+    parameter.grad = torch.ones(4)
+    assert clip_grad_norm_(parameter, head, 1.0) == 2
+    torch.testing.assert_close(parameter.grad, torch.full((4,), 0.5))
+
+
 @pytest.mark.parametrize("options", [{}, {"deferred": True, "needs_norm": False}])
 def test_rows_without_a_norm_before_the_step_cannot_be_clipped(options):
     head, backbone = ClassHead(64, 50, BatchCrossEntropy()), network()
@@ -130,6 +156,16 @@ def test_rows_without_a_norm_before_the_step_cannot_be_clipped(options):
     head(backbone(torch.randn(4, 20)), torch.randint(50, (4,))).backward()
     with pytest.raises(RuntimeError, match="cannot clip"):
         clip_grad_norm_(backbone.parameters(), head, 1.0)
+
+
+@pytest.mark.parametrize("fuses", [False, True])
+def test_the_norm_after_clipping_is_the_maximum(fuses):
+    head = ClassHead(64, 50, BatchCrossEntropy())
+    if fuses:
+        FusedSGD(head, lr=0.1, deferred=True)
+    head(network()(torch.randn(8, 20)), torch.randint(50, (8,))).backward()
+    assert clip_grad_norm_([], head, 0.01) > 0.1
+    assert clip_grad_norm_([], head, 0.01).item() == pytest.approx(0.01, rel=1e-3)
 
 
 def test_scaled_gradients_can_be_clipped_under_a_grad_scaler():

@@ -32,6 +32,10 @@ from trainer.optimizers.adamw import AdamW
 from trainer.steps.take import take_step
 from trainer.task import build_task
 
+# The operations of a plan are compared one by one. This takes minutes, and the planner is about to
+# become arithmetic.
+pytestmark = pytest.mark.slow
+
 RATES = {"fp32": 1e13, "bf16": 1e14}
 GPU = Machine("gpu", "cuda", 1 << 36, 1e12, RATES, 1e11, 1e10)
 CPU = Machine("cpu", "cpu", 1 << 36, 1e10, RATES, 1e11, 1e10, launch_seconds=0, wait_seconds=0)

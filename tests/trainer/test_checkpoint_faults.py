@@ -7,7 +7,9 @@ import pickle
 import re
 import resource
 import shutil
+import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from serving.deploy.session import free_port
 from tests.faults.sitecustomize import error as failing
 from tests.faults.sitecustomize import inject
-from tests.ranks import rank_world, run_on_ranks
+from tests.ranks import forked, rank_world, run_on_ranks
 from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, verify_newest
@@ -28,6 +31,7 @@ from trainer.checkpoints import find as verification
 from trainer.checkpoints.exchange import explain_disk_error
 from trainer.faults import Watchdog
 from trainer.telemetry.phases import Phases
+from trainer.world import open_world
 
 MEGABYTE = 2**20
 
@@ -350,3 +354,79 @@ def test_an_unreadable_file_has_the_same_consequence_on_every_rank(faults, outco
     (_, one), (_, other) = run_on_ranks(2, find_with_faults, tmp_path, faults)
     assert one == other
     assert re.match(outcome, one)
+
+
+def add_copies(folder: Path, number: int) -> list[Path]:
+    """Add copies of the first tensor file to a checkpoint."""
+    file = tensor_files(folder)[0]
+    copies = [folder / f"tensors-{i:05d}-of-00099.safetensors" for i in range(2, number + 2)]
+    for copy in copies:
+        shutil.copy(file, copy)
+    digest = digest_of(file)
+    reseal(folder, lambda content: content["files"].update({c.name: digest for c in copies}))
+    return copies
+
+
+def test_an_interrupted_verification_does_not_read_the_remaining_files(tmp_path, injected):
+    save_steps(tmp_path, [1])
+    copies = add_copies(tmp_path / "step-00000001", 64)
+    opened = Counter[str]()
+
+    def open_slowly() -> None:
+        opened.update(["file"])
+        if opened.total() == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.1)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    injected("open", "-of-00099.safetensors", open_slowly)
+    previous = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            find_checkpoint(tmp_path, rank_world())
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    assert opened.total() < len(copies)
+
+
+def find_and_exit(rank: int, port: int, root: Path, output: Path) -> None:
+    """Rank 0 hosts the store and polls it more often than rank 1, which cannot open its file."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank))
+    verification._LONGEST_POLL_SECONDS = 4.0 if rank else 0.01
+
+    def fail_late() -> None:
+        time.sleep(1.2)
+        failing("ENOENT")()
+
+    with open_world("cpu") as world:
+        if rank == 1:
+            inject("open", "tensors-00002", fail_late)
+        try:
+            find_checkpoint(root, world)
+        except (OSError, RuntimeError) as error:
+            output.write_text(str(error))
+        os._exit(0)
+
+
+def test_a_failed_verification_has_the_same_error_if_the_host_of_the_store_exits(tmp_path):
+    run_on_ranks(2, save_steps, tmp_path / "checkpoints", [1])
+    outputs = [tmp_path / f"output-{rank}" for rank in range(2)]
+    port = free_port("127.0.0.1", 0)
+    ranks = [
+        forked(find_and_exit, rank, port, tmp_path / "checkpoints", output)
+        for rank, output in enumerate(outputs)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        for process in ranks:
+            process.join(60)
+    finally:
+        for process in ranks:
+            process.kill()
+    one, other = (output.read_text() for output in outputs)
+    assert one == other
+    assert "rank 0 can open it, but rank 1 cannot" in one

@@ -334,17 +334,34 @@ def test_without_a_network_a_model_on_the_hub_is_rejected_at_once(arguments, fix
     assert re.search(rf"hf download team/animals .*set {fix}", run.stderr.splitlines()[-1])
 
 
-def test_a_cached_model_of_the_hub_is_used_without_a_network(tmp_path):
-    save_image_classifier(tmp_path / "model")
-    code = (
+def building_code(weights: str) -> list[str]:
+    return [
+        "-c",
         "from trainer.backbone.backbone import build_backbone\n"
         "from trainer.config import BackboneConfig\n"
-        "named = BackboneConfig(name='team/animals', weights='pretrained')\n"
-        "print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))"
-    )
+        f"named = BackboneConfig(name='team/animals', weights={weights!r})\n"
+        "print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))",
+    ]
+
+
+def test_without_a_network_a_model_whose_weights_are_not_cached_is_rejected_at_once(tmp_path):
+    """transformers would request the weights in spite of `local_files_only`."""
+    save_image_classifier(tmp_path / "model")
+    with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
+        online = run_with_hub(building_code("random"), tmp_path, endpoint)
+    assert online.returncode == 0, online.stderr
+    assert set(downloaded) == {"config.json"}
+    offline = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
+    assert offline.returncode != 0
+    assert "Retrying" not in offline.stderr
+    assert "hf download team/animals " in offline.stderr.splitlines()[-1]
+
+
+def test_a_cached_model_of_the_hub_is_used_without_a_network(tmp_path):
+    save_image_classifier(tmp_path / "model")
     with serve_model("team/animals", tmp_path / "model") as (endpoint, _):
-        online = run_with_hub(["-c", code], tmp_path, endpoint)
-    offline = run_with_hub(["-c", code], tmp_path, endpoint)
+        online = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
+    offline = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
     assert online.returncode == offline.returncode == 0, offline.stderr
     assert online.stdout == offline.stdout
     assert "Retrying" not in offline.stderr

@@ -54,6 +54,11 @@ CONFIGURED = "backbone: {kind: transformers, name: null, config: {model_type: be
     ("stored", "overrides", "expected"),
     [
         (NAMED, ["backbone={config: {model_type: resnet}}"], (None, "random", "auto")),
+        (
+            NAMED,
+            ["backbone.weights=random", "backbone.config.model_type=resnet"],
+            (None, "random", "mean"),
+        ),
         (NAMED, ["backbone={name: other}"], ("other", "pretrained", "mean")),
         (CONFIGURED, ["backbone={name: other}"], ("other", "random", "auto")),
         (CONFIGURED, ["backbone.name=other"], ("other", "random", "mean")),

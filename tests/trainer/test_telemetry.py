@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 import shutil
 import socket
@@ -71,6 +72,17 @@ def test_lines_that_cannot_be_written_raise_an_error_at_the_end(tmp_path):
             lines.close()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_lines_follow_the_end_of_a_file_that_another_program_truncated(tmp_path):
+    """For example, logrotate with copytruncate."""
+    path = tmp_path / "metrics.jsonl"
+    lines = JsonLines(path)
+    lines.write({"step": 1})
+    os.truncate(path, 0)
+    lines.write({"step": 2})
+    lines.close()
+    assert path.read_bytes() == b'{"step": 2}\n'
 
 
 def test_a_full_disk_does_not_end_a_run_that_logs_its_samples(tmp_path):

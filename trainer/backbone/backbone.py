@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from data.hub import must_use_cache, offline_advice
+from data.hub import has_cached_weights, must_use_cache, offline_advice
 from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.classifiers import (
@@ -301,7 +301,7 @@ def _classifier(config: BackboneConfig, settings: PretrainedConfig) -> PreTraine
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:
     if config.name is not None:
-        return _named(config.name)
+        return _named(config.name, has_weights=config.weights == "pretrained")
     fields = dict(config.config or {})
     model_type = fields.pop("model_type")
     if model_type not in CONFIG_MAPPING:
@@ -323,23 +323,29 @@ def _settings(config: BackboneConfig) -> PretrainedConfig:
         raise ValueError(f"backbone.config: {one_line(error)}") from error
 
 
-def _named(name: str) -> PretrainedConfig:
+def _named(name: str, *, has_weights: bool) -> PretrainedConfig:
     is_offline = must_use_cache(name)
+    offline = (
+        f"backbone.name is {name}: there is no such folder, and "
+        f"{offline_advice(name, 'backbone.name=')}"
+    )
     try:
-        return AutoConfig.from_pretrained(
+        settings = AutoConfig.from_pretrained(
             name, trust_remote_code=False, local_files_only=is_offline
         )
     except (OSError, ValueError) as error:
         if is_offline:
-            advice = offline_advice(name, "backbone.name=")
-            line = f"backbone.name is {name}: there is no such folder, and {advice}"
-            raise ValueError(line) from error
+            raise ValueError(offline) from error
         where = (
             "the folder does not contain a transformers model"
             if Path(name).is_dir()
             else "there is no such folder, and the model was not found on the hub"
         )
         raise ValueError(f"backbone.name is {name}: {where}: {one_line(error)}") from error
+    # transformers would request missing weights from the hub in spite of `local_files_only`.
+    if is_offline and has_weights and not has_cached_weights(name):
+        raise ValueError(offline)
+    return settings
 
 
 def _check_padding(settings: PretrainedConfig) -> None:

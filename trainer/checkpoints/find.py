@@ -92,39 +92,51 @@ def open_checkpoint(folder: Path, world: World) -> Checkpoint:
     # The ranks wait for each other through a store and without a time limit, because hashing may
     # take longer than the timeout of a collective. If a rank dies, the launcher ends the others.
     store = world.new_store()
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(_HASHING_THREADS + 1) as pool:
         # With the same number of ranks, a rank hashes the file that it wrote and is about to load.
         mine = names[world.rank :: world.size]
-        share = pool.submit(_verify_share, folder, manifest, mine, world, store)
+        share = pool.submit(_verify_share, folder, manifest, mine, world, store, pool)
         start, poll_seconds, reports = time.monotonic(), 0.001, 1
-        while not share.done() or store.add(_RANKS, 0) < world.size:
-            time.sleep(poll_seconds)
-            poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
-            seconds = time.monotonic() - start
-            if world.is_main and seconds > reports * _SECONDS_PER_REPORT:
-                reports += 1
-                size = sum(file.bytes for file in manifest.files.values()) / 1e9
-                done = f"{store.add(_FILES, 0)} of {len(names)} files ({size:.1f} GB)"
-                print(f"verifying {folder}: {done} after {seconds:.0f} s", flush=True)
+        try:
+            while not share.done() or store.add(_RANKS, 0) < world.size:
+                time.sleep(poll_seconds)
+                poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
+                seconds = time.monotonic() - start
+                if world.is_main and seconds > reports * _SECONDS_PER_REPORT:
+                    reports += 1
+                    size = sum(file.bytes for file in manifest.files.values()) / 1e9
+                    done = f"{store.add(_FILES, 0)} of {len(names)} files ({size:.1f} GB)"
+                    print(f"verifying {folder}: {done} after {seconds:.0f} s", flush=True)
+        except BaseException:  # for example Ctrl-C, which should not wait for the remaining files
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     state = share.result()
-    if store.check([_FAILURE]):
-        _raise(json.loads(store.get(_FAILURE)))
+    failure = json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
+    # After a failure, ranks exit. One of them may host the store, which the others still read.
+    world.barrier()
+    if failure is not None:
+        _raise(failure)
     return Checkpoint(folder, state)
 
 
 def _verify_share(
-    folder: Path, manifest: Manifest, names: list[str], world: World, store: Store
+    folder: Path,
+    manifest: Manifest,
+    names: list[str],
+    world: World,
+    store: Store,
+    pool: ThreadPoolExecutor,
 ) -> dict[str, Any]:
-    """Verify the files `names`, and return the state, which every rank reads."""
+    """Verify the files `names` with the threads of `pool`, and return the state, which every rank
+    reads."""
     state: dict[str, Any] = {}
     try:
         state = retried(str(folder), lambda: _read_state(folder, manifest))
-        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-            digests = pool.map(lambda name: _digest_of(folder / name), names)
-            for name, digest in zip(names, digests, strict=True):
-                if digest != manifest.files[name].sha256:
-                    raise _altered(folder, name, "SHA-256 differs")
-                store.add(_FILES, 1)
+        digests = pool.map(lambda name: _digest_of(folder / name), names)
+        for name, digest in zip(names, digests, strict=True):
+            if digest != manifest.files[name].sha256:
+                raise _altered(folder, name, "SHA-256 differs")
+            store.add(_FILES, 1)
     except (ValueError, OSError) as error:
         failure: Exception = error
         if isinstance(error, FileNotFoundError | PermissionError) and not world.is_main:

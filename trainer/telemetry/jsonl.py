@@ -57,6 +57,8 @@ class JsonLines:
             os.close(self._file)
 
     def _flush(self) -> None:
+        # Another program may have truncated the file. Writing beyond its end would add zero bytes.
+        self._end = min(self._end, os.fstat(self._file).st_size)
         while self._buffered:
             written = os.pwrite(self._file, self._buffered, self._end)
             self._end += written
