@@ -12,12 +12,17 @@ _TIMEOUT_SECONDS = 10
 
 
 def must_use_cache(name: str) -> bool:
-    """Return whether the model `name` is not a local folder and the hub cannot be reached. Pass the
-    result to `from_pretrained` as `local_files_only`.
+    """Return whether `name` is a model of the hub, not a path, and the hub cannot be reached. Pass
+    the result to `from_pretrained` as `local_files_only`.
     """
     from huggingface_hub import HfApi, is_offline_mode
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if Path(name).is_dir():
+        return False
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
         return False
     if is_offline_mode():
         return True

@@ -388,7 +388,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 class _RequiresRows(torch.autograd.Function):
-    """A zero whose backward pass tells `update` that the gradient of `vectors` is required.
+    """A zero whose backward pass notes in `update` that the gradient of `vectors` is required.
 
     `torch.autograd.grad(loss, features)` does not run it, so the rows are not updated. Autograd
     runs it before `_HeadLoss`, because it was created later.

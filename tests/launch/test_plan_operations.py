@@ -32,8 +32,7 @@ from trainer.optimizers.adamw import AdamW
 from trainer.steps.take import take_step
 from trainer.task import build_task
 
-# The operations of a plan are compared one by one. This takes minutes, and the planner is about to
-# become arithmetic.
+# Comparing the operations of plans one by one takes minutes.
 pytestmark = pytest.mark.slow
 
 RATES = {"fp32": 1e13, "bf16": 1e14}
