@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fastapi import APIRouter, FastAPI
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from serving.config import LOOPBACK
-from serving.http.access import Access
+from serving.http.access import Access, LoopbackHost
 from serving.http.current_version import CurrentVersion
 from serving.http.direct_query import DirectQuery
 from serving.http.disconnects import Disconnects
@@ -81,10 +80,7 @@ def build_app(
     api.add_middleware(Access, clients=clients, open_paths=open_paths)
     api.add_middleware(Disconnects)
     if not has_tokens and config.host in LOOPBACK:
-        # Its only protection is that it listens on loopback. A web page that the user visits could
-        # otherwise send requests under a host name of its own that resolves to loopback.
-        names = [f"[{name}]" if ":" in name else name for name in LOOPBACK]
-        api.add_middleware(TrustedHostMiddleware, allowed_hosts=names, www_redirect=False)
+        api.add_middleware(LoopbackHost)
     for group in GROUPS:
         for router in group.routers:
             api.include_router(router, tags=[group.name])

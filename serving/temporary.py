@@ -35,7 +35,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         remover.kill()
-        remover.wait()
+        remover.communicate()  # closes the pipe
 
 
 def _remove(folder: Path) -> None:

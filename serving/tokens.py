@@ -125,7 +125,8 @@ class Clients:
 
     Each replica has one instance for both HTTP and gRPC, so that a problem with the file is logged
     once. `address_header` is the header in which a proxy sends the address of the client. If it is
-    None, the addresses are unknown, and all clients without tokens share the limits of one client.
+    None, the address is that of the connection, so all clients behind a proxy share the limits of
+    one client.
     """
 
     def __init__(self, tokens: Tokens | None, address_header: str | None = None) -> None:

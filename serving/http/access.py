@@ -1,13 +1,18 @@
 """Authentication by bearer token, checked before the route and the body.
 
-Every path requires a token, except those that reveal nothing about the model.
+Every path requires a token, except those that reveal nothing about the model. Without tokens, a
+server on a loopback address has no protection but that address. A web page that the user visits
+could send it requests under a host name of its own that resolves to loopback, so such a server
+accepts no other host names (`LoopbackHost`).
 """
 
+import re
 from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.api_error import ApiError
+from serving.config import LOOPBACK
 from serving.http.error_responses import reject
 from serving.tokens import Clients, address_key, bearer_token
 
@@ -46,6 +51,32 @@ class Access:
             return [scope["client"][0]] if scope.get("client") else []
         wanted = self._clients.address_header.encode()
         return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+
+
+class LoopbackHost:
+    """ASGI middleware that responds with status 400 to a request for another host than a loopback
+    address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (host := _host(scope)) not in LOOPBACK:
+            message = (
+                f"this server accepts requests for {', '.join(LOOPBACK)}, not for {host[:80]!r}. "
+                "Start it with --token-file to use other host names"
+            )
+            await reject(ApiError(400, "wrong_host", message), scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _host(scope: Scope) -> str:
+    """Return the host name of a request without the port."""
+    found = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    host = found[0] if len(found) == 1 else ""
+    without_port = host.rpartition(":")[0] if re.search(r":[0-9]*$", host) else host
+    return without_port.strip("[]").lower()
 
 
 def _token(scope: Scope) -> str | None:

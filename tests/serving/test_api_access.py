@@ -169,16 +169,28 @@ def test_a_request_without_a_token_is_rejected_before_its_body_is_read(api: Fast
     assert refusal(ask(api, "POST", "/v1/query", content=body())) == (401, "no_token")
 
 
-def test_without_a_token_file_all_clients_are_anonymous(bundle: Path) -> None:
+def test_without_a_token_file_clients_are_told_apart_by_their_addresses(bundle: Path) -> None:
     built = application(bundle)
 
     @built.get("/who")
     async def who(request: Request) -> str:
         return request.state.client
 
-    assert get(built, "/who").json() == "anonymous"
-    assert get(built, "/who", WRONG).json() == "anonymous"
+    assert get(built, "/who").json() == "127.0.0.1"
+    assert get(built, "/who", WRONG).json() == "127.0.0.1"
     assert "securitySchemes" not in ask(built, "GET", "/openapi.json").text
+
+
+def test_without_tokens_other_hosts_than_loopback_are_rejected(bundle: Path, api: FastAPI) -> None:
+    """A web page could query the server under a name of its own that resolves to loopback."""
+    open_api = application(bundle)
+    for host in ("localhost", "localhost:8000", "127.0.0.1:80", "[::1]", "[::1]:8000", "LOCALHOST"):
+        assert ask(open_api, "GET", "/v1/model", headers={"host": host}).is_success
+    for host in ("attacker.example", "attacker.example:8000", "localhost.attacker.example", ""):
+        answer = ask(open_api, "GET", "/v1/model", headers={"host": host})
+        assert refusal(answer) == (400, "wrong_host")
+        with_token = {"host": host, "authorization": f"Bearer {OLD}"}
+        assert ask(api, "GET", "/v1/model", headers=with_token).is_success
 
 
 def test_the_openapi_document_includes_the_token(api: FastAPI) -> None:

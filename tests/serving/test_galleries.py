@@ -594,6 +594,7 @@ def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
         "galleries": [
             {
                 "name": "pets",
+                "unavailable": None,
                 "num_items": 28,
                 "reads": "images",
                 "thumbnails": True,
