@@ -4,12 +4,14 @@ The server, `kway query` on a folder and the tests all use this module.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
+from pydantic import BaseModel, Field
 from torch import Tensor
 
-from serving.schemas import Answer, ClassThreshold, InputVerdicts, Verdict
+from serving.schemas import Answer, ClassThreshold, InputVerdicts, ThresholdSource, Verdict
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.thresholds import Share
 
@@ -20,15 +22,43 @@ NOT_ALIGNED = (
 )
 
 
+Required = Literal["guaranteed"]
+
+
+class Rule(BaseModel):
+    """How a request decides: the thresholds of its classes. Without a rule, it gets only scores."""
+
+    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="target recall that selects the threshold of each class. `threshold_source` in "
+        "the response states whether the class has enough validation samples to guarantee the "
+        "recall",
+    )
+    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
+        None, description="minimum score of a match; cannot be combined with recall"
+    )
+    require: Required | None = Field(
+        None,
+        description="`guaranteed`: no verdict on a class whose threshold for the recall is not "
+        "guaranteed",
+    )
+
+
 @dataclass(frozen=True)
 class Query:
     """The classes to test each input for, and an optional decision rule: a target `recall`, which
     selects the per-class thresholds, or an explicit `threshold`. If both are None, only scores are
-    computed."""
+    computed.
+
+    `overrides` are thresholds by class id that replace those of a recall. If `require` is set,
+    classes whose threshold does not have this source have none.
+    """
 
     class_ids: tuple[int, ...]
     recall: float | None = None
     threshold: float | None = None
+    require: Required | None = None
+    overrides: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def decides(self) -> bool:
@@ -41,20 +71,25 @@ def make_query(
     *,
     recall: float | None = None,
     threshold: float | None = None,
+    require: Required | None = None,
+    overrides: Mapping[int, float] | None = None,
 ) -> Query:
     """Create a query from class names or ids.
 
     Raises ValueError if a class is unknown, if the bundle does not contain thresholds for `recall`,
-    if `threshold` is not finite, or if both `recall` and `threshold` are set.
+    if `threshold` is not finite, if both `recall` and `threshold` are set, or if `require` is set
+    without `recall`.
     """
+    if require is not None and recall is None:
+        raise ValueError(f"require is {require}, but recall is not set. Pass a recall")
     if recall is not None and threshold is not None:
         raise ValueError("recall and threshold are both set. Pass only one of them")
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold is {threshold}. Pass a finite number")
     class_ids = tuple(bundle.class_id(name_or_id) for name_or_id in classes)
-    if recall is not None and class_ids:
-        bundle.threshold(class_ids[0], recall)  # reject an unknown recall before any work
-    return Query(class_ids, recall, threshold)
+    if recall is not None:  # reject an unknown recall before any work
+        bundle.threshold(class_ids[0] if class_ids else 0, recall)
+    return Query(class_ids, recall, threshold, require, overrides or {})
 
 
 def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
@@ -93,13 +128,34 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
     """Return a class's threshold for this query, what it promises, and its validation counts."""
+    decided = _threshold_of(bundle, class_id, query)
+    source = decided.threshold_source
+    if query.require is None or source == query.require:
+        return decided
+    return ClassThreshold(
+        class_name=decided.class_name,
+        class_id=class_id,
+        threshold=None,
+        threshold_source=source,
+        reason=f"the query requires a {query.require} threshold, but "
+        + ("this class has none" if source is None else f"that of this class is {source}"),
+        recall=query.recall,
+        class_samples=decided.class_samples,
+    )
+
+
+def _threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
     name = bundle.names.names[class_id]
-    if query.recall is None:
+    override = None if query.recall is None else query.overrides.get(class_id)
+    if query.recall is None or override is not None:
+        score = query.threshold if override is None else override
+        source: ThresholdSource = "request" if override is None else "override"
         return ClassThreshold(
             class_name=name,
             class_id=class_id,
-            threshold=query.threshold,
-            threshold_source=None if query.threshold is None else "request",
+            threshold=score,
+            threshold_source=None if score is None else source,
+            recall=query.recall,
             class_samples=bundle.positives(class_id),
         )
     found = bundle.threshold(class_id, query.recall)

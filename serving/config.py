@@ -142,6 +142,16 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
+    require: Annotated[Literal["guaranteed"] | None, Option()] = Field(
+        None,
+        description="guaranteed: no verdict on a class whose threshold for the recall of a query "
+        "is not guaranteed",
+    )
+    thresholds: Annotated[Path | None, Option(metavar="FILE")] = Field(
+        None,
+        description="CSV file with the columns class and threshold, which replace the thresholds "
+        "of the bundle for every recall; read again when it changes",
+    )
     galleries: Annotated[dict[GalleryName, Path], Option("--gallery", metavar="NAME=FOLDER")] = (
         Field(
             {},
@@ -168,7 +178,7 @@ class ServingConfig(BaseModel):
         "not contain their code",
     )
 
-    @field_validator("token_file", "galleries")
+    @field_validator("token_file", "thresholds", "galleries")
     @classmethod
     def _absolute(cls, value: Any) -> Any:
         """Make paths absolute, because each replica has its own working directory."""

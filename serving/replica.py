@@ -16,6 +16,7 @@ from serving.galleries.gallery import Gallery
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Exporter, Metrics
 from serving.model import check_imports
+from serving.overrides import read_overrides
 from serving.tokens import Clients
 from serving.versions import Loader, Reloader
 from trainer.backbone.precision import check_device
@@ -64,7 +65,7 @@ def _log_to_standard_error() -> None:
 
 
 def checked(bundle: Path, config: ServingConfig, *, verify: bool, on_this_machine: bool) -> Bundle:
-    """Open a bundle and check it and the galleries before a server starts.
+    """Open a bundle and check it, the galleries and the thresholds before a server starts.
 
     Set `verify` to also verify the checksum of the class weights, a large file. If
     `on_this_machine` is false, do not check that this machine can run the bundle. Raises OSError or
@@ -76,4 +77,6 @@ def checked(bundle: Path, config: ServingConfig, *, verify: bool, on_this_machin
     opened.verify(class_weights=verify)
     for folder in config.galleries.values():
         Gallery(folder, opened).verify()
+    if config.thresholds is not None:
+        read_overrides(config.thresholds, opened)
     return opened

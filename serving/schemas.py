@@ -9,14 +9,15 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 # Versions of kway before bundle format 5 returned "class" for an empirical threshold.
 ThresholdSource = Annotated[
-    Literal["guaranteed", "shrunk", "pooled", "empirical", "request"],
+    Literal["guaranteed", "shrunk", "pooled", "empirical", "override", "request"],
     BeforeValidator(lambda value: "empirical" if value == "class" else value),
 ]
 _THRESHOLD_SOURCE = (
     "what the threshold promises. `guaranteed`: with `confidence`, at least the fraction `recall` "
     "of new samples of the class pass. `shrunk`: an estimate from the class and similar classes. "
     "`pooled`: one threshold for all classes. `empirical`: the fraction `recall` of the class's "
-    "validation samples pass (bundles of older versions). `request`: set by the request"
+    "validation samples pass (bundles of older versions). `override`: set by the operator of the "
+    "server, without a promise. `request`: set by the request"
 )
 _EXPECTED_PRECISION = (
     "fraction of the validation samples at or above the threshold that belong to the class; null "
@@ -60,9 +61,13 @@ class ClassThreshold(BaseModel):
     class_name: str = Field(alias="class")
     class_id: int
     threshold: float | None = Field(
-        description="minimum score of a match; null if the class does not have a threshold"
+        description="minimum score of a match; null if the class does not have a threshold, or not "
+        "one that is required"
     )
     threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
+    reason: str | None = Field(
+        None, description="why there is no threshold, although the query requires a guaranteed one"
+    )
     recall: float | None = Field(None, description="recall for which the threshold was computed")
     confidence: float | None = Field(
         None, description="confidence of the guarantee and of the intervals"
@@ -102,11 +107,11 @@ class Verdict(BaseModel):
         description="the logit, or the score computed from the logit as specified by "
         "`loss.score` in /v1/model"
     )
-    threshold: float | None
-    threshold_source: ThresholdSource | None = Field(description=_THRESHOLD_SOURCE)
+    threshold: float | None = None
+    threshold_source: ThresholdSource | None = Field(None, description=_THRESHOLD_SOURCE)
     expected_precision: float | None = Field(None, description=_EXPECTED_PRECISION)
     match: bool | None = Field(
-        description="whether score >= threshold; null if there is no threshold"
+        None, description="whether score >= threshold; null if there is no threshold"
     )
 
 
@@ -132,24 +137,11 @@ class Answer(BaseModel):
     results: list[InputVerdicts]
 
 
-class TopClass(BaseModel):
-    """A class and its score for one input."""
-
-    model_config = ConfigDict(serialize_by_alias=True, validate_by_name=True)
-
-    class_name: str = Field(alias="class")
-    class_id: int
-    score: float = Field(
-        description="the logit, or the score computed from the logit as specified by "
-        "`loss.score` in /v1/model"
-    )
-
-
 class InputClasses(BaseModel):
     """The classes with the largest scores for one input, in descending order of score."""
 
     input: int = Field(description="position of the input in the request")
-    classes: list[TopClass]
+    classes: list[Verdict]
 
 
 class Classification(BaseModel):

@@ -1,11 +1,11 @@
 """Request processing in one replica: admission, decoding, batching, answers and metrics.
 
-HTTP routes are in `serving/http/`; the deployment of replicas is in `serving/deploy/`.
+HTTP routes are in `serving/http/`; `serving/replica.py` opens a replica.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,16 +16,15 @@ from starlette.requests import ClientDisconnect
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Query, answer, make_query
+from serving.answer import Query, Rule, answer, make_query
 from serving.api_error import RETRY, ApiError, too_many_requests
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
 from serving.limits import ClientLimit, Uploads
 from serving.metrics import Metrics
 from serving.model import Model
-from serving.schemas import Answer, Classification, InputClasses, TopClass
-from serving.top_classes import MAX_TOP, top_classes
-from trainer.bundle.bundle import Bundle
+from serving.schemas import Answer, Classification
+from serving.top_classes import classification, ranked
 
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
@@ -112,6 +111,8 @@ class Service:
         self.model, self.shared, self.config = model, shared, shared.config
         self.name = model.bundle.path.name if name is None else name
         self.uploads = shared.uploads
+        # Thresholds by class id that replace those of the bundle (`serving/overrides.py`).
+        self.overrides: Mapping[int, float] = {}
         config, self._metrics = shared.config, shared.metrics
         self._slots, self._helpers = shared.slots, shared.helpers
         threads = config.threads_per_replica
@@ -126,7 +127,7 @@ class Service:
         # Computing all scores can take a second, so it has its own thread. Requests that arrive in
         # the meantime share the next pass over the class weights.
         self._ranker = Batcher(
-            partial(_rank, model.bundle),
+            lambda features: ranked(model.bundle, torch.stack(list(features))),
             batch_size=config.batch_size,
             wait_seconds=0,
             max_queued=config.max_queued_inputs,
@@ -194,15 +195,13 @@ class Service:
         finally:
             progress.release_slot()
 
-    async def make_query(
-        self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Query:
+    async def make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""
         names = self.model.bundle.names
         if len(classes) <= _FEW_CLASSES and all(map(names.contains, classes)):
-            return self._make_query(classes, recall, threshold)
+            return self._make_query(classes, rule)
         # The error message for an unknown class lists similar names, which takes up to a second.
-        return await self.in_thread(self._make_query, classes, recall, threshold)
+        return await self.in_thread(self._make_query, classes, rule)
 
     async def computed(
         self,
@@ -224,27 +223,15 @@ class Service:
         bundle = self.model.bundle
         return await self.computed(inputs, lambda features: answer(bundle, features, query))
 
-    async def classify(self, inputs: Sequence[bytes | str], top: int) -> Classification:
-        """Find the `top` classes with the largest scores of each input. Raises the same exceptions
-        as `computed`."""
+    async def classify(
+        self, inputs: Sequence[bytes | str], top: int, query: Query
+    ) -> Classification:
+        """Find the `top` classes with the largest scores of each input, and decide by the rule of
+        `query` whether they match. Raises the same exceptions as `computed`."""
         features = await self.computed(inputs, lambda features: features)
         rows = [partial(features.__getitem__, i) for i in range(len(features))]
-        return await self._ranker.submit(rows, partial(self._classification, top=top))
-
-    def _classification(self, ranked: Tensor, *, top: int) -> Classification:
-        names = self.model.bundle.names.names
-        return Classification(
-            version=self.version,
-            results=[
-                InputClasses(
-                    input=position,
-                    classes=[
-                        TopClass(class_name=names[int(id_)], class_id=int(id_), score=score)
-                        for score, id_ in pairs
-                    ],
-                )
-                for position, pairs in enumerate(ranked[:, :top].tolist())
-            ],
+        return await self._ranker.submit(
+            rows, lambda found: classification(self.model.bundle, found[:, :top], query)
         )
 
     async def in_thread(self, function: Any, *arguments: Any) -> Any:
@@ -259,15 +246,20 @@ class Service:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
-    def _make_query(
-        self, classes: Sequence[str | int], recall: float | None, threshold: float | None
-    ) -> Query:
+    def _make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         try:
             class_ids = [self.model.bundle.class_id(name_or_id) for name_or_id in classes]
         except ValueError as error:
             raise ApiError(404, "unknown_class", str(error)) from error
         try:
-            return make_query(self.model.bundle, class_ids, recall=recall, threshold=threshold)
+            return make_query(
+                self.model.bundle,
+                class_ids,
+                recall=rule.recall,
+                threshold=rule.threshold,
+                require=rule.require or (self.config.require if rule.recall is not None else None),
+                overrides=self.overrides,
+            )
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
@@ -284,13 +276,6 @@ class Service:
         """Return one page of the ids of the classes whose names contain `text`, and the total
         number of such classes."""
         return self.model.bundle.names.search(text, limit=limit, offset=offset)
-
-
-def _rank(bundle: Bundle, features: Sequence[Tensor]) -> Tensor:
-    """Return the scores and class ids [B, MAX_TOP or all classes, 2]. Float64 represents both
-    exactly."""
-    scores, ids = top_classes(bundle, torch.stack(list(features)), MAX_TOP)
-    return torch.stack([scores.double(), ids.double()], dim=-1)
 
 
 def _is_mostly_base64(raw: bytes) -> bool:

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from heads.topk import largest_columns, sort_largest
+from serving.answer import Query, threshold_of, verdict
+from serving.schemas import Classification, InputClasses
 from trainer.bundle.bundle import Bundle
 
 MAX_TOP = 100
@@ -27,3 +29,28 @@ def top_classes(bundle: Bundle, features_BD: Tensor, k: int) -> tuple[Tensor, Te
             k,
         )
     return best_scores, best_ids
+
+
+def ranked(bundle: Bundle, features_BD: Tensor) -> Tensor:
+    """Return the scores and ids of the top classes [B, MAX_TOP or all classes, 2]. Float64
+    represents both exactly."""
+    scores, ids = top_classes(bundle, features_BD, MAX_TOP)
+    return torch.stack([scores.double(), ids.double()], dim=-1)
+
+
+def classification(bundle: Bundle, ranked: Tensor, query: Query) -> Classification:
+    """Return the verdicts on the classes of each input, by the rule of `query`. `ranked` has their
+    scores and ids [B, top, 2]."""
+    return Classification(
+        version=bundle.version,
+        results=[
+            InputClasses(
+                input=position,
+                classes=[
+                    verdict(threshold_of(bundle, int(class_id), query), score)
+                    for score, class_id in pairs
+                ],
+            )
+            for position, pairs in enumerate(ranked.tolist())
+        ],
+    )

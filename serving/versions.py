@@ -1,5 +1,6 @@
 """The versions of a replica's model: load what is published at the path of the bundle, and replace
-the current version by another one while the replica answers requests.
+the current version by another one while the replica answers requests. The same applies to
+galleries and to the file of thresholds.
 
 A path is published atomically: it is a symbolic link that is replaced, or a folder that is renamed
 to it. `kway export`, `kway calibrate` and `kway index` do the latter. A thread checks the paths
@@ -25,6 +26,7 @@ from serving.galleries.format import GALLERY, OtherBackboneError
 from serving.galleries.searching import Galleries
 from serving.metrics import Metrics, ReplicaState
 from serving.model import Model
+from serving.overrides import read_overrides
 from serving.service import Service, Shared
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import SPEC, read_manifest
@@ -93,6 +95,7 @@ class Loader:
         checksum.
         """
         service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
+        self._override(service, self._overrides(service))
         return Version(service, self._galleries(service))
 
     def fingerprint(self) -> Fingerprint | None:
@@ -101,16 +104,18 @@ class Loader:
         of_bundle = _stamp(self._path / SPEC)
         if of_bundle is None:
             return None
-        galleries = self._config.galleries.values()
-        return of_bundle, *(_stamp(gallery / GALLERY) or ("", 0, 0) for gallery in galleries)
+        files = [gallery / GALLERY for gallery in self._config.galleries.values()]
+        if self._config.thresholds is not None:
+            files.append(self._config.thresholds)
+        return of_bundle, *(_stamp(file) or ("", 0, 0) for file in files)
 
     def successor(self, current: Version) -> Version:
         """Load and check what is published. Returns `current` if nothing has changed.
 
         The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
-        gallery is damaged or incomplete, or if the bundle fails its self-check or reads another
-        kind of input. Galleries with features of another backbone than a new bundle's become
-        unavailable.
+        gallery is damaged or incomplete, if the file of thresholds is invalid, or if the bundle
+        fails its self-check or reads another kind of input. Galleries with features of another
+        backbone than a new bundle's become unavailable.
         """
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self._path))
@@ -123,6 +128,7 @@ class Loader:
                     f"{folder} reads {after}, but the model reads {before}. Serve it with another "
                     "server"
                 )
+        overrides = self._overrides(service)
         is_same, previous = service is current.service, current.galleries
         galleries = self._galleries(service, log=not is_same)
         for name, error in galleries.unavailable.items():
@@ -136,6 +142,7 @@ class Loader:
         ]
         for name in changed:
             galleries[name].verify()
+        self._override(service, overrides)
         return current if is_same and not changed else Version(service, galleries)
 
     def _galleries(self, service: Service, *, log: bool = True) -> Galleries:
@@ -144,6 +151,19 @@ class Loader:
             for name, error in galleries.unavailable.items():
                 _log.error("gallery %s is unavailable: %s", name, error)
         return galleries
+
+    def _overrides(self, service: Service) -> dict[int, float]:
+        file = self._config.thresholds
+        return {} if file is None else read_overrides(file, service.model.bundle)
+
+    def _override(self, service: Service, overrides: dict[int, float]) -> None:
+        if overrides != service.overrides:
+            _log.info(
+                "model %s: the thresholds of %d classes are overridden",
+                service.name,
+                len(overrides),
+            )
+            service.overrides = overrides
 
     def _service(self, folder: Path, *, class_weights: bool) -> Service:
         """Load a bundle and verify its checksums."""

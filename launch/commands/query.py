@@ -1,10 +1,13 @@
-"""`kway query`: sends single-class queries to a running server, or answers them in this process."""
+"""`kway query`: sends single-class queries to a running server, or answers them in this process.
+
+Without classes, it shows the classes with the largest scores.
+"""
 
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 import typer
 
@@ -13,9 +16,8 @@ from launch.options import AllowImport
 from launch.terminal import table_cell
 
 if TYPE_CHECKING:
-    from serving.answer import Query
     from serving.model import Model
-    from serving.schemas import Answer, ClassThreshold
+    from serving.schemas import Answer, Classification, ClassThreshold
 
 # Number of texts or image crops per forward pass.
 _BATCH = 16
@@ -25,6 +27,18 @@ _SHOWN = 60
 # A server's address without a scheme: `localhost`, or a host with a port.
 _LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.*)?")
 
+# Number of classes to show without --class.
+_TOP = 5
+
+
+class Rule(TypedDict):
+    """How the query decides (`serving/answer.py`)."""
+
+    recall: float | None
+    threshold: float | None
+    require: Literal["guaranteed"] | None
+
+
 # Image files, or texts.
 Inputs = Sequence[Path] | Sequence[str]
 
@@ -33,16 +47,23 @@ def query(
     source: Annotated[
         str, typer.Argument(help="bundle folder, or URL of a server", metavar="BUNDLE|URL")
     ],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="image files", metavar="IMAGE")
+    ] = None,
     classes: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--class",
             metavar="NAME",
-            help="class name, or # followed by a class ID; can be repeated",
+            help="class name, or # followed by a class ID; can be repeated (default: the classes "
+            "with the largest scores)",
         ),
-    ],
-    images: Annotated[
-        list[Path] | None, typer.Argument(help="image files", metavar="IMAGE")
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100, help="number of classes to show if there is no --class (default: 5)"
+        ),
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="text to query; can be repeated")
@@ -55,6 +76,10 @@ def query(
     threshold: Annotated[
         float | None, typer.Option(help="minimum score of a match, the same for all classes")
     ] = None,
+    require: Annotated[
+        Literal["guaranteed"] | None,
+        typer.Option(help="no verdict on classes whose threshold for --recall is not guaranteed"),
+    ] = None,
     token_file: Annotated[
         Path | None,
         typer.Option(readable=False, help="file that contains a token for the server"),
@@ -62,13 +87,17 @@ def query(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
 ) -> None:
-    """Query whether images or texts belong to given classes.
+    """Query whether images or texts belong to given classes or, without --class, to which classes
+    they belong.
 
     Without --recall and --threshold, only scores are printed.
     """
     inputs = _inputs(images or [], text or [], texts)
+    if classes and top is not None:
+        raise ValueError("--top shows the classes with the largest scores: omit it, or --class")
+    rule: Rule = {"recall": recall, "threshold": threshold, "require": require}
     if "://" in source:
-        found = _ask_server(source, classes, inputs, recall, threshold, token_file)
+        found = _ask_server(source, classes, top or _TOP, inputs, rule, token_file)
     elif token_file is not None:
         raise ValueError(
             f"--token-file requires a server URL, but {source} is not a URL: omit --token-file, or "
@@ -76,7 +105,7 @@ def query(
         )
     else:
         _check_source(source)
-        found = _ask_bundle(Path(source), classes, inputs, recall, threshold, allow_import or [])
+        found = _ask_bundle(Path(source), classes, top or _TOP, inputs, rule, allow_import or [])
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
     else:
@@ -132,28 +161,34 @@ def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
 
 def _ask_bundle(
     bundle: Path,
-    classes: list[str],
+    classes: list[str] | None,
+    top: int,
     inputs: Inputs,
-    recall: float | None,
-    threshold: float | None,
+    rule: Rule,
     allow_imports: list[str],
-) -> "Answer":
-    from serving.answer import make_query
+) -> "Answer | Classification":
+    from serving.answer import answer, make_query
     from serving.client import joined
     from serving.model import Model
+    from serving.top_classes import classification, ranked
     from trainer.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)
     _check_kind(str(bundle), opened.spec.reads, inputs)
     opened.verify(class_weights=False)  # a query reads only a few rows of a possibly huge file
     model = Model(opened, allow_imports=allow_imports)
-    query = make_query(model.bundle, classes, recall=recall, threshold=threshold)
+    query = make_query(model.bundle, classes or (), **rule)
     size = max(1, _BATCH // model.crops)
     parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
-    return joined([_answer(model, query, part) for part in parts])
+    features = (model.features(_prepared(model, part)) for part in parts)
+    if classes:
+        return joined([answer(opened, part, query) for part in features])
+    return joined(
+        [classification(opened, ranked(opened, part)[:, :top], query) for part in features]
+    )
 
 
-def _answer(model: "Model", query: "Query", inputs: Inputs) -> "Answer":
+def _prepared(model: "Model", inputs: Inputs) -> list[Any]:
     prepared = []
     for item in inputs:
         try:
@@ -161,17 +196,17 @@ def _answer(model: "Model", query: "Query", inputs: Inputs) -> "Answer":
         except ValueError as error:
             shown = item if isinstance(item, Path) else item[:_SHOWN]
             raise ValueError(f"{shown}: {error}") from error
-    return model.answer(prepared, query)
+    return prepared
 
 
 def _ask_server(
     url: str,
-    classes: list[str],
+    classes: list[str] | None,
+    top: int,
     inputs: Inputs,
-    recall: float | None,
-    threshold: float | None,
+    rule: Rule,
     token_file: Path | None,
-) -> "Answer":
+) -> "Answer | Classification":
     from serving.client import Client, RejectedError
 
     token = None if token_file is None else _token(token_file)
@@ -183,7 +218,9 @@ def _ask_server(
                 raise ValueError(f"{url} requires a token: pass --token-file FILE") from error
             raise
         _check_kind(url, served.reads, inputs)
-        return client.query(classes, inputs, recall=recall, threshold=threshold, served=served)
+        if classes:
+            return client.query(classes, inputs, **rule, served=served)
+        return client.classify(inputs, top=top, **rule, served=served)
 
 
 def _token(file: Path) -> str:
@@ -197,20 +234,27 @@ def _token(file: Path) -> str:
     raise ValueError(f"{file} contains no token: write one token per line")
 
 
-def _print_table(found: "Answer", inputs: Inputs) -> None:
+def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from serving.schemas import Answer
+
     table = Table("image" if isinstance(inputs[0], Path) else "text", "class")
-    verdicts = [verdict for result in found.results for verdict in result.verdicts]
+    results = (
+        [result.verdicts for result in found.results]
+        if isinstance(found, Answer)
+        else [result.classes for result in found.results]
+    )
+    verdicts = [verdict for result in results for verdict in result]
     decides = any(verdict.threshold is not None for verdict in verdicts)
     for name in ("score", "threshold", "match") if decides else ("score",):
         table.add_column(name, justify="right")
-    for item, result in zip(inputs, found.results, strict=True):
+    for item, result in zip(inputs, results, strict=True):
         text = str(item)
         shown = Text(printable(text)) if isinstance(item, Path) else table_cell(text, _SHOWN)
-        for verdict in result.verdicts:
+        for verdict in result:
             limit = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
             match = {True: "yes", False: "no", None: ""}[verdict.match]
             class_name = Text(printable(verdict.class_name))
@@ -218,6 +262,8 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
             table.add_row(shown, class_name, *((score, limit, match) if decides else (score,)))
     console = Console()
     console.print(table)
+    if not isinstance(found, Answer):
+        return
     for threshold in found.thresholds:
         if threshold.threshold_source != "request":
             console.print(Text(printable(_in_words(threshold))), soft_wrap=True)
@@ -228,6 +274,13 @@ def _print_table(found: "Answer", inputs: Inputs) -> None:
 def _in_words(threshold: "ClassThreshold") -> str:
     """Describe what a threshold promises, and its expected precision."""
     name = threshold.class_name
+    if threshold.reason is not None:
+        return f"{name}: no verdict: {threshold.reason}"
+    if threshold.threshold_source == "override":
+        return (
+            f"{name}: threshold {threshold.threshold:.3f}, set by the operator of the server, not "
+            "guaranteed"
+        )
     if threshold.threshold is None:
         return f"{name}: no threshold for this recall: pass --threshold"
     return (

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 from serving.client.messages import (
     ClassesFound,
@@ -14,6 +14,7 @@ from serving.client.messages import (
     check_iterable,
     joined,
     path_of,
+    present,
     query_fields,
     renumbered,
     requests,
@@ -98,17 +99,19 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
+        require: Literal["guaranteed"] | None = None,
         served: Served | None = None,
     ) -> Answer:
         """Check whether each input belongs to each of the classes. Pass the result of `served()` as
-        `served` to save a request.
+        `served` to save a request. With `require`, there are no verdicts on classes whose threshold
+        for the recall is not guaranteed.
 
         Splits the inputs into several requests if the server's limits require it, and sends one
         request at a time. Raises RejectedError and OSError. Raises TypeError or ValueError for
         invalid inputs before any input is sent.
         """
         fields, inputs = (
-            query_fields(classes, recall, threshold),
+            query_fields(classes, recall=recall, threshold=threshold, require=require),
             list(check_iterable("inputs", inputs)),
         )
         served = self.served() if served is None else served
@@ -117,17 +120,25 @@ class Client:
         return self._joined(Answer, "/v1/query", lambda: requests(fields, inputs, limits))
 
     def classify(
-        self, inputs: Iterable[Input], *, top: int = 5, served: Served | None = None
+        self,
+        inputs: Iterable[Input],
+        *,
+        top: int = 5,
+        recall: float | None = None,
+        threshold: float | None = None,
+        require: Literal["guaranteed"] | None = None,
+        served: Served | None = None,
     ) -> Classification:
-        """Find the `top` classes with the largest scores for each input. Pass the result of
-        `served()` as `served` to save a request.
+        """Find the `top` classes with the largest scores for each input and, with a recall or
+        threshold, whether they match. Pass the result of `served()` as `served` to save a request.
 
         Splits the inputs and raises exceptions like `query`.
         """
         inputs = list(check_iterable("inputs", inputs))
         served = self.served() if served is None else served
         self._check(inputs, served)
-        fields, limits = {"top": top}, served.limits
+        rule = {"recall": recall, "threshold": threshold, "require": require}
+        fields, limits = {"top": top, **present(rule)}, served.limits
         return self._joined(
             Classification, "/v1/classify", lambda: requests(fields, inputs, limits)
         )
@@ -197,8 +208,8 @@ class Client:
 
         Raises RejectedError and OSError.
         """
-        body = query_fields(classes, recall, threshold) | {"limit": limit, "offset": offset}
-        body |= {} if exact is None else {"exact": exact}
+        body = query_fields(classes, recall=recall, threshold=threshold)
+        body |= present({"exact": exact, "limit": limit, "offset": offset})
         return self._transport.request(
             Hits, "POST", path_of("galleries", gallery, "search"), json=body
         )

@@ -4,7 +4,7 @@ into to stay within the server's limits, and the responses."""
 import json
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypeVar
@@ -113,15 +113,19 @@ class ClassesFound(BaseModel):
 
 
 def query_fields(
-    classes: Iterable[str | SupportsIndex], recall: float | None, threshold: float | None
+    classes: Iterable[str | SupportsIndex], **rule: float | str | None
 ) -> dict[str, Any]:
-    """Return the JSON fields of a query.
+    """Return the JSON fields of a query: the classes, and the parts of the rule that are not None.
 
     Raises TypeError if `classes` is a single string or contains values other than names and ids.
     """
-    numbers = {"recall": recall, "threshold": threshold}
-    present = {name: number for name, number in numbers.items() if number is not None}
-    return {"classes": [_class(one) for one in check_iterable("classes", classes)], **present}
+    names = [_class(one) for one in check_iterable("classes", classes)]
+    return {"classes": names, **present(rule)}
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def check_iterable(name: str, value: Iterable[Kind]) -> Iterable[Kind]:

@@ -52,7 +52,7 @@ async def answer_query(request: Request, parameters: QueryParameters, service: S
     """Read a query from a request and answer it. Raises ApiError if it is invalid or rejected."""
     async with service.admitted(request.state.client) as progress:
         found = await read_query(request, parameters, service, progress)
-        query = await service.make_query(found.classes, found.recall, found.threshold)
+        query = await service.make_query(found.classes, found.rule)
         answer = await service.answer(found.inputs, query)
         progress.inputs = len(answer.results)
         return answer

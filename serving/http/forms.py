@@ -126,7 +126,7 @@ def text_fields(form: FormData, known: Collection[str]) -> dict[str, list[str]]:
             message = f"{name} contains a file. Send {_LISTS[name]} as plain form fields"
             raise ApiError(422, "invalid_query", message)
         if name not in _LISTS and (has_file or len(values) > 1):
-            message = f"{name} either is a file or occurs more than once. Send a single number"
+            message = f"{name} either is a file or occurs more than once. Send a single value"
             raise ApiError(422, "invalid_query", message)
     return fields
 

@@ -66,7 +66,7 @@ class RequestOutput(_Message):
 class InferenceRequest(_Message):
     id: str | None = None
     parameters: dict[str, Scalar] = Field(
-        {}, description="recall or threshold, and optionally binary_data_output"
+        {}, description="recall or threshold, and optionally require and binary_data_output"
     )
     inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
     outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []

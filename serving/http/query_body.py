@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
+from serving.answer import Rule
 from serving.api_error import TOO_MANY_INPUTS, ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import form_images, known_charset, parse_form, text_fields
@@ -27,11 +28,6 @@ from serving.service import InProgress, Service
 from serving.top_classes import MAX_TOP
 from trainer.bundle.spec import Reads
 
-RECALL_MEANING = (
-    "target recall that selects the threshold of each class. `threshold_source` in the response "
-    "states whether the class has enough validation samples to guarantee the recall"
-)
-
 
 class InputParameters(BaseModel):
     """Parameters in the URL, for a body that is a single input. Unknown parameters are rejected,
@@ -43,16 +39,12 @@ class InputParameters(BaseModel):
         """Raise ApiError if a parameter is missing or exceeds a limit."""
 
 
-class QueryParameters(InputParameters):
+class QueryParameters(InputParameters, Rule):
     """`?classes=A&classes=B&recall=0.9`."""
 
     classes: list[str] = Field(
         default_factory=list,
         description="class names, or # followed by a class ID; can be repeated",
-    )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="minimum score of a match; cannot be combined with recall"
     )
 
     def check(self, limits: ServingConfig) -> None:
@@ -94,20 +86,20 @@ class InputsBody(BaseModel):
     )
 
 
-class QueryBody(InputsBody):
-    """Does each image or text belong to these classes?"""
+class ClassesBody(BaseModel):
+    """The classes in a JSON body."""
 
     classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
         min_length=1, description="class names or ids"
     )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None, description="minimum score of a match; cannot be combined with recall"
-    )
 
 
-class ClassifyParameters(InputParameters):
-    """`?top=3`."""
+class QueryBody(InputsBody, ClassesBody, Rule):
+    """Does each image or text belong to these classes?"""
+
+
+class ClassifyParameters(InputParameters, Rule):
+    """`?top=3&recall=0.9`."""
 
     top: int = Field(5, ge=1, le=MAX_TOP, description="number of classes per input")
 
@@ -125,8 +117,7 @@ class QueryRequest:
 
     classes: list[str | int]
     inputs: Sequence[bytes | str]
-    recall: float | None
-    threshold: float | None
+    rule: Rule
 
 
 async def read_query(
@@ -141,16 +132,16 @@ async def read_query(
     body, inputs = await _read(request, parameters, QueryBody, service, progress)
     query = body or parameters
     check_class_count(len(query.classes), service.config.max_classes)
-    return QueryRequest(list(query.classes), inputs, query.recall, query.threshold)
+    return QueryRequest(list(query.classes), inputs, query)
 
 
 async def read_classification(
     request: Request, parameters: ClassifyParameters, service: Service, progress: InProgress
-) -> tuple[Sequence[bytes | str], int]:
+) -> tuple[Sequence[bytes | str], ClassifyParameters]:
     """Read and check the body of `POST /v1/classify`, like `read_query`. Returns the inputs and the
-    number of classes per input."""
+    other parameters."""
     body, inputs = await _read(request, parameters, ClassifyBody, service, progress)
-    return inputs, (body or parameters).top
+    return inputs, body or parameters
 
 
 async def _read(

@@ -2,7 +2,8 @@
 and the model.
 
 Inputs: `images` or `texts`, BYTES [n]; `class_ids`, INT64 [m], or `classes`, BYTES [m] (names). The
-parameter `recall` or `threshold` sets the decision rule. Outputs: `scores`, FP32 [n, m], and, if a
+parameter `recall` or `threshold` sets the decision rule, and `require` the promise that it needs.
+Outputs: `scores`, FP32 [n, m], and, if a
 recall or threshold is set, `thresholds`, FP32 [m], and `matches`, BOOL [n, m].
 
 Raw elements are the raw contents of gRPC and the binary tensors of the REST extension. They are
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from serving.answer import Rule
 from serving.api_error import TOO_MANY_INPUTS, ApiError
 from serving.config import ServingConfig
 from serving.schemas import Answer
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 OUTPUTS = ("scores", "thresholds", "matches")
 _CLASS_INPUTS = {"class_ids": "INT64", "classes": "BYTES"}
-_PARAMETERS = ("recall", "threshold")
+_PARAMETERS = ("recall", "threshold", "require")
 _DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _MAX_DIMENSIONS = 8
 # Encoding of raw elements.
@@ -69,8 +71,7 @@ class CheckedInference:
 
     inputs: Sequence[bytes | str]
     classes: Sequence[str | int]
-    recall: float | None
-    threshold: float | None
+    rule: Rule
     outputs: Sequence[str]
 
 
@@ -90,14 +91,13 @@ def check_inference(
     _check_datatype(classes, _CLASS_INPUTS[classes.name])
     for tensor in tensors.values():
         _check_shape(tensor)
-    recall, threshold = (_number(inference.parameters, name) for name in _PARAMETERS)
+    rule = _rule(inference.parameters)
     found = CheckedInference(
         list(raw.data) if reads == "images" else [_text(raw, one) for one in raw.data],
         [_text(classes, one) if isinstance(one, bytes) else one for one in classes.data],
-        recall,
-        threshold,
+        rule,
         _requested_outputs(
-            inference.outputs, is_decided=recall is not None or threshold is not None
+            inference.outputs, is_decided=(rule.recall, rule.threshold) != (None, None)
         ),
     )
     _check_counts(found, reads, limits)
@@ -113,14 +113,14 @@ def outputs_of(answer: Answer, request: CheckedInference) -> list[Tensor]:
         "scores": Tensor("scores", "FP32", shape, [v.score for row in rows for v in row]),
     }
     if "matches" in request.outputs or "thresholds" in request.outputs:
-        thresholds = [verdict.threshold for verdict in rows[0]]
-        if None in thresholds:
-            raise ApiError(
-                422,
-                "no_threshold",
-                "a class does not have a threshold for this recall. Send a threshold instead of a "
-                "recall",
+        if missing := [found for found in answer.thresholds if found.threshold is None]:
+            message = (
+                missing[0].reason
+                or "a class does not have a threshold for this recall. Send a threshold instead of "
+                "a recall"
             )
+            raise ApiError(422, "no_threshold", message)
+        thresholds = [found.threshold for found in answer.thresholds]
         tensors["thresholds"] = Tensor("thresholds", "FP32", shape[1:], thresholds)
         matches = [bool(v.match) for row in rows for v in row]
         tensors["matches"] = Tensor("matches", "BOOL", shape, matches)
@@ -177,6 +177,15 @@ def _text(tensor: Tensor, raw: bytes) -> str:
         raise invalid_inference(
             f"an element of {tensor.name} contains invalid UTF-8 at byte {error.start}"
         ) from error
+
+
+def _rule(parameters: Mapping[str, Any]) -> Rule:
+    require = parameters.get("require")
+    if require not in (None, "guaranteed"):
+        raise invalid_inference(f"parameter require is {str(require)[:40]}. Send guaranteed")
+    recall, threshold = (_number(parameters, name) for name in ("recall", "threshold"))
+    # Unlike pydantic, `make_query` rejects invalid numbers with the errors of the protocol.
+    return Rule.model_construct(recall=recall, threshold=threshold, require=require)
 
 
 def _number(parameters: Mapping[str, Any], name: str) -> float | None:
@@ -342,6 +351,6 @@ class InferenceModel:
         service = self.service
         reads = service.model.reads
         request = await service.in_thread(check_inference, inference, reads, service.config)
-        query = await service.make_query(request.classes, request.recall, request.threshold)
+        query = await service.make_query(request.classes, request.rule)
         answer = await service.answer(request.inputs, query)
         return outputs_of(answer, request), answer

@@ -43,9 +43,7 @@ BOUNDED = settings(
 
 
 def check(api: FastAPI, examples: int) -> set[str]:
-    document = schemathesis.openapi.from_asgi(
-        "/openapi.json", api, headers={"host": "localhost"}
-    )
+    document = schemathesis.openapi.from_asgi("/openapi.json", api, headers={"host": "localhost"})
     return check_document(document, examples, headers={"host": "localhost"})
 
 

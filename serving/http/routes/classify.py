@@ -18,7 +18,7 @@ _BODY = {
         "required": True,
         "content": {
             "application/json": {"schema": schema_of(ClassifyBody)},
-            **raw_inputs("`top` is in the URL"),
+            **raw_inputs("`top` and the rule are in the URL"),
         },
     }
 }
@@ -30,11 +30,13 @@ async def classify(
 ) -> Classification:
     """Which classes does each image or text belong to?
 
-    Returns the classes with the largest scores among all classes. A query for given classes is
+    Returns the classes with the largest scores among all classes and, with a recall or threshold,
+    whether they match. A query for given classes is
     faster, because it reads only the weights of these classes.
     """
     async with service.admitted(request.state.client) as progress:
-        inputs, top = await read_classification(request, parameters, service, progress)
-        found = await service.classify(inputs, top)
+        inputs, asked = await read_classification(request, parameters, service, progress)
+        query = await service.make_query((), asked)
+        found = await service.classify(inputs, asked.top, query)
         progress.inputs = len(inputs)
         return found

@@ -4,15 +4,16 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import ConfigDict, Field
 
 from data.messages import one_line
+from serving.answer import Rule
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
 from serving.galleries.searching import Galleries, Page
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
-from serving.http.query_body import RECALL_MEANING, check_class_count, max_values
+from serving.http.query_body import ClassesBody, check_class_count, max_values
 from serving.http.request_body import parse_json, read_body
 from serving.http.routing import VersionDep
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
@@ -26,19 +27,12 @@ _MAX_HITS = 10_000
 _INDEX_OR_ID = r"^(\d{1,30}|\d{1,18}\.[0-9a-f]{8})$"
 
 
-class SearchBody(BaseModel):
-    """Which items of a gallery belong to these classes?"""
+class SearchBody(ClassesBody, Rule):
+    """Which items of a gallery belong to these classes? With a recall or threshold, only those that
+    reach it are returned."""
 
     model_config = ConfigDict(extra="forbid")
 
-    classes: Annotated[list[StrictStr | StrictInt], Field(fail_fast=True)] = Field(
-        min_length=1, description="class names or ids"
-    )
-    recall: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description=RECALL_MEANING)
-    threshold: Annotated[float, Field(allow_inf_nan=False)] | None = Field(
-        None,
-        description="return only items with at least this score; cannot be combined with recall",
-    )
     limit: int = Field(
         20,
         ge=1,
@@ -79,7 +73,7 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
     async with service.admitted(request.state.client) as progress:
         _named(galleries, name)
         body = await _read(request, service, progress)
-        query = await service.make_query(body.classes, body.recall, body.threshold)
+        query = await service.make_query(body.classes, body)
         found: Hits = await service.in_thread(partial(galleries.search, name, query, body.page))
         return found
 
