@@ -61,7 +61,7 @@ export class Cards {
       const rows = verdicts.map((one) => verdictRow(one, decides));
       return element("ul", { class: "verdicts" }, ...rows);
     }
-    const text = isLoading ? "Loading…" : "Choose a class above.";
+    const text = isLoading ? "Loading…" : "Enter a score threshold above.";
     return element("p", { class: "quiet small" }, text);
   }
 

@@ -7,6 +7,9 @@ const MAX_INPUTS_PER_REQUEST = 8;
 const MAX_CONCURRENT_REQUESTS = 2;
 // Generous estimate of the bytes that a form adds to each image.
 const OVERHEAD_BYTES = 1000;
+// Requested instead of classes if none are chosen: the classes with the largest scores.
+const TOP = { id: "top" };
+const NUM_TOP = 5;
 // The start of an error message about one input of a request.
 const INPUT_INDEX = /^(?:images|texts)\[(\d+)\](?:: | )(.*)$/s;
 
@@ -62,10 +65,15 @@ export class VerdictLoader extends EventTarget {
     this.#sendMissing();
   }
 
-  // The verdicts in the order of the classes, or null while any of them is unknown.
+  // The verdicts in the order of the classes, or null while any of them is unknown. Without classes,
+  // the verdicts on the classes with the largest scores.
   verdictsOf(input) {
-    const verdicts = this.#classes.map(({ id }) => input.verdicts.get(this.#key(id)));
-    return verdicts.length && this.#fields && verdicts.every(Boolean) ? verdicts : null;
+    const verdicts = this.#wanted.flatMap(({ id }) => input.verdicts.get(this.#key(id)));
+    return this.#fields && verdicts.every(Boolean) ? verdicts : null;
+  }
+
+  get #wanted() {
+    return this.#classes.length ? this.#classes : [TOP];
   }
 
   // An error in the content that can be detected without the server, or null.
@@ -84,7 +92,7 @@ export class VerdictLoader extends EventTarget {
 
   #missing(input) {
     if (!this.#fields || input.inputError || input.requestError || input.isInFlight) return [];
-    return this.#classes.filter(({ id }) => !input.verdicts.has(this.#key(id)));
+    return this.#wanted.filter(({ id }) => !input.verdicts.has(this.#key(id)));
   }
 
   #sendMissing() {
@@ -117,14 +125,20 @@ export class VerdictLoader extends EventTarget {
     const keys = new Map(classes.map(({ id }) => [id, this.#key(id)]));
     this.#numRequests += 1;
     for (const input of inputs) input.isInFlight = true;
+    const body = bodyOf(inputs, classes, fields);
     try {
-      const body = bodyOf(inputs, classes, fields);
-      const response = await this.#api.requestJson("POST", "v1/query", { body, signal });
-      const thresholds = new Map(response.thresholds.map((one) => [one.class_id, one]));
-      for (const { input: index, verdicts } of response.results) {
-        for (const one of verdicts) {
-          const decided = thresholds.get(one.class_id);
-          inputs[index].verdicts.set(keys.get(one.class_id), { ...one, decided });
+      if (classes[0] === TOP) {
+        const { results } = await this.#api.requestJson("POST", "v1/classify", { body, signal });
+        for (const { input: index, classes: found } of results) {
+          inputs[index].verdicts.set(keys.get(TOP.id), found.map((one) => ({ ...one, decided: { ...one, recall: fields.recall } })));
+        }
+      } else {
+        const { results, thresholds } = await this.#api.requestJson("POST", "v1/query", { body, signal });
+        const decided = new Map(thresholds.map((one) => [one.class_id, one]));
+        for (const { input: index, verdicts } of results) {
+          for (const one of verdicts) {
+            inputs[index].verdicts.set(keys.get(one.class_id), { ...one, decided: decided.get(one.class_id) });
+          }
         }
       }
     } catch (error) {
@@ -164,12 +178,14 @@ const sizeOf = (content) => (typeof content === "string" ? 6 * content.length : 
 // Texts are sent as JSON, images as the files of a form.
 function bodyOf(inputs, classes, fields) {
   const contents = inputs.map(({ content }) => content);
+  const isTop = classes[0] === TOP;
+  const sent = isTop ? { top: NUM_TOP, ...fields } : fields;
   if (typeof contents[0] === "string") {
-    return { classes: classes.map(({ id }) => id), texts: contents, ...fields };
+    return { ...(isTop ? {} : { classes: classes.map(({ id }) => id) }), texts: contents, ...sent };
   }
   const form = new FormData();
-  for (const { id, name } of classes) form.append("classes", formValue(id, name));
-  for (const [field, value] of Object.entries(fields)) form.append(field, value);
+  if (!isTop) for (const { id, name } of classes) form.append("classes", formValue(id, name));
+  for (const [field, value] of Object.entries(sent)) form.append(field, value);
   for (const file of contents) form.append("images", file, "image");
   return form;
 }

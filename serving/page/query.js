@@ -89,12 +89,12 @@ export class QueryPanel {
     this.#cards.show(inputs, {
       verdictsOf,
       decides,
-      isLoading: classes.length > 0 && isComplete,
+      isLoading: isComplete,
     });
     const verdicts = inputs.map((input) => (input.inputError || input.requestError ? null : verdictsOf(input)));
     const range = setScale(byId("cards"), verdicts.flatMap((one) => one ?? []));
     this.#explainScale(range, decides);
-    this.#explainThresholds(verdicts.find(Boolean) ?? []);
+    this.#explainThresholds(classes.length ? (verdicts.find(Boolean) ?? []) : []);
     this.#summarize(inputs, verdicts, decides);
   }
 
@@ -122,7 +122,9 @@ export class QueryPanel {
     const { classes } = this.#query;
     const done = verdicts.filter(Boolean);
     const parts = [];
-    if (decides && done.length) {
+    if (!classes.length && done.length) {
+      parts.push(`The classes with the highest scores of ${count(done.length, this.reads.slice(0, -1))}`);
+    } else if (decides && done.length) {
       for (const [index, { name }] of classes.entries()) {
         const yes = done.filter((one) => one[index].match).length;
         parts.push(`${classes.length > 1 ? `${name}: yes` : "Yes"} for ${yes} of ${done.length}`);
@@ -133,7 +135,7 @@ export class QueryPanel {
     const failed = inputs.filter((one) => one.inputError || one.requestError).length;
     if (failed) parts.push(`${failed} failed`);
     const pending = inputs.length - failed - done.length;
-    if (pending) parts.push(classes.length ? `${pending} pending` : `${count(pending, this.reads.slice(0, -1))}: choose a class`);
+    if (pending) parts.push(`${pending} pending`);
     const text = parts.join(" · ");
     if (byId("summary").textContent !== text) byId("summary").textContent = text;
   }

@@ -38,13 +38,15 @@ export function line(verdict) {
 
 // The threshold and what it promises, with enough digits to distinguish it from the score.
 export function thresholdText(decided, score) {
-  const { threshold, threshold_source: kind, recall } = decided;
+  const { threshold, threshold_source: kind, recall, reason } = decided;
+  if (reason) return reason;
   if (threshold === null) return "no threshold from validation: use a custom score";
   const promises = {
     guaranteed: `recall ${percent(recall)} guaranteed`,
     shrunk: `recall ${percent(recall)} estimated from similar classes`,
     pooled: "pooled over all classes",
     empirical: "not guaranteed",
+    override: "set by the operator of the server",
     request: "custom",
   };
   return `threshold ${formatPair(score, threshold)[1]}, ${promises[kind]}`;
@@ -54,7 +56,7 @@ export function thresholdText(decided, score) {
 // it. Empty for a custom threshold.
 export function validationText(decided) {
   const { threshold, threshold_source: kind, class_samples: samples, class_reached: reached } = decided;
-  if (threshold === null || kind === "request") return "";
+  if (threshold === null || kind === "request" || kind === "override") return "";
   const known = `${promiseText(decided)} Expected precision ${precisionText(decided)}.`;
   if (reached === null) return `${known} The bundle was exported by an older version of kway.`;
   const others = `${count(decided.all_reached - reached, "sample")} of other classes`;
@@ -73,8 +75,8 @@ function promiseText({ threshold_source: kind, recall, confidence, pass_rate: ra
 }
 
 function precisionText(decided) {
-  const interval = decided.expected_precision_interval;
-  const range = interval === null ? "" : ` (${interval.map(rounded).join(" to ")})`;
+  const interval = decided.expected_precision_interval; // missing if no class was chosen
+  const range = !interval ? "" : ` (${interval.map(rounded).join(" to ")})`;
   return decided.expected_precision === null ? "unknown" : `${rounded(decided.expected_precision)}${range}`;
 }
 
@@ -95,6 +97,6 @@ export function verdictRow(verdict, decides) {
 
 function explanation({ decided, score }) {
   const { threshold, threshold_source: from } = decided;
-  if (threshold === null || from === "request") return thresholdText(decided, score);
+  if (threshold === null || from === "request" || from === "override") return thresholdText(decided, score);
   return `${thresholdText(decided, score)} · expected precision ${precisionText(decided)}`;
 }

@@ -48,7 +48,8 @@ def test_a_class_without_the_required_promise_has_no_verdict(bundle: Path, of_se
         assert (found["reason"] is None) == is_kept
         if not is_kept:
             assert source in found["reason"]
-            assert found["pass_rate"] is None and verdict["expected_precision"] is None
+            assert found["pass_rate"] is None
+            assert verdict["expected_precision"] is None
 
 
 def test_a_required_promise_does_not_affect_scores_or_thresholds_of_requests(bundle: Path) -> None:
@@ -166,7 +167,7 @@ def test_invalid_thresholds_are_reported_with_their_line(
 
 
 def test_a_missing_file_of_thresholds_is_reported(bundle: Path, thresholds: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="thresholds.csv"):
+    with pytest.raises(FileNotFoundError, match=r"thresholds\.csv"):
         checked(bundle, ServingConfig(thresholds=thresholds), verify=False, on_this_machine=True)
 
 

@@ -104,10 +104,28 @@ def test_dropped_and_pasted_images_are_queried(page: Page, url: str) -> None:
     assert page.evaluate(widths) == [30, 30]
 
 
+def test_without_a_class_the_top_classes_are_shown_with_their_verdicts(
+    page: Page, url: str
+) -> None:
+    contents = [image(seed) for seed in range(2)]
+    add_images(page, *contents)
+    expect(page.locator(".verdict")).to_have_count(10)
+    every_class = api_verdicts(url, contents, classes=[*range(7)], recall=0.9)
+    best = [sorted(card, key=lambda one: -one[1])[:5] for card in every_class]
+    assert_same_verdicts(shown_verdicts(page), best)
+    expect(page.locator("#summary")).to_contain_text("classes with the highest scores of 2 images")
+    expect(page.locator("#cards .source").first).to_contain_text("threshold")
+    expect(page.locator("#cards")).not_to_contain_text("NaN")
+    page.get_by_label("Score threshold").fill("-100")
+    expect(page.locator(".badge.yes")).to_have_count(10)
+    choose_classes(page, 0)
+    expect(page.locator(".verdict")).to_have_count(2)
+
+
 def test_a_broken_image_shows_an_error_and_the_others_show_verdicts(page: Page, url: str) -> None:
     good = [image(seed) for seed in range(4)]
     add_images(page, good[0], b"not an image", good[1], b"", *good[2:])
-    expect(page.locator("#summary")).to_contain_text("choose a class")
+    expect(page.locator("#summary")).to_contain_text("2 failed")
     choose_classes(page, 0)
     expect(page.locator(".verdict")).to_have_count(4)
     problems = page.locator(".card:nth-child(2) .problem, .card:nth-child(4) .problem")
