@@ -2,18 +2,16 @@
 status."""
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference import health
-from serving.inference.health import Health
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
 from serving.inference.servicer import SERVICE, Servicer, add_methods_to_server
 from serving.inference.tensors import (
@@ -25,13 +23,15 @@ from serving.inference.tensors import (
     parameters_of,
     server_version,
 )
-from serving.tokens import Clients, address_key, bearer_token
+from serving.tokens import ANONYMOUS, Clients, bearer_token
 from serving.versions import ServedModel
 
 _log = logging.getLogger("kway.serving")
 _SPARE_CALLS = 64
 # Methods that reveal nothing about the model, so they do not require a token.
 _OPEN = ("ServerLive", "ServerReady", "Check")
+# The services whose health can be checked. "" is the whole server.
+_SERVICES = ("", SERVICE)
 _STATUS = grpc.StatusCode
 _CODES = {
     400: _STATUS.INVALID_ARGUMENT,
@@ -61,7 +61,6 @@ class InferenceMethods:
 
     def __init__(self, model: ServedModel, clients: Clients) -> None:
         self._served, self._clients = model, clients
-        self._health = Health(lambda: self._model.is_ready(), (SERVICE,))
 
     @property
     def _model(self) -> InferenceModel:
@@ -75,33 +74,25 @@ class InferenceMethods:
         Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
         try:
-            client = self._client(context, needs_token=method not in _OPEN)
+            client = ANONYMOUS if method in _OPEN else self._client(context)
             return await _METHODS[method](self, raw, client)
         except Exception as error:
             _set_error(context, method, error)
         return pb.ModelInferResponse()  # not sent, because there is an error status
 
-    async def watch(self, raw: bytes, context: Context) -> AsyncGenerator[Message, None]:
-        """Yield the responses to a `Watch` call of `grpc.health.v1`."""
-        try:
-            client = self._client(context, needs_token=False)
-            async with aclosing(self._health.watch(raw, client)) as statuses:
-                async for status in statuses:
-                    yield status
-        except Exception as error:
-            _set_error(context, "Watch", error)
-
-    def _client(self, context: Context, *, needs_token: bool) -> str:
-        """Return the client of a call. Raises ApiError if it needs a token that is missing or
-        wrong."""
+    def _client(self, context: Context) -> str:
+        """Return the client of a call. Raises ApiError if its token is missing or wrong."""
         metadata = [(name, value) for name, value in context.invocation_metadata()]
         addresses = [value for name, value in metadata if name == self._clients.address_header]
-        if not needs_token:
-            return address_key(addresses)
         return self._clients.client_of(_token(metadata), addresses)
 
     async def check_health(self, raw: bytes, _: str) -> Message:
-        return self._health.check(raw)
+        service = parsed(HealthCheckRequest, raw).service
+        if service not in _SERVICES:
+            known = ", ".join(map(repr, _SERVICES))
+            raise ApiError(404, "unknown_service", f"unknown service. Known services: {known}")
+        is_ready = self._model.is_ready()
+        return HealthCheckResponse(status="SERVING" if is_ready else "NOT_SERVING")
 
     async def server_live(self, _: bytes, __: str) -> Message:
         return pb.ServerLiveResponse(live=True)
@@ -174,7 +165,7 @@ def grpc_server(methods: InferenceMethods, config: ServingConfig) -> grpc.aio.Se
     # A response takes a few KiB, even if the limit on requests is smaller.
     server = grpc.aio.server(
         options=[("grpc.max_receive_message_length", max(config.max_body_bytes, 2**20))],
-        maximum_concurrent_rpcs=config.max_requests + health.MAX_WATCHES + _SPARE_CALLS,
+        maximum_concurrent_rpcs=config.max_requests + _SPARE_CALLS,
     )
     add_methods_to_server(Servicer(methods), server)
     host = f"[{config.host}]" if ":" in config.host else config.host

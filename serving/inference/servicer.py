@@ -6,8 +6,6 @@ including streaming methods, return UNIMPLEMENTED. This module does not import t
 gRPC proxy imports it.
 """
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -55,13 +53,6 @@ class Servicer:
     async def Check(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
         return await self._methods.call("Check", raw, grpc_context)
 
-    async def Watch(  # noqa: N802
-        self, raw: bytes, grpc_context: "Context"
-    ) -> AsyncGenerator[Message, None]:
-        async with aclosing(self._methods.watch(raw, grpc_context)) as statuses:
-            async for status in statuses:
-                yield status
-
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     """Register the methods, like `add_…Servicer_to_server` in generated code."""
@@ -69,18 +60,13 @@ def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     def serialize(message: Message) -> bytes:  # Ray replaces it by its own
         return message.SerializeToString()
 
-    unary = {
+    handlers = {
         name: grpc.unary_unary_rpc_method_handler(
             getattr(servicer, name), response_serializer=serialize
         )
         for name in (*_METHODS, "Check")
     }
-    of_health = {
-        "Check": unary.pop("Check"),
-        "Watch": grpc.unary_stream_rpc_method_handler(
-            servicer.Watch, response_serializer=serialize
-        ),
-    }
-    for service, handlers in ((SERVICE, unary), (HEALTH_SERVICE, of_health)):
+    of_health = {"Check": handlers.pop("Check")}
+    for service, found in ((SERVICE, handlers), (HEALTH_SERVICE, of_health)):
         # One at a time, because Ray registers only the first handler of a call.
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, found),))
