@@ -1,5 +1,6 @@
 """An imported text classifier returns the logits of the original model, from text to score."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from serving.model import Model
+from tests.serving.started import ask
 from tests.trainer.tiny_classifiers import (
     MAX_LENGTH,
-    NAMES,
     TEXT_MODELS,
     UNSUPPORTED_TEXT_MODELS,
     save_text_classifier,
@@ -24,7 +25,7 @@ def bundle_logits(bundle: Path) -> np.ndarray:
     model = Model.open(bundle)
     model.self_check()
     features = model.features([model.prepare(text) for text in TEXTS])
-    return model.bundle.logits(features, range(len(NAMES))).numpy()
+    return model.bundle.logits(features, range(model.bundle.spec.num_classes)).numpy()
 
 
 @torch.inference_mode()
@@ -46,6 +47,31 @@ def test_logits_equal_those_of_the_original_model(kind, tmp_path):
     assert expected.std(0).min() > 0
     scale = float(np.abs(expected).max())
     assert bundle_logits(tmp_path / "bundle") == pytest.approx(expected, abs=1e-5 * scale)
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        {"problem_type": "multi_label_classification"},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)
+def test_a_classifier_with_one_output_answers_for_its_only_class(trained, tmp_path):
+    model = save_text_classifier(
+        tmp_path / "model", num_labels=1, id2label={0: "relevant"}, **trained
+    )
+    bundle = tmp_path / "bundle"
+    import_classifier(str(tmp_path / "model"), bundle, ImportOptions())
+    expected = original_logits(model, tmp_path / "model")
+    assert expected.shape == (len(TEXTS), 1)
+    assert bundle_logits(bundle) == pytest.approx(expected, abs=1e-5)
+    threshold = float(np.median(expected))
+    answer = ask(bundle, "--class", "relevant", "--threshold", threshold, "--json", "--text", "cat")
+    (verdict,) = json.loads(answer)["results"][0]["verdicts"]
+    assert verdict["match"] == (verdict["score"] >= threshold)
+    assert json.loads(answer)["aligned"]
+    assert "relevant" in ask(bundle, "--text", "cat")  # the top classes
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED_TEXT_MODELS)

@@ -190,6 +190,10 @@ REJECTED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: edit_config(folder, id2label=["a"] * 5), "config.json does not describe"),
     (large_names, "vocab.json .*over the limit"),
     (lambda folder: edit_config(folder, problem_type="regression"), "is a regression model"),
+    (
+        lambda folder: edit_config(folder, id2label={"0": "a"}, num_labels=1),
+        "If its output was trained with a sigmoid, set problem_type",
+    ),
     (lambda folder: edit_config(folder, model_type="of-tomorrow"), "config.json does not describe"),
     (
         lambda folder: edit_config(folder, architectures=["ViTForMaskedImageModeling"]),

@@ -32,6 +32,8 @@ from trainer.importing.source import open_source
 # differences of about 1e-6.
 TOLERANCE = 1e-4
 _CLASSES_AT_ONCE = 65_536
+# Keys of the configurations of cross-encoders, new and old.
+_CROSS_ENCODER = ("sentence_transformers", "sbert_ce_default_activation_function")
 _REQUIRED = (
     "apply one linear layer last",
     "apply one linear layer last and ignore the padding after a text",
@@ -159,17 +161,24 @@ def _config(folder: Path, source: str) -> PretrainedConfig:
 
 
 def _loss(config: PretrainedConfig, source: str) -> Loss:
-    """Return the loss with which transformers trains a model with this configuration."""
-    if config.problem_type == "regression" or config.num_labels == 1:
+    """Return the loss with which transformers, or sentence-transformers for a cross-encoder, trains
+    a model with this configuration."""
+    kind = config.problem_type
+    is_cross_encoder = any(hasattr(config, name) for name in _CROSS_ENCODER)
+    if kind == "multi_label_classification" or (is_cross_encoder and config.num_labels == 1):
+        return BinaryCrossEntropy()
+    if kind == "regression" or config.num_labels == 1:
+        hint = ""
+        if kind != "regression":
+            hint = (
+                ". If its output was trained with a sigmoid, set problem_type to "
+                "multi_label_classification in its config.json"
+            )
         raise ValueError(
-            f"{source}: {_architecture(config)} is a regression model (problem_type="
-            f"{config.problem_type}, {config.num_labels} outputs), not a classifier"
+            f"{source}: {_architecture(config)} is a regression model (problem_type={kind}, "
+            f"number of outputs: {config.num_labels}), not a classifier{hint}"
         )
-    return (
-        BinaryCrossEntropy()
-        if config.problem_type == "multi_label_classification"
-        else CrossEntropy()
-    )
+    return CrossEntropy()
 
 
 def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedModel:
