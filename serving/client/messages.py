@@ -58,11 +58,11 @@ def read_response(response: httpx.Response, url: str) -> httpx.Response:
 
 
 def is_retryable(response: httpx.Response) -> bool:
-    """Return whether the server is busy, or a proxy reports that a replica died. Any other error
-    from kway itself is final."""
+    """Return whether the server is busy, or a proxy reports that a replica died (500) or that none
+    was available in time (408). Any other error from kway itself is final."""
     if response.status_code in BUSY + _PROXY_ERRORS:
         return True
-    return response.status_code == 500 and error_of(response)[0] == ""
+    return response.status_code in (408, 500) and error_of(response)[0] == ""
 
 
 def error_of(response: httpx.Response) -> tuple[str, str]:

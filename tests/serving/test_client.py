@@ -99,12 +99,13 @@ def test_requests_are_retried_if_the_server_is_busy_or_a_replica_died() -> None:
         error_response(429, "too_busy", Retry_After="0"),
         error_response(503, "timeout"),
         (500, {}, b"Internal Server Error"),  # a proxy's response if a replica died
+        (408, {}, b"Request timed out"),  # and if none was available
         None,
     ]
     with serving(first) as (url, bodies), Client(url) as client:
         answer = client.query(["a"], ["one"])
     assert [result.verdicts[0].score for result in answer.results] == [3.0]
-    assert len(bodies) == 5
+    assert len(bodies) == 6
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> N
             [file("w" * 90 + ".png", image(0)), file("b.png", b"broken")]  # type: ignore[list-item]
         )
         expect(page.locator(".verdict")).to_have_count(3)
+        expect(page.locator("#thresholds li")).to_have_count(3)
+        expect(page.locator("#cards .source").first).to_be_hidden()  # repeats the list above
         assert fits(page)
         page.locator("#tab-gallery").click()
         expect(page.locator(".ranking")).to_have_count(3)
