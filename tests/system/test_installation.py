@@ -96,7 +96,7 @@ def test_a_missing_extra_prints_a_one_line_error_with_the_install_command(
     command = ("-S", "-P", "-m", "launch")
     assert python(*command, "query", "--help", packages=base, cwd=tmp_path).returncode == 0
     for arguments in (
-        ("serve", "bundle"),
+        ("serve", "bundle", "--no-ray"),
         ("shard", "glyphs", "-o", "shards", "--classes", "10"),
     ):
         done = python(*command, *arguments, packages=base, cwd=tmp_path)
