@@ -78,10 +78,12 @@ def differences(recorded: Record, found: Record, *, bits: bool) -> Iterator[tupl
 def _unequal(
     was: Any, now: Any, tolerance: float, path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the path and both values of each difference between two JSON values."""
+    """Yield the path and both values of each difference between two JSON values. A member that is
+    new and null is no difference."""
     if isinstance(was, Mapping) and isinstance(now, Mapping):
         for name in sorted(was.keys() ^ now.keys()):
-            yield f"{path}.{name}", was.get(name, "missing"), now.get(name, "missing")
+            if name in was or now[name] is not None:
+                yield f"{path}.{name}", was.get(name, "missing"), now.get(name, "missing")
         for name in sorted(was.keys() & now.keys()):
             yield from _unequal(was[name], now[name], tolerance, f"{path}.{name}")
     elif _is_numbers(was) and _is_numbers(now) and len(was) == len(now):
