@@ -3,7 +3,7 @@ status."""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2 as pb
 from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
-from serving.inference.servicer import SERVICE, Servicer, add_methods_to_server
+from serving.inference.servicer import SERVICE, Context, Servicer, add_methods_to_server
 from serving.inference.tensors import (
     EXTENSIONS,
     PLATFORM,
@@ -45,15 +45,6 @@ _CODES = {
 # The details of an error are sent as a header, in which a character can occupy nine bytes. All
 # headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
-
-
-class Context(Protocol):
-    """The context of one call. The context classes of both Ray and grpc implement this protocol."""
-
-    def invocation_metadata(self) -> Sequence[tuple[str, Any]]: ...
-    def set_code(self, code: grpc.StatusCode) -> None: ...
-    def set_details(self, details: str) -> None: ...
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
 class InferenceMethods:

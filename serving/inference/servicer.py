@@ -6,13 +6,11 @@ including streaming methods, return UNIMPLEMENTED. This module does not import t
 gRPC proxy imports it.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
-
-if TYPE_CHECKING:
-    from serving.inference.methods import Context, InferenceMethods
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -26,31 +24,48 @@ _METHODS = (
 )
 
 
+class Context(Protocol):
+    """The context of one call. The context classes of both Ray and grpc implement this protocol."""
+
+    def invocation_metadata(self) -> Sequence[tuple[str, Any]]: ...
+    def set_code(self, code: grpc.StatusCode) -> None: ...
+    def set_details(self, details: str) -> None: ...
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
+
+
+class Methods(Protocol):
+    """The methods of the service."""
+
+    async def call(self, method: str, raw: bytes, context: Context) -> Message:
+        """Return the response to `raw`, which is a request to `method`."""
+        ...
+
+
 class Servicer:
     """Passes calls to `methods`."""
 
-    def __init__(self, methods: "InferenceMethods") -> None:
+    def __init__(self, methods: Methods) -> None:
         self._methods = methods
 
-    async def ServerLive(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ServerLive(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ServerLive", raw, grpc_context)
 
-    async def ServerReady(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ServerReady(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ServerReady", raw, grpc_context)
 
-    async def ServerMetadata(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ServerMetadata(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ServerMetadata", raw, grpc_context)
 
-    async def ModelReady(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ModelReady(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ModelReady", raw, grpc_context)
 
-    async def ModelMetadata(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ModelMetadata(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ModelMetadata", raw, grpc_context)
 
-    async def ModelInfer(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def ModelInfer(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("ModelInfer", raw, grpc_context)
 
-    async def Check(self, raw: bytes, grpc_context: "Context") -> Message:  # noqa: N802
+    async def Check(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
         return await self._methods.call("Check", raw, grpc_context)
 
 

@@ -67,10 +67,11 @@ def _write_images(folder: Path) -> list[bytes]:
 @contextmanager
 def _serving(bundle: str, *options: str) -> Iterator[str]:
     """Run `kway serve` on a free port and yield its URL."""
-    command = [sys.executable, "-P", "-m", "launch", "serve", bundle, "--no-ray", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "launch", "serve", bundle, "--no-ray"]
+    command += ["--port", "0", *options]
     with (
         Path(f"{bundle}.log").open("w") as log,
-        subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=log, text=True) as server,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as server,
     ):
         late = threading.Timer(_SECONDS, server.kill)
         late.start()
