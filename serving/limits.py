@@ -1,21 +1,18 @@
 """Per-replica limits on what clients use, such as uploads.
 
-If a body is larger than HAProxy's buffer, HAProxy forwards it to a replica while it is still
-arriving. Such a body does not occupy a `max_requests` slot until it is complete, so slow uploads do
-not block other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
+A body does not occupy a `max_requests` slot until it is complete, so slow uploads do not block
+other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-
-T = TypeVar("T")
 
 
 class ClientLimit:
@@ -62,11 +59,6 @@ class ClientLimit:
         code = f"too_many_{self._what}".replace(" ", "_")
         raise ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
 
-    def check(self, client: str, count: int) -> None:
-        """Raise ApiError 429 if fewer than `count` slots are free for `client`."""
-        self.acquire(client, count)
-        self.release(client, count)
-
     def release(self, client: str, count: int) -> None:
         """Release slots acquired with `acquire`."""
         self.in_use -= count
@@ -88,6 +80,7 @@ class Uploads:
             "upload bytes",
             per_client=max(config.max_upload_bytes_per_client, config.max_body_bytes),
         )
+        self._max_body_bytes = config.max_body_bytes
         self._grace_seconds = config.upload_grace_seconds
         self._min_rate = config.min_upload_bytes_per_second
 
@@ -101,42 +94,45 @@ class Uploads:
         finally:
             self._bytes.release(client, num_bytes)
 
-    async def parts(self, client: str, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """Yield the parts of a request body. The body counts as an upload of `client` until it
-        ends.
+    async def receive(self, client: str, receive: Receive) -> bytes:
+        """Receive a request body, which counts as an upload of `client` until it ends.
 
-        Raises ApiError: 429 if there are too many uploads or their total size is too large; 408 if
-        the body arrives too slowly. Close the generator if you do not read it to its end.
+        Raises ApiError: 408 if the body arrives too slowly, 413 if it is too large, 429 if there
+        are too many uploads or their total size is too large. Raises ClientDisconnect if the client
+        disconnects.
         """
+        parts: list[bytes] = []
         received, started = 0, asyncio.get_running_loop().time()
         with self._count.slot(client):
             try:
-                while (
-                    part := await self._in_time(anext(body, None), started, received)
-                ) is not None:
+                while True:
+                    message = await self._in_time(receive(), started, received)
+                    if message["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    part: bytes = message.get("body", b"")
+                    if received + len(part) > self._max_body_bytes:
+                        raise body_too_large(self._max_body_bytes)
                     self._bytes.acquire(client, len(part))
                     received += len(part)
-                    yield part
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
             finally:
                 self._bytes.release(client, received)
 
-    async def first(self, client: str, receive: Receive) -> Message:
-        """Return the first message of a request, which counts as an upload of `client` until it
-        arrives. Raises ApiError 429 and 408 like `parts`."""
-        with self._count.slot(client):
-            message = await self._in_time(receive(), asyncio.get_running_loop().time(), 0)
-            self._bytes.check(client, len(message.get("body", b"")))
-            return message
-
-    async def _in_time(self, part: Awaitable[T], started: float, received: int) -> T:
-        """Return the next part of a body. Raises ApiError 408 if it does not arrive in time."""
+    async def _in_time(self, message: Awaitable[Message], started: float, received: int) -> Message:
         seconds = self._grace_seconds + received / self._min_rate
         try:
             async with asyncio.timeout_at(started + seconds):
-                return await part
+                return await message
         except TimeoutError as error:
-            message = (
+            text = (
                 f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at least "
                 f"{self._min_rate} bytes/s"
             )
-            raise ApiError(408, "slow_body", message) from error
+            raise ApiError(408, "slow_body", text) from error
+
+
+def body_too_large(limit: int) -> ApiError:
+    message = f"the body is larger than {limit} bytes. Split the request"
+    return ApiError(413, "body_too_large", message)

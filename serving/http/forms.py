@@ -1,14 +1,19 @@
-"""Parse the multipart form of `POST /v1/query` strictly and within limits."""
+"""Parse multipart forms strictly and within limits."""
 
+import asyncio
 import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
+from email.message import Message as Headers
 
 from fastapi import Request
-from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
+from serving.http.request_body import parameter
+
+_PIECE = 2**16
 
 # Fields that can occur several times, and what their values are.
 _LISTS = {"classes": "names or ids", "texts": "texts"}
@@ -32,77 +37,47 @@ def known_charset(name: str) -> str:
     return codec
 
 
-class _Parser(MultiPartParser):
-    """Rejects truncated forms, from which Starlette's parser drops the last part, and text that is
-    invalid in its encoding, which Starlette's parser reads as Latin-1."""
-
-    def __init__(
-        self, headers: Headers, body: AsyncIterator[bytes], codec: str, limits: ServingConfig
-    ) -> None:
-        super().__init__(
-            headers,
-            self._until_the_end(body),
-            # High enough that a form with slightly too many parts reaches the caller, which rejects
-            # it with a specific error.
-            max_files=limits.max_inputs + 1000,
-            max_fields=limits.max_classes + limits.max_inputs + 1000,
-        )
-        self.spool_max_size = limits.max_body_bytes  # keep all files in memory
-        self._is_ended = False
-        self._codec = codecs.lookup(codec)
-        self._decoder = self._codec.incrementaldecoder()
-        self._are_texts: list[bool] = []  # whether each part can be decoded
-
-    async def parse(self) -> FormData:
-        form = await super().parse()
-        for is_text, (name, value) in zip(self._are_texts, form.multi_items(), strict=True):
-            if isinstance(value, str) and not is_text:
-                await form.close()
-                raise MultiPartException(f"field {name[:80]!r} is not valid {self._codec.name}")
-        return form
-
-    def on_part_begin(self) -> None:
-        super().on_part_begin()
-        self._are_texts.append(True)
-        self._decoder = self._codec.incrementaldecoder()
-
-    def on_part_data(self, data: bytes, start: int, end: int) -> None:
-        super().on_part_data(data, start, end)
-        self._decode(data[start:end])
-
-    def on_part_end(self) -> None:
-        super().on_part_end()
-        self._decode(b"", final=True)
-
-    def _decode(self, data: bytes, *, final: bool = False) -> None:
-        if self._are_texts[-1]:
-            try:
-                self._decoder.decode(data, final)
-            except UnicodeDecodeError:
-                self._are_texts[-1] = False
-
-    def on_end(self) -> None:
-        self._is_ended = True
-
-    async def _until_the_end(self, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        async for part in body:
-            yield part
-        if not self._is_ended:
-            raise MultiPartException("the body ends before the final boundary")
-
-
 async def parse_form(
-    request: Request, body: AsyncIterator[bytes], charset: str, limits: ServingConfig
+    raw: bytes, request: Request, header: Headers, limits: ServingConfig
 ) -> FormData:
-    """Read the form into memory, including its files. Close it after use. Raises ApiError 400 or
-    415."""
-    codec = known_charset(charset)
+    """Parse the form `raw` in memory, including its files. Close it after use. Raises ApiError 400
+    or 415.
+
+    Starlette drops the last part of a truncated form and reads text that is invalid in its encoding
+    as Latin-1, so both are checked here.
+    """
+    codec = known_charset(parameter(header, "charset"))
+    if f"--{parameter(header, 'boundary')}--".encode("latin-1", "replace") not in raw:
+        raise _invalid_form("the body does not contain the final boundary")
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(raw), _PIECE):
+            yield raw[start : start + _PIECE]
+            await asyncio.sleep(0)  # let other requests run
+
+    # High enough that a form with slightly too many parts reaches the caller, which rejects it with
+    # a specific error.
+    parser = MultiPartParser(
+        request.headers,
+        pieces(),
+        max_files=limits.max_inputs + 1000,
+        max_fields=limits.max_classes + limits.max_inputs + 1000,
+        max_part_size=limits.max_body_bytes,
+    )
+    parser.spool_max_size = limits.max_body_bytes  # keep all files in memory
     try:
-        return await _Parser(request.headers, body, codec, limits).parse()
+        form = await parser.parse()
     except (MultiPartException, LookupError, UnicodeError) as error:
-        reason = getattr(error, "message", None) or "the body is malformed"
-        message = f"invalid multipart form: {reason}"
-        raise ApiError(400, "invalid_form", message) from error
+        raise _invalid_form(getattr(error, "message", None) or "the body is malformed") from error
+    for name, value in form.multi_items():
+        if isinstance(value, str) and value.encode(codec, "replace") not in raw:
+            await form.close()
+            raise _invalid_form(f"field {name[:80]!r} is not valid {codec}")
+    return form
+
+
+def _invalid_form(reason: str) -> ApiError:
+    return ApiError(400, "invalid_form", f"invalid multipart form: {reason}")
 
 
 def text_fields(form: FormData, known: Collection[str]) -> dict[str, list[str]]:

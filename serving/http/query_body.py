@@ -5,12 +5,12 @@ oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from starlette.datastructures import FormData
 
 from serving.answer import Rule
 from serving.api_error import TOO_MANY_INPUTS, ApiError, validated
@@ -18,9 +18,9 @@ from serving.config import ServingConfig
 from serving.http.forms import form_images, known_charset, parse_form, text_fields
 from serving.http.request_body import (
     MAX_VALUES,
-    bounded_parts,
     content_type,
     image_bytes,
+    parameter,
     parse_json,
     read_body,
 )
@@ -153,21 +153,25 @@ async def _read(
 ) -> tuple[Body | None, Sequence[bytes | str]]:
     """Return the body, or None if it is a single input, and the inputs."""
     limits, reads = service.config, service.model.reads
-    kind, charset = content_type(request.headers)
+    kind, header = content_type(request)
     found: Body | None = None
     inputs: Sequence[bytes | str]
-    if kind == "multipart/form-data":
+    if kind in ("multipart/form-data", "application/json", ""):
         _check_not_in_url(parameters)
-        found, inputs = await _from_form(request, charset, model, service, progress)
-    elif kind in ("application/json", ""):
-        _check_not_in_url(parameters)
-        raw = await read_body(request, limits.max_body_bytes, service, progress)
-        found, inputs = await service.parsed(_from_json, raw, model, limits, reads)
     else:
         _check_raw(kind, reads)
         parameters.check(limits)
-        raw = await read_body(request, limits.max_body_bytes, service, progress)
-        inputs = [_input(raw, charset, reads)]
+    raw = await read_body(request, service, progress)
+    if kind == "multipart/form-data":
+        form = await parse_form(raw, request, header, limits)
+        try:
+            found, inputs = await _from_form(form, model, reads)
+        finally:
+            await form.close()
+    elif kind in ("application/json", ""):
+        found, inputs = await service.parsed(_from_json, raw, model, limits, reads)
+    else:
+        inputs = [_input(raw, parameter(header, "charset"), reads)]
     _check_inputs(inputs, limits, reads)
     return found, inputs
 
@@ -246,22 +250,15 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
 
 
 async def _from_form(
-    request: Request, charset: str, model: type[Body], service: Service, progress: InProgress
+    form: FormData, model: type[Body], reads: Reads
 ) -> tuple[Body, Sequence[bytes | str]]:
-    limits, reads = service.config, service.model.reads
-    async with aclosing(bounded_parts(request, limits.max_body_bytes, service.uploads)) as body:
-        form = await parse_form(request, body, charset, limits)
-    try:
-        progress.acquire_slot()
-        fields = text_fields(form, model.model_fields)
-        _check_kind(reads, images="images" in form, texts="texts" in form)
-        texts = fields.pop("texts")
-        classes = {"classes": fields.pop("classes")} if "classes" in fields else {}
-        numbers = {name: values[0] for name, values in fields.items() if values}
-        found = validated(model, {**classes, **numbers}, "invalid_query")
-        return found, texts if reads == "texts" else await form_images(form)
-    finally:
-        await form.close()
+    fields = text_fields(form, model.model_fields)
+    _check_kind(reads, images="images" in form, texts="texts" in form)
+    texts = fields.pop("texts")
+    classes = {"classes": fields.pop("classes")} if "classes" in fields else {}
+    single = {name: values[0] for name, values in fields.items() if values}
+    found = validated(model, {**classes, **single}, "invalid_query")
+    return found, texts if reads == "texts" else await form_images(form)
 
 
 def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:

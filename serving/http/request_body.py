@@ -5,24 +5,19 @@ Other URLs are rejected and nothing is fetched, to prevent server-side request f
 that fetched URLs for clients could be used to send requests to internal hosts.
 """
 
-import asyncio
 import base64
 import binascii
 import json
 import re
 import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
 from email.message import Message as Headers
 
 from fastapi import Request
-from starlette.types import Message, Receive
 
 from serving.api_error import ApiError
-from serving.limits import Uploads
+from serving.limits import body_too_large
 from serving.service import InProgress, Service
 
-_PIECE = 2**16
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 # Limit per body. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
@@ -32,123 +27,58 @@ _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def content_type(headers: Mapping[str, str]) -> tuple[str, str]:
-    """Return the media type, in lower case, and the charset of a request. A missing value is ""."""
-    kind, separator, _ = headers.get("content-type", "").partition(";")
-    charset = _charset(headers["content-type"]) if separator else ""
-    return kind.strip().lower(), charset
+def content_type(request: Request) -> tuple[str, Headers]:
+    """Return the media type of a request, in lower case, and the header with its parameters. A
+    missing type is ""."""
+    parsed, header = Headers(), request.headers.get("content-type", "")
+    if ";" in header:
+        parsed["content-type"] = header.replace("\r", " ").replace("\n", " ")
+    return header.partition(";")[0].strip().lower(), parsed
 
 
-def _charset(header: str) -> str:
-    message = Headers()
-    message["content-type"] = header.replace("\r", " ").replace("\n", " ")
-    charset = message.get_param("charset", "")
-    return charset if isinstance(charset, str) else charset[2]
+def parameter(header: Headers, name: str) -> str:
+    """Return a parameter of the content type, or "" if it is missing."""
+    found = header.get_param(name, "")
+    return found if isinstance(found, str) else found[2]
 
 
-async def read_body(request: Request, limit: int, service: Service, progress: InProgress) -> bytes:
-    """Read the body of a request, then acquire a slot for `progress`. Raises the same ApiErrors as
-    `bounded_parts`.
+async def read_body(request: Request, service: Service, progress: InProgress) -> bytes:
+    """Receive the body of a request, acquire a slot for `progress`, and decompress the body.
 
-    Parse the body only after this, because slots limit the amount of concurrent parsing.
+    Raises ApiError: 413 if the Content-Length, the body or the decompressed body exceeds the limit;
+    415 for an unsupported content encoding; 400 for damaged or truncated data; 408 and 429 as in
+    `Uploads.receive`. Parse the body only after this, because slots limit the amount of concurrent
+    parsing.
     """
-    _check_length(request, limit)
-    first = await service.uploads.first(request.state.client, request.receive)
-    raw: bytes = first.get("body", b"")
-    # Most bodies have arrived completely. The others are read in parts, which takes longer.
-    if first["type"] != "http.request" or first.get("more_body", False) or encoding_of(request):
-        whole = Request(request.scope, _after(first, request.receive))
-        raw = b"".join([part async for part in bounded_parts(whole, limit, service.uploads)])
-    elif len(raw) > limit:
-        raise _too_large(limit)
-    progress.acquire_slot()
-    return raw
-
-
-def _after(first: Message, receive: Receive) -> Receive:
-    """Return a function that returns `first` once, and then the results of `receive`."""
-    messages = [first]
-
-    async def received() -> Message:
-        return messages.pop() if messages else await receive()
-
-    return received
-
-
-def _check_length(request: Request, limit: int) -> None:
-    """Raise ApiError 413 if the Content-Length exceeds `limit`."""
+    limit = service.config.max_body_bytes
     length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
-        raise _too_large(limit)
-
-
-def _too_large(limit: int) -> ApiError:
-    message = f"the body is larger than {limit} bytes. Split the request"
-    return ApiError(413, "body_too_large", message)
-
-
-async def bounded_parts(
-    request: Request, limit: int, uploads: Uploads
-) -> AsyncGenerator[bytes, None]:
-    """Yield the decompressed parts of a body. The body counts as one of `uploads` until it ends.
-
-    Raises ApiError: 413 if the Content-Length or the decompressed size exceeds `limit`; 400 and 415
-    as in `decompressed_parts`; 408 and 429 as in `Uploads.parts`. Close the generator if you do not
-    read it to its end.
-    """
-    _check_length(request, limit)
-    received = 0
-    client = request.state.client
-    async with aclosing(uploads.parts(client, decompressed_parts(request))) as parts:
-        async for part in parts:
-            received += len(part)
-            if received > limit:
-                raise _too_large(limit)
-            yield part
-
-
-def encoding_of(request: Request) -> str:
-    """Return the content encoding of a body in lower case, or "" if there is none."""
+        raise body_too_large(limit)
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    return "" if encoding == "identity" else encoding
-
-
-async def decompressed_parts(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body, decompressed if it is compressed.
-
-    Raises ApiError: 415 for an unsupported content encoding, 400 for damaged or truncated data.
-    """
-    encoding = encoding_of(request)
-    if not encoding:
-        parts: AsyncIterator[bytes] = request.stream()
-    elif encoding in _WINDOW_BITS:
-        parts = _decompressed(request.stream(), encoding)
-    else:
+    if encoding not in ("", "identity", *_WINDOW_BITS):
         message = f"Content-Encoding {encoding[:40]!r} is not supported. Use gzip or deflate"
         raise ApiError(415, "unknown_encoding", message)
-    async for part in parts:
-        yield part
+    raw = await service.uploads.receive(request.state.client, request.receive)
+    progress.acquire_slot()
+    if encoding in ("", "identity"):
+        return raw
+    decompressed: bytes = await service.in_thread(_decompressed, raw, encoding, limit)
+    return decompressed
 
 
-async def _decompressed(parts: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+def _decompressed(raw: bytes, encoding: str, limit: int) -> bytes:
     unpacking = zlib.decompressobj(_WINDOW_BITS[encoding])
-    async for part in parts:
-        is_full = True
-        while part or is_full:
-            try:
-                piece = unpacking.decompress(part, _PIECE)
-            except zlib.error as error:
-                raise _invalid_compression(encoding, "is corrupted") from error
-            # After a full piece, zlib may still have output, even if it has consumed the entire
-            # part.
-            part, is_full = unpacking.unconsumed_tail, len(piece) == _PIECE
-            if piece:
-                yield piece
-                await asyncio.sleep(0)  # let other requests run
-        if unpacking.unused_data:
-            raise _invalid_compression(encoding, "has trailing data")
+    try:
+        found = unpacking.decompress(raw, limit + 1)
+    except zlib.error as error:
+        raise _invalid_compression(encoding, "is corrupted") from error
+    if len(found) > limit:
+        raise body_too_large(limit)
     if not unpacking.eof:
         raise _invalid_compression(encoding, "is truncated")
+    if unpacking.unused_data:
+        raise _invalid_compression(encoding, "has trailing data")
+    return found
 
 
 def _invalid_compression(encoding: str, what: str) -> ApiError:

@@ -9,12 +9,9 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference.health import Health
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
 from serving.model import Model
@@ -175,25 +172,3 @@ def test_grpc_calls_have_the_same_limits_per_client(methods: InferenceMethods) -
         "OK", "RESOURCE_EXHAUSTED", "OK"
     ]  # fmt: skip
     assert codes(methods, (one, large)) == ["OK"]
-
-
-def test_a_health_watch_reports_each_change_and_is_limited_per_client() -> None:
-    ready = [True]
-    health = Health(lambda: ready[0], ("a",))
-    raw = HealthCheckRequest(service="a").SerializeToString()
-
-    async def run() -> None:
-        watches = [health.watch(raw, "one") for _ in range(33)]
-        for watch in watches[:32]:
-            assert (await anext(watch)).status == HealthCheckResponse.SERVING
-        with pytest.raises(ApiError, match="your limit of 32"):
-            await anext(watches[32])
-        assert (await anext(health.watch(raw, "other"))).status == HealthCheckResponse.SERVING
-        ready[0] = False
-        assert (await anext(watches[0])).status == HealthCheckResponse.NOT_SERVING
-        assert health.check(raw).status == HealthCheckResponse.NOT_SERVING
-        await watches[1].aclose()
-        again = health.watch(raw, "one")
-        assert (await anext(again)).status == HealthCheckResponse.NOT_SERVING
-
-    asyncio.run(run())

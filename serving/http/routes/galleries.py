@@ -158,7 +158,7 @@ def _named(galleries: Galleries, name: str) -> Gallery:
 
 
 async def _read(request: Request, service: Service, progress: InProgress) -> SearchBody:
-    raw = await read_body(request, service.config.max_body_bytes, service, progress)
+    raw = await read_body(request, service, progress)
     if not raw.strip():
         raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
     body: SearchBody = await service.in_thread(_parsed, raw, max_values(service.config))

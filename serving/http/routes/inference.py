@@ -171,7 +171,7 @@ async def infer(
     model.check(name, "")
     async with service.admitted(request.state.client) as progress:
         limits = service.config
-        raw = await read_body(request, limits.max_body_bytes, service, progress)
+        raw = await read_body(request, service, progress)
         body, inference = await service.in_thread(
             read_inference, raw, json_length, max_values(limits)
         )
