@@ -91,15 +91,7 @@ bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 
 bench-plan: $(READY)  ## compare the step time of kway plan with steps on this CPU (3 min)
 	$(BIN)/python -m benchmarks.plan
 
-# BentoML needs other versions of some packages, so these are in an environment of their own; all
-# other packages come from .venv.
-.venv-bentoml/.installed: $(READY)
-	$(PYTHON) -m venv .venv-bentoml
-	.venv-bentoml/bin/pip install --quiet --disable-pip-version-check bentoml==1.4.40
-	$(BIN)/python -c 'import site; print(*site.getsitepackages())' > "$$(.venv-bentoml/bin/python -c 'import site; print(*site.getsitepackages())')/kway.pth"
-	touch $@
-
-bench-serving: .venv-bentoml/.installed  ## measure serving against the bare model and peers (25 min, 5 GB)
+bench-serving: $(READY)  ## measure the servers and the cost of a query (30 min, 5 GB)
 	$(BIN)/python -m benchmarks.serving
 
 bench-tree: $(READY)  ## build and check cover trees of 100,000 and 1,000,000 classes (WORDS=FILE)

@@ -1,24 +1,620 @@
-"""Cost of serving: `python -m benchmarks.serving [SECTION ...]`."""
+"""Cost of serving: `python -m benchmarks.serving [SECTION ...]`.
 
-from benchmarks import (
-    gallery_search,
-    serving_compared,
-    serving_processes,
-    serving_requests,
-    serving_rows,
-)
+heads       the head of a query, for 2^10 to 2^24 classes
+query       a complete query / computing all logits
+gallery     searching a gallery / faiss, and through the approximate index / exactly
+runners     CPU time of a query at each runner / the same model in a hand-written application
+idle        processes and memory of idle servers
+swaps       requests while new versions are published
+kills       requests while replicas are killed
+verdicts    verdicts of both runners / those of the evaluation, for five kinds of bundles
+
+The servers that are compared use the same bundle and one torch thread: several threads would add
+CPU time by spinning while they wait for each other. They take turns. The CPU time of a server
+covers all of its processes, including those of Ray. The client runs on the same cores.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import httpx
+import numpy as np
+import psutil
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from benchmarks import gallery_search
 from benchmarks.report import Sections, command_line, report
+from benchmarks.timing import CONSOLE, Row, rate_row, ratio_row, take_turns
+from data.files import sha256_of
+from data.images.config import ImageConfig
+from data.shards.writing.writer import write_shards
+from data.sources import Glyphs
+from serving.addresses import free_port
+from serving.answer import answer, make_query
+from serving.client import Client
+from serving.model import Engine, Model, open_reader
+from tests.serving import swaps
+from tests.serving.evaluated import RECALL, Evaluated, evaluated
+from tests.shards import glyph_recipe, text_recipe, text_shards
+from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.onnx_backbone import write_onnx
+from trainer.backbone.precision import LowPrecision
+from trainer.backbone.quantization import write_int8
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.class_list import write_classes
+from trainer.bundle.row_file import header_of
+from trainer.bundle.spec import (
+    ONNX,
+    SPEC,
+    TENSOR,
+    WEIGHTS,
+    BundleSpec,
+    ClassEntry,
+    LossSpec,
+    RecallSpec,
+)
+from trainer.bundle.thresholds import ClassThresholds
+from trainer.bundle.writing import rewrite_bundle, write_bundle
+from trainer.config import BackboneConfig
+from trainer.promises import KINDS
+
+RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
+RESNET_18: dict[str, Any] = {
+    "model_type": "resnet",
+    "hidden_sizes": [64, 128, 256, 512],
+    "depths": [2, 2, 2, 2],
+    "layer_type": "basic",
+}
+NEGLIGIBLE: dict[str, Any] = {
+    "model_type": "resnet",
+    "embedding_size": 8,
+    "hidden_sizes": [8],
+    "depths": [1],
+    "layer_type": "basic",
+}
+
+_HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
+# Many short turns, so that other load on the machine affects all contenders equally.
+_QUERIES, _ROUNDS, _NUM_ROWS = 100, 101, 1000
+_MANY = 370_728  # 2^18.5, as in paper 002, table 3
+
+
+def heads() -> Iterator[Row]:
+    """Time the head of a query by number of classes, and compare it with the backbone."""
+    with tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        path = Path(folder) / "small"
+        write_random(path, RESNET_50, _NUM_ROWS + 24, onnx=True)
+        model = Model.open(path)
+        heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
+        # Measure the thread's CPU time: the thread never waits, and wall time would depend on the
+        # machine's load.
+        found = take_turns(
+            heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
+        )
+        last = str(_HEADS[-1])
+        relative = take_turns(
+            {"head": heads[last], "backbone": _forward(model)},
+            title="head and backbone",
+            rounds=_ROUNDS,
+            seconds=60,
+        )
+    each = {num: found[str(num)] / _QUERIES for num in _HEADS}
+    first = each[_HEADS[0]]
+    ratios = {num: float(np.median(seconds / first)) for num, seconds in each.items()}
+    most = max(ratios, key=ratios.__getitem__)
+    times = ", ".join(f"{num:,}: {1e6 * np.median(each[num]):.0f}" for num in _HEADS)
+    case = "by name, at a recall; 2,048 + 1 numbers per row, warm page cache, no row cached"
+    yield Row(
+        "head of a query, slowest / K = 1,024",
+        case,
+        f"{ratios[most]:.2f}",
+        "<= 1.20",
+        f"us {times}",
+    )
+    share = float(np.median(relative["head"] / _QUERIES / relative["backbone"]))
+    yield Row(
+        "head of a query / backbone",
+        f"K = {_HEADS[-1]:,}; ResNet-50, batch 1, {model.engine}",
+        f"{share:.2%}",
+        "<= 1%",
+        f"backbone {1e3 * np.median(relative['backbone']):.1f} ms",
+    )
+
+
+def whole_query() -> Iterator[Row]:
+    """Compare a complete query, from image bytes to verdict, with computing all K logits."""
+    with tempfile.TemporaryDirectory(prefix="kway-") as folder:
+        path = Path(folder) / "many"
+        write_random(path, RESNET_50, _MANY, onnx=True)
+        rows = load_file(path / WEIGHTS)["weight"]
+        classifier = torch.nn.utils.skip_init(torch.nn.Linear, rows.shape[1] - 1, _MANY)
+        classifier.requires_grad_(False)
+        classifier.weight.copy_(rows[:, :-1])
+        classifier.bias.copy_(rows[:, -1])
+        image = _image()
+        engines: tuple[Engine, ...] = ("torch", "onnxruntime")
+        models: dict[str, Model] = {
+            engine: Model(Bundle.open(path), engine=engine) for engine in engines
+        }
+        precisions: tuple[LowPrecision, ...] = ("bf16", "int8")
+        for precision in precisions:
+            models[precision] = _in_precision(path, precision)
+        for engine, model in models.items():
+            found = take_turns(
+                {
+                    "one": _query(model, image),
+                    "all": _all_logits(model, image, classifier),
+                },
+                title=f"complete query, {engine}",
+                seconds=60,
+            )
+            yield rate_row(
+                "all K logits / one class, complete query",
+                f"K = {_MANY:,}, ResNet-50, batch 1, {engine}",
+                found["one"],
+                found["all"],
+                at_least=5.0,
+                count=60,
+                unit="queries per minute",
+            )
+
+
+def _in_precision(path: Path, precision: LowPrecision) -> Model:
+    """Return the model of a random bundle in another precision, with the same thresholds."""
+    out, onnx = path.with_name(precision), None
+    with Bundle.open(path) as bundle:
+        if precision == "int8":
+            reader = open_reader(bundle)
+            onnx = path.with_name("int8.onnx")
+            write_int8(path / ONNX, [reader.collate([reader.prepare(_image())])], onnx)
+        assert bundle.thresholds is not None
+        rewrite_bundle(
+            path,
+            out,
+            thresholds=bundle.thresholds,
+            model_card="# random\n",
+            precision=precision,
+            onnx=onnx,
+        )
+    return Model.open(out)
+
+
+def _head(small: Path, num_classes: int) -> Callable[[], None]:
+    """Return a function that runs the head for `_QUERIES` queries on fixed features."""
+    path = Path(shutil.copytree(small, small.with_name(str(num_classes))))
+    draw = np.random.default_rng(0)
+    class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
+    CONSOLE.print(f"writing {num_classes:,} classes")
+    stretch(path, num_classes, class_ids)
+    bundle = Bundle.open(path, cache_bytes=0)
+    features = torch.randn(1, bundle.spec.dim)
+    names = [name_of(class_id) for class_id in draw.choice(class_ids, _QUERIES).tolist()]
+
+    def queries() -> None:
+        for name in names:
+            answer(bundle, features, make_query(bundle, [name], recall=0.9))
+
+    return queries
+
+
+def _forward(model: Model) -> Callable[[], None]:
+    prepared = [model.prepare(_image())]
+
+    def forward() -> None:
+        model.features(prepared)
+
+    return forward
+
+
+def _query(model: Model, image: bytes) -> Callable[[], None]:
+    def query() -> None:
+        query = make_query(model.bundle, [name_of(_MANY // 2)], recall=0.9)
+        model.answer([model.prepare(image)], query)
+
+    return query
+
+
+def _all_logits(model: Model, image: bytes, classifier: torch.nn.Linear) -> Callable[[], None]:
+    @torch.inference_mode()
+    def query() -> None:
+        logits = classifier(model.features([model.prepare(image)]))
+        float(logits[0, _MANY // 2])
+
+    return query
+
+
+def _image() -> bytes:
+    """Return a JPEG with the typical size of ImageNet's images."""
+    pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
+    large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)
+    return cv2.imencode(".jpg", large)[1].tobytes()
+
+
+# ---------------------------------------------------------------------------- runners
+
+_HIGH_THROUGHPUT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+
+
+class _Case(NamedTuple):
+    """A model, the side of its images, and the requests per turn of 1 and 8 clients."""
+
+    what: str
+    network: dict[str, Any]
+    side: int
+    requests: tuple[int, int]
+
+
+_CASES = (
+    _Case("negligible model", NEGLIGIBLE, 8, (300, 600)),
+    _Case("ResNet-18", RESNET_18, 224, (8, 32)),
+)
+_CLIENTS = (1, 8)
+
+
+def runners() -> Iterator[Row]:
+    """Compare the CPU time per query with that of the same model in a hand-written application."""
+    for case in _CASES:
+        with tempfile.TemporaryDirectory() as name:
+            bundle = Path(name) / "bundle"
+            write_random(bundle, case.network, 100, size=case.side)
+            for what, peer, options, variables in (
+                ("kway serve --no-ray / FastAPI on uvicorn", "plain", ("--no-ray",), {}),
+                ("kway serve / FastAPI on Ray Serve", "ray", (), {}),
+                (
+                    "the same with --high-throughput",
+                    "ray",
+                    ("--high-throughput",),
+                    _HIGH_THROUGHPUT,
+                ),
+            ):
+                with ExitStack() as stack:
+                    servers = [
+                        stack.enter_context(_kway(bundle, "--threads", "1", *options)),
+                        stack.enter_context(_peer(peer, bundle, variables)),
+                    ]
+                    _check_same_work(servers, case.side)
+                    yield from _compared(what, case, servers)
+
+
+def _compared(what: str, case: _Case, servers: list["_Server"]) -> Iterator[Row]:
+    for clients, count in zip(_CLIENTS, case.requests, strict=True):
+        request = _request(case.side)
+        turns = [_Turns(server, request, count, clients) for server in servers]
+        contenders = dict(zip(("kway", "peer"), turns, strict=True))
+        walls = take_turns(contenders, title=f"{case.what}, {clients}", rounds=15, seconds=45)
+        ours, theirs = (np.array(turn.cpu_seconds[1:]) / count for turn in turns)
+        row = ratio_row(what, f"{case.what}, {clients} clients", ours, theirs, 1.15)
+        rates = " / ".join(f"{count / np.median(walls[name]):,.0f}" for name in walls)
+        yield replace(row, details=f"CPU time; {row.details}; {rates} requests/s")
+
+
+class _Turns:
+    """Sends requests to a server, and records the CPU seconds of its processes for each turn."""
+
+    def __init__(self, server: "_Server", request: bytes, count: int, clients: int) -> None:
+        self._server, self._request = server, request
+        self._count, self._clients = count, clients
+        self.cpu_seconds: list[float] = []
+
+    def __call__(self) -> None:
+        before = self._server.cpu_seconds()
+        asyncio.run(_send(self._server.port, self._request, self._count, self._clients))
+        after = self._server.cpu_seconds()
+        self.cpu_seconds.append(sum(after[one] - before.get(one, 0.0) for one in after))
+
+
+async def _send(port: int, request: bytes, count: int, clients: int) -> None:
+    """Send `count` requests. Each client sends its own sequentially over one connection."""
+
+    async def client(times: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(times):
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 200 "):
+                raise RuntimeError(f"the server did not respond with status 200: {head!r}")
+            length = head.lower().split(b"content-length:")[1].split(b"\r\n")[0]
+            await reader.readexactly(int(length))
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*(client(len(range(n, count, clients))) for n in range(clients)))
+
+
+def _query_body(side: int) -> bytes:
+    image = base64.b64encode(random_jpeg(side)).decode()
+    return json.dumps({"classes": [name_of(1)], "images": [image], "recall": 0.9}).encode()
+
+
+def _request(side: int) -> bytes:
+    body = _query_body(side)
+    head = "POST /v1/query HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _check_same_work(servers: list["_Server"], side: int) -> None:
+    headers, scores = {"Content-Type": "application/json"}, []
+    for server in servers:
+        url = f"http://127.0.0.1:{server.port}/v1/query"
+        answer = httpx.post(url, content=_query_body(side), headers=headers, timeout=60)
+        scores.append(answer.raise_for_status().json()["results"][0]["verdicts"][0]["score"])
+    np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
+
+
+def random_jpeg(side: int) -> bytes:
+    """Return a JPEG file of random pixels."""
+    pixels = np.random.default_rng(0).integers(256, size=(side, side, 3), dtype=np.uint8)
+    return cv2.imencode(".jpg", pixels)[1].tobytes()
+
+
+class _Server(NamedTuple):
+    port: int
+    pid: int
+
+    def processes(self) -> list[psutil.Process]:
+        main = psutil.Process(self.pid)
+        return [main, *main.children(recursive=True)]
+
+    def cpu_seconds(self) -> dict[int, float]:
+        """Return the CPU seconds of each process of the server."""
+        found = {}
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                found[process.pid] = times.user + times.system
+        return found
+
+
+@contextmanager
+def _kway(bundle: Path, *options: str) -> Iterator[_Server]:
+    command = [sys.executable, "-P", "-m", "launch", "serve", str(bundle), "--port", "0", *options]
+    with _ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        if not ready.startswith("ready: "):
+            raise RuntimeError("kway serve did not start: see its error above")
+        yield _Server(int(ready.split()[1].rsplit(":", 1)[1]), process.pid)
+
+
+@contextmanager
+def _peer(kind: str, bundle: Path, variables: dict[str, str]) -> Iterator[_Server]:
+    port = free_port("127.0.0.1", 0)
+    command = [sys.executable, "-m", "benchmarks.serving_peers", kind, str(bundle), str(port)]
+    ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    with _ended(subprocess.Popen(command, env={**os.environ, **ray, **variables})) as process:
+        for _ in range(1200):
+            if process.poll() is not None:
+                raise RuntimeError("the server did not start: see its error above")
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{port}/openapi.json").is_success:
+                    break
+            time.sleep(0.1)
+        yield _Server(port, process.pid)
+
+
+@contextmanager
+def _ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
+    """Stop a process and its remaining children."""
+    with process:
+        try:
+            yield process
+        finally:
+            children = []
+            if process.poll() is None:
+                children = psutil.Process(process.pid).children(recursive=True)
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+            for child in psutil.wait_procs(children, timeout=5)[1]:
+                child.kill()
+
+
+def idle() -> Iterator[Row]:
+    """Measure the processes and the memory of idle servers (proportional set size)."""
+    with tempfile.TemporaryDirectory() as name:
+        bundle = Path(name) / "bundle"
+        write_random(bundle, RESNET_18, 100)
+        for what, options, targets in (
+            ("kway serve --no-ray", ("--no-ray",), ("1", "<= 400 MiB")),
+            ("kway serve", (), ("", "")),
+        ):
+            with _kway(bundle, *options) as server:
+                time.sleep(10)
+                processes = server.processes()
+                pss = sum(one.memory_full_info().pss for one in processes) / 2**20
+            yield Row(f"{what}: processes", "ResNet-18, idle", str(len(processes)), targets[0])
+            yield Row(f"{what}: memory", "ResNet-18, idle", f"{pss:.0f} MiB", targets[1], "PSS")
+
+
+# ---------------------------------------------------------------------------- answers
+
+
+def swapped() -> Iterator[Row]:
+    """Count failed requests and wrong answers while new versions and damaged ones are published."""
+    for no_ray in (True, False):
+        found = swaps.run(20_000, 10, backbone_mib=100, no_ray=no_ray)
+        yield Row(
+            "failed requests or wrong answers",
+            f"{found.swaps} new versions, {found.damaged} damaged ones, {_runner(no_ray=no_ray)}",
+            f"{len(found.problems)} of {found.requests:,}",
+            "0",
+            f"memory {found.resident_mib[0]:,} -> {found.resident_mib[-1]:,} MiB",
+        )
+
+
+def killed() -> Iterator[Row]:
+    """Count the requests that fail while replicas are killed."""
+    found = swaps.run(4000, 5, num_kills=5)
+    yield Row(
+        "wrong answers or errors other than lost requests",
+        f"{found.kills} of 2 replicas killed with SIGKILL and replaced, 8 clients, Ray",
+        f"{len(found.problems)} of {found.requests:,}",
+        "0",
+        f"{found.lost} requests were lost; at most 8 were in progress at each kill",
+    )
+
+
+def verdicts() -> Iterator[Row]:
+    """Compare the verdicts of servers with those of the evaluation."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_shards(Glyphs(64, samples=1, size=16), folder / "shards", workers=0)
+        (folder / "texts").mkdir()
+        texts = text_shards(folder / "texts")
+        recipes = {
+            kind: glyph_recipe(folder / "shards", folder / f"run-{kind}", **changes)
+            for kind, changes in {
+                "dense, ce": {},
+                "U-tree, bce": {"head__weights__kind": "utree", "head__loss__kind": "bce"},
+                "V-tree, batch_ce": {
+                    "head__weights__kind": "vtree",
+                    "head__loss__kind": "batch_ce",
+                },
+                "cosine, ce": {"head__logits__kind": "cosine"},
+            }.items()
+        }
+        recipes["texts"] = text_recipe(texts, folder / "run-texts")
+        for kind, recipe in recipes.items():
+            found = evaluated(recipe, folder / kind)
+            for options in (("--no-ray",), ()):
+                with _kway(found.bundle, *options) as server:
+                    yield _same_verdicts(kind, server, found, no_ray=bool(options))
+
+
+def _same_verdicts(kind: str, server: _Server, found: Evaluated, *, no_ray: bool) -> Row:
+    with Client(f"http://127.0.0.1:{server.port}") as client:
+        answer = client.query(found.names, found.inputs, recall=RECALL)
+    rows = [result.verdicts for result in answer.results]
+    matches = np.array([[verdict.match for verdict in row] for row in rows])
+    scores = np.array([[verdict.score for verdict in row] for row in rows])
+    # A score that equals its threshold, which is the score of a sample, may be rounded differently.
+    distance = np.abs(found.scores - found.thresholds)
+    is_decided = distance > 1e-5 * np.abs(found.scores).max()
+    wrong = int((matches != found.decisions)[is_decided].sum())
+    return Row(
+        "verdicts that differ from the evaluation",
+        f"{kind}, {_runner(no_ray=no_ray)}",
+        f"{wrong} of {int(is_decided.sum()):,}",
+        "0",
+        f"scores differ by at most {np.abs(scores - found.scores).max():.1e}; "
+        f"{int((~is_decided).sum())} scores equal their threshold up to rounding",
+    )
+
+
+def _runner(*, no_ray: bool) -> str:
+    return "--no-ray" if no_ray else "Ray"
+
+
+# ---------------------------------------------------------------------------- bundles
+
+_RECALLS = (
+    RecallSpec(recall=0.9, confidence=0.9, pooled=0.0, pooled_samples=1000, min_positives=22),
+)
+_AT_ONCE = 1 << 14
+
+
+def write_random(
+    path: Path, network: dict[str, Any], num_classes: int, *, size: int = 224, onnx: bool = False
+) -> None:
+    """Write a bundle of `network` with random weights, including all class weights."""
+    image = ImageConfig(size=size)
+    backbone = build_backbone(BackboneConfig(config=network), image=image).eval()
+    write_bundle(
+        path,
+        backbone=backbone,
+        spec=_spec(backbone, image, num_classes),
+        classes=_classes(num_classes),
+        thresholds=_thresholds(num_classes),
+        weight_blocks=_blocks(num_classes, backbone.dim + 1),
+        model_card="# random\n",
+        write_onnx=(lambda file: write_onnx(backbone, image, file)) if onnx else None,
+    )
+
+
+def stretch(path: Path, num_classes: int, class_ids: np.ndarray) -> None:
+    """Extend a bundle to `num_classes` classes, with random weights only for `class_ids`.
+
+    The class weights are in a sparse file of the full length. This way, those of 2^24 classes with
+    ResNet-50 (137 GB) fit on any disk. `pread` takes the same kernel path for regular files.
+    """
+    content = json.loads((path / SPEC).read_bytes())
+    write_classes(path, _classes(num_classes))
+    _thresholds(num_classes).write(path, num_classes)
+    width = content["model"]["dim"] + 1
+    header = header_of(TENSOR, num_classes, width)
+    with (path / WEIGHTS).open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + 4 * width * num_classes)
+        rows = torch.randn(len(class_ids), width)
+        for class_id, row in zip(class_ids.tolist(), rows, strict=True):
+            file.seek(len(header) + 4 * width * class_id)
+            file.write(row.numpy().tobytes())
+    content["model"]["num_classes"] = num_classes
+    for name, entry in content["files"].items():
+        entry["bytes"] = (path / name).stat().st_size
+        if name != WEIGHTS:  # up to 137 GB, and not verified here
+            entry["sha256"] = sha256_of(path / name)
+    (path / SPEC).write_text(json.dumps(content))
+
+
+def name_of(class_id: int) -> str:
+    return f"species {class_id}"
+
+
+def _spec(backbone: Backbone, image: ImageConfig, num_classes: int) -> BundleSpec:
+    return BundleSpec(
+        image=image,
+        num_classes=num_classes,
+        loss=LossSpec(kind="bce", aligned=True),
+        bias=True,
+        dim=backbone.dim,
+        recalls=_RECALLS,
+    )
+
+
+def _classes(num_classes: int) -> Iterator[ClassEntry]:
+    return (ClassEntry(name=name_of(class_id)) for class_id in range(num_classes))
+
+
+def _thresholds(num_classes: int) -> ClassThresholds:
+    positives = np.full(num_classes, 50, np.int32)
+    thresholds = np.zeros((num_classes, 1), np.float32)
+    reached = np.full((num_classes, 1, 2), 50, np.int32)
+    kinds = np.full((num_classes, 1), KINDS.index("guaranteed"), np.uint8)
+    pass_rates = np.full((num_classes, 1, 3), 0.95, np.float32)
+    return ClassThresholds(_RECALLS, positives, thresholds, reached, kinds, pass_rates)
+
+
+def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:
+    for start in range(0, num_classes, _AT_ONCE):
+        yield torch.randn(min(_AT_ONCE, num_classes - start), width)
+
 
 SECTIONS: Sections = {
-    "heads": serving_rows.heads,
-    "query": serving_rows.whole_query,
-    "start": serving_rows.start,
+    "heads": heads,
+    "query": whole_query,
     "gallery": gallery_search.exact,
     "gallery-index": gallery_search.approximate,
-    "requests": serving_requests.requests,
-    "batches": serving_requests.batches,
-    "peers": serving_compared.peers,
-    "processes": serving_processes.processes,
+    "runners": runners,
+    "idle": idle,
+    "swaps": swapped,
+    "kills": killed,
+    "verdicts": verdicts,
 }
 
 

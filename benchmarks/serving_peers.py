@@ -1,14 +1,15 @@
-"""Serve the same query without kway's server, with one torch thread. Arguments: KIND BUNDLE PORT.
+"""The hand-written application that the servers are compared with: `plain` is FastAPI on uvicorn,
+`ray` is the same application on Ray Serve. Arguments: KIND BUNDLE PORT.
 
-`fastapi` is a plain FastAPI application on uvicorn that validates its input and batches across
-requests; `litserve` is the equivalent LitServe API. Both accept the JSON of `POST /v1/query` with
-images and use kway's model, preprocessing and response format.
+It validates its input, batches across requests, and uses kway's model, preprocessing and response
+format, with one torch thread. Its settings of Ray are those of kway.
 """
 
 import asyncio
 import base64
 import binascii
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,20 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import litserve
 import torch
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from serving.answer import Query, answer, make_query
 from serving.model import Model
 from serving.schemas import Answer
 
-PATH = "/v1/query"
-BATCH, MAX_QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
-# LitServe polls its queue. Without a timeout, it uses a full core; longer timeouts delay batches.
-_BATCH_SECONDS = 0.002
+_BATCH, _MAX_QUEUED, _MAX_BODY_BYTES = 32, 256, 32 * 2**20
 
 
 class QueryBody(BaseModel):
@@ -41,29 +38,8 @@ class QueryBody(BaseModel):
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
 
-def images_of(body: QueryBody) -> list[bytes]:
-    try:
-        return [base64.b64decode(one, validate=True) for one in body.images]
-    except binascii.Error as error:
-        raise HTTPException(400, f"images: {error}") from error
-
-
-def query_of(model: Model, body: QueryBody) -> Query:
-    try:
-        return make_query(model.bundle, body.classes, recall=body.recall, threshold=body.threshold)
-    except ValueError as error:
-        raise HTTPException(422, str(error)) from error
-
-
-def prepared(model: Model, images: Sequence[bytes]) -> list[Any]:
-    try:
-        return [model.prepare(one) for one in images]
-    except ValueError as error:
-        raise HTTPException(400, f"images: {error}") from error
-
-
 @dataclass(frozen=True)
-class Waiting:
+class _Waiting:
     """A request waiting for its batch."""
 
     images: list[bytes]
@@ -71,7 +47,7 @@ class Waiting:
     answer: asyncio.Future[Answer]
 
 
-class Batches:
+class _Batches:
     """Dynamic batching: requests that arrive while the model is running form the next batch.
 
     One thread does all the work of a batch. Of several variants, this one used the least CPU time.
@@ -79,16 +55,13 @@ class Batches:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(MAX_QUEUED)
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(_MAX_QUEUED)
         self._thread = ThreadPoolExecutor(1)
 
     async def answer(self, images: list[bytes], query: Query) -> Answer:
-        """Answer a query.
-
-        Raises HTTPException 400 for data that is not an image, and 429 if too many queries are
-        waiting.
-        """
-        waiting = Waiting(images, query, asyncio.get_running_loop().create_future())
+        """Answer a query. Raises HTTPException 400 for data that is not an image, and 429 if too
+        many queries are waiting."""
+        waiting = _Waiting(images, query, asyncio.get_running_loop().create_future())
         try:
             self._queue.put_nowait(waiting)
         except asyncio.QueueFull as error:
@@ -99,7 +72,7 @@ class Batches:
         loop = asyncio.get_running_loop()
         while True:
             batch = [await self._queue.get()]
-            while len(batch) < BATCH and not self._queue.empty():
+            while len(batch) < _BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             found = await loop.run_in_executor(self._thread, self._answers, batch)
             for one, answered in zip(batch, found, strict=True):
@@ -110,14 +83,14 @@ class Batches:
                 else:
                     one.answer.set_result(answered)
 
-    def _answers(self, batch: Sequence[Waiting]) -> list[Answer | HTTPException]:
-        found: list[Answer | HTTPException | list[Any]] = []
+    def _answers(self, batch: Sequence[_Waiting]) -> list[Answer | HTTPException]:
+        found: list[list[Any] | HTTPException] = []
         for one in batch:
             try:
-                found.append(prepared(self._model, one.images))
-            except HTTPException as error:
-                found.append(error)
-        inputs = [x for one in found if isinstance(one, list) for x in one]
+                found.append([self._model.prepare(image) for image in one.images])
+            except ValueError as error:
+                found.append(HTTPException(400, f"images: {error}"))
+        inputs = [image for one in found if isinstance(one, list) for image in one]
         rows = iter(self._model.features(inputs)) if inputs else iter(())
         answers: list[Answer | HTTPException] = []
         for one, waiting in zip(found, batch, strict=True):
@@ -129,10 +102,10 @@ class Batches:
         return answers
 
 
-def plain(bundle: Path) -> FastAPI:
-    """Return the plain FastAPI application."""
+def application(bundle: Path) -> FastAPI:
+    torch.set_num_threads(1)
     model = Model.open(bundle)
-    batches = Batches(model)
+    batches = _Batches(model)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -142,71 +115,47 @@ def plain(bundle: Path) -> FastAPI:
 
     api = FastAPI(lifespan=lifespan)
 
-    @api.post(PATH)
+    @api.post("/v1/query")
     async def query(request: Request, body: QueryBody) -> Answer:
         if int(request.headers.get("content-length", _MAX_BODY_BYTES)) > _MAX_BODY_BYTES:
             raise HTTPException(413, "the request body is too large: send fewer images")
-        return await batches.answer(images_of(body), query_of(model, body))
+        try:
+            images = [base64.b64decode(one, validate=True) for one in body.images]
+        except binascii.Error as error:
+            raise HTTPException(400, f"images: {error}") from error
+        try:
+            asked = make_query(
+                model.bundle, body.classes, recall=body.recall, threshold=body.threshold
+            )
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        return await batches.answer(images, asked)
 
     return api
 
 
-class ImageAPI(litserve.LitAPI):  # type: ignore[misc]
-    """The LitServe API; a request has one image."""
+def _on_ray(bundle: str, port: int) -> None:
+    import ray
+    from ray import serve
+    from ray.serve.schema import LoggingConfig
 
-    def __init__(self, bundle: Path) -> None:
-        super().__init__(max_batch_size=BATCH, batch_timeout=_BATCH_SECONDS, api_path=PATH)
-        self._bundle = bundle
+    logging = LoggingConfig(log_level="WARNING", enable_access_log=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100 * 2**20)
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=logging)
 
-    def setup(self, device: str) -> None:
-        torch.set_num_threads(1)
-        self.model = Model.open(self._bundle)
+    @serve.deployment(max_ongoing_requests=_MAX_QUEUED, logging_config=logging)
+    @serve.ingress(lambda: application(Path(bundle)))
+    class Peer:
+        pass
 
-    def decode_request(self, request: dict[str, Any]) -> tuple[Any, Query]:
-        try:
-            body = QueryBody.model_validate(request)
-        except ValidationError as error:
-            raise HTTPException(422, error.errors(include_url=False)[0]["msg"]) from error
-        (one,) = prepared(self.model, images_of(body))
-        return one, query_of(self.model, body)
-
-    def batch(self, inputs: list[tuple[Any, Query]]) -> list[tuple[Any, Query]]:
-        return inputs
-
-    def predict(self, inputs: list[tuple[Any, Query]]) -> list[Answer]:
-        features = self.model.features([one for one, _ in inputs])
-        return [
-            answer(self.model.bundle, row[None], query)
-            for row, (_, query) in zip(features, inputs, strict=True)
-        ]
-
-    def unbatch(self, output: list[Answer]) -> list[Answer]:
-        return output
-
-    def encode_response(self, output: Answer) -> dict[str, Any]:
-        return output.model_dump()
-
-
-def main() -> None:
-    kind, bundle, port = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(1)
-    if kind == "fastapi":
-        uvicorn.run(plain(bundle), port=port, log_level="error", access_log=False)
-        return
-    server = litserve.LitServer(
-        ImageAPI(bundle),
-        accelerator="cpu",
-        fast_queue=True,
-        max_payload_size=_MAX_BODY_BYTES,
-    )
-    server.run(
-        host="127.0.0.1",
-        port=port,
-        generate_client_file=False,
-        log_level="error",
-        access_log=False,
-    )
+    serve.run(Peer.bind())
+    while True:
+        time.sleep(60)
 
 
 if __name__ == "__main__":
-    main()
+    kind, path, port = sys.argv[1:]
+    if kind == "ray":
+        _on_ray(path, int(port))
+    else:
+        uvicorn.run(application(Path(path)), port=int(port), log_level="error", access_log=False)

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.serving_bundles import stretch, write_random
-from benchmarks.serving_requests import TRIVIAL, random_jpeg
+from benchmarks.serving import NEGLIGIBLE, random_jpeg, stretch, write_random
 from serving.answer import answer, make_query
 from serving.model import Model
 
@@ -14,7 +13,7 @@ from serving.model import Model
 @pytest.mark.parametrize("num_classes", [100, 2000])
 def test_a_random_bundle_answers_queries(num_classes: int, tmp_path: Path) -> None:
     bundle = tmp_path / "bundle"
-    write_random(bundle, TRIVIAL, 100, size=8)
+    write_random(bundle, NEGLIGIBLE, 100, size=8)
     last = num_classes - 1
     if num_classes > 100:
         stretch(bundle, num_classes, np.array([1, last]))

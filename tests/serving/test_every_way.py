@@ -6,98 +6,40 @@ The complete validation set is sent to a real server over REST, over the Open In
 
 import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 from playwright.sync_api import expect
 from tritonclient import grpc as triton
 
-from data.loading.loader import EvalLoader
-from data.shards.split import open_split
 from serving.client import Client
-from tests.ranks import rank_world
 from tests.serving.browsing import chromium, visit
+from tests.serving.evaluated import RECALL, Evaluated
+from tests.serving.evaluated import evaluated as of_run
 from tests.serving.started import Server, end, start
 from tests.shards import glyph_recipe
-from trainer.bundle.export import export_run
-from trainer.evaluation import load_evaluation
-from trainer.evaluation.features import gathered_rows
-from trainer.evaluation.stopping import never_stop
-from trainer.run.folder import RunFolder
-from trainer.run.trained_run import TrainedRun, open_trained
-from trainer.train import train
 
 # These tests take over 40 s. In the default suite, live/test_http.py and live/test_grpc.py compare
 # a server's answers with the bundle's, and tests/trainer/test_export.py compares the bundle with
 # the evaluation.
 pytestmark = pytest.mark.slow
 
-RECALL = 0.9
 
-Scores = NDArray[np.float32]
-Decisions = NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The validation set and its evaluation results: `images` (files) [N], `names` [K], `scores`
-    [N, K], and `decisions` [N, K] at each class's threshold for the recall.
-    """
-
-    bundle: Path
-    images: list[bytes]
-    names: list[str]
-    scores: Scores
-    decisions: Decisions
-
-    def check(self, scores: object, decisions: object) -> None:
-        found = np.asarray(scores, dtype=np.float32)
-        assert found.std(axis=0).min() > 1e-3, "the scores of the inputs must differ"
-        np.testing.assert_allclose(found, self.scores, rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(np.asarray(decisions, dtype=bool), self.decisions)
+def check(evaluated: Evaluated, scores: object, decisions: object) -> None:
+    found = np.asarray(scores, dtype=np.float32)
+    assert found.std(axis=0).min() > 1e-3, "the scores of the inputs must differ"
+    np.testing.assert_allclose(found, evaluated.scores, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(np.asarray(decisions, dtype=bool), evaluated.decisions)
 
 
 @pytest.fixture(scope="module")
 def evaluated(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     folder = tmp_path_factory.mktemp("evaluated")
-    recipe = glyph_recipe(glyphs, folder / "run")
-    train(recipe, rank_world())
-    export_run(recipe.run, folder / "glyphs", rank_world())
-    trained = open_trained(recipe.run, rank_world())
-    saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
-    thresholds = torch.from_numpy(
-        saved.promises.thresholds[:, saved.promises.recalls.index(RECALL)]
-    )
-    scores = scores_of(trained)
-    with open_split(glyphs, recipe.data.eval_split) as split:
-        images = [split.read(index)[0] for index in range(len(split))]
-    decisions = (scores >= thresholds).numpy()
-    assert 0 < decisions.mean() < 1
-    return Evaluated(
-        folder / "glyphs", images, list(trained.manifest.class_names), scores.numpy(), decisions
-    )
-
-
-def scores_of(trained: TrainedRun) -> torch.Tensor:
-    """Compute scores [N, K] with the functions of the evaluation."""
-    recipe, world, head = trained.recipe, rank_world(), trained.task.head
-    with open_split(recipe.data.shards, recipe.data.eval_split) as split, torch.no_grad():
-        loader = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
-        rows = gathered_rows(
-            trained.task,
-            loader,
-            world,
-            separate_views=False,
-            progress=lambda samples: None,
-            should_stop=never_stop,
-        )
-        (block,) = head.score_blocks(rows.features.mean(1), head.num_classes)
-    return block.scores[:, block.class_ids.argsort()]
+    found = of_run(glyph_recipe(glyphs, folder / "run"), folder / "glyphs")
+    assert 0 < found.decisions.mean() < 1
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -113,20 +55,20 @@ def ids(evaluated: Evaluated) -> list[int]:
 
 
 def in_base64(evaluated: Evaluated) -> list[str]:
-    return [base64.b64encode(image).decode() for image in evaluated.images]
+    return [base64.b64encode(image).decode() for image in evaluated.inputs]
 
 
 def test_rest_returns_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     body = {"images": in_base64(evaluated), "classes": ids(evaluated), "recall": RECALL}
     answer = httpx.post(f"{server.url}/v1/query", json=body).raise_for_status().json()
     rows = [result["verdicts"] for result in answer["results"]]
-    evaluated.check(*([[v[key] for v in row] for row in rows] for key in ("score", "match")))
+    check(evaluated, *([[v[key] for v in row] for row in rows] for key in ("score", "match")))
 
 
 def test_the_inference_protocol_over_rest_returns_the_evaluation_results(
     server: Server, evaluated: Evaluated
 ) -> None:
-    shape = len(evaluated.images), len(evaluated.names)
+    shape = len(evaluated.inputs), len(evaluated.names)
     body = {
         "parameters": {"recall": RECALL},
         "inputs": [
@@ -142,36 +84,38 @@ def test_the_inference_protocol_over_rest_returns_the_evaluation_results(
     address = f"{server.url}/v2/models/{evaluated.bundle.name}/infer"
     answer = httpx.post(address, json=body).raise_for_status().json()
     outputs = {one["name"]: np.reshape(one["data"], one["shape"]) for one in answer["outputs"]}
-    evaluated.check(outputs["scores"], outputs["matches"])
+    check(evaluated, outputs["scores"], outputs["matches"])
 
 
 def test_the_inference_protocol_over_grpc_returns_the_evaluation_results(
     server: Server, evaluated: Evaluated
 ) -> None:
-    images = triton.InferInput("images", [len(evaluated.images)], "BYTES")
-    images.set_data_from_numpy(np.array(evaluated.images, dtype=np.object_))
+    images = triton.InferInput("images", [len(evaluated.inputs)], "BYTES")
+    images.set_data_from_numpy(np.array(evaluated.inputs, dtype=np.object_))
     classes = triton.InferInput("class_ids", [len(evaluated.names)], "INT64")
     classes.set_data_from_numpy(np.array(ids(evaluated), dtype=np.int64))
     with triton.InferenceServerClient(server.grpc) as client:
         answer = client.infer(
             evaluated.bundle.name, [images, classes], parameters={"recall": RECALL}
         )
-    evaluated.check(answer.as_numpy("scores"), answer.as_numpy("matches"))
+    check(evaluated, answer.as_numpy("scores"), answer.as_numpy("matches"))
 
 
 def test_the_client_returns_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     with Client(server.url) as client:
-        answer = client.query(evaluated.names, evaluated.images, recall=RECALL)
+        answer = client.query(evaluated.names, evaluated.inputs, recall=RECALL)
     rows = [result.verdicts for result in answer.results]
-    evaluated.check(
-        [[v.score for v in row] for row in rows], [[v.match for v in row] for row in rows]
+    check(
+        evaluated,
+        [[v.score for v in row] for row in rows],
+        [[v.match for v in row] for row in rows],
     )
 
 
 def test_the_page_shows_the_evaluation_results(server: Server, evaluated: Evaluated) -> None:
     files = [
         {"name": f"{index}.png", "mimeType": "image/png", "buffer": image}
-        for index, image in enumerate(evaluated.images)
+        for index, image in enumerate(evaluated.inputs)
     ]
     with chromium() as browser, visit(browser, server.url) as page:
         for number, name in enumerate(evaluated.names, 1):
@@ -190,7 +134,8 @@ def test_the_page_shows_the_evaluation_results(server: Server, evaluated: Evalua
     ]
     assert all([class_id for class_id, _, _ in row] == ids(evaluated) for row in table)
     words = {"Yes": True, "No": False}
-    evaluated.check(
+    check(
+        evaluated,
         [[score for _, score, _ in row] for row in table],
         [[words[word.split()[-1]] for _, _, word in row] for row in table],
     )

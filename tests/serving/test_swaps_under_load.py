@@ -26,7 +26,7 @@ def test_kway_serve_serves_new_versions(tmp_path: Path) -> None:
     server = start(path, tmp_path / "stderr", "--grpc-port", 0, "--no-tokens")
 
     def metrics() -> str:
-        return httpx.get(f"{server.url}/metrics").text
+        return httpx.get(server.metrics).text
 
     try:
         with Client(server.url) as client:
@@ -58,8 +58,11 @@ def grpc_version(address: str, model: str) -> str:
 
 
 @pytest.mark.slow
-def test_20000_requests_during_swaps_are_answered_by_the_version_which_they_name() -> None:
-    outcome = swaps.run(20_000, 10, backbone_mib=_BACKBONE_MIB)
+@pytest.mark.parametrize("no_ray", [True, False])
+def test_20000_requests_during_swaps_are_answered_by_the_version_which_they_name(
+    no_ray: bool,
+) -> None:
+    outcome = swaps.run(20_000, 10, backbone_mib=_BACKBONE_MIB, no_ray=no_ray)
     assert outcome.problems == []
     assert outcome.answers.total() >= 20_000
     assert len(outcome.answers) == 2

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from serving.config import ServingConfig
-from tests.serving.started import Server, start
 
 REPLICAS = 2  # with Ray
 TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
@@ -19,8 +18,3 @@ def write_tokens(path: Path, *tokens: str) -> None:
     temporary.touch(mode=0o600)
     temporary.write_text("\n".join(tokens) + "\n")
     temporary.rename(path)
-
-
-def serve_config(bundle: Path, config: ServingConfig, errors: Path) -> Server:
-    """Start a server with the port and number of replicas of a configuration."""
-    return start(bundle, errors, "--port", config.port, "--replicas", config.replicas)
