@@ -81,6 +81,13 @@ RESNET_18: dict[str, Any] = {
     "depths": [2, 2, 2, 2],
     "layer_type": "basic",
 }
+DEMO: dict[str, Any] = {
+    "model_type": "resnet",
+    "embedding_size": 32,
+    "hidden_sizes": [32, 64, 128, 256],
+    "depths": [1, 1, 1, 1],
+    "layer_type": "basic",
+}
 NEGLIGIBLE: dict[str, Any] = {
     "model_type": "resnet",
     "embedding_size": 8,
@@ -428,7 +435,7 @@ def idle() -> Iterator[Row]:
     """Measure the processes and the memory of idle servers (proportional set size)."""
     with tempfile.TemporaryDirectory() as name:
         bundle = Path(name) / "bundle"
-        write_random(bundle, RESNET_18, 100)
+        write_random(bundle, DEMO, 100, size=32)
         for what, options, targets in (
             ("kway serve --no-ray", ("--no-ray",), ("1", "<= 400 MiB")),
             ("kway serve", (), ("", "")),
@@ -437,8 +444,8 @@ def idle() -> Iterator[Row]:
                 time.sleep(10)
                 processes = server.processes()
                 pss = sum(one.memory_full_info().pss for one in processes) / 2**20
-            yield Row(f"{what}: processes", "ResNet-18, idle", str(len(processes)), targets[0])
-            yield Row(f"{what}: memory", "ResNet-18, idle", f"{pss:.0f} MiB", targets[1], "PSS")
+            yield Row(f"{what}: processes", "network of the demo", str(len(processes)), targets[0])
+            yield Row(f"{what}: memory", "network of the demo", f"{pss:.0f} MiB", targets[1], "PSS")
 
 
 # ---------------------------------------------------------------------------- answers
