@@ -163,4 +163,5 @@ def test_every_kind_of_body_is_documented(images: FastAPI) -> None:
         query["requestBody"]["content"].keys()
     )
     assert query["responses"].keys() >= {"400", "404", "408", "413", "415", "422", "429", "503"}
-    assert {one["name"] for one in query["parameters"]} == {"classes", "recall", "threshold"}
+    names = {one["name"] for one in query["parameters"]}
+    assert names == {"classes", "recall", "threshold", "require"}

@@ -22,6 +22,7 @@ _FORM = {
         "texts": {"type": "array", "items": {"type": "string"}},
         "recall": {"type": "number"},
         "threshold": {"type": "number"},
+        "require": {"enum": ["guaranteed"]},
     },
 }
 _BODY: dict[str, Any] = {
