@@ -33,13 +33,18 @@ def changes(was: Any, now: Any, *, tolerance: float = 1e-3, bits: bool = False) 
         ([1.0, 2.0], [1.0, float("inf")]),
         ([float("inf"), 1.0], [float("inf"), 2.0]),
         ({"a": None}, {}),
-        ({}, {"a": None}),
+        ({}, {"a": 1}),
         ([{"a": [1.0]}], [{"a": [2.0]}]),
     ],
     ids=str,
 )
 def test_a_change_is_found(was: Any, now: Any) -> None:
     assert changes(was, now)
+
+
+def test_a_new_member_that_is_null_is_no_change() -> None:
+    assert not changes({"a": {}}, {"a": {"b": None}})
+    assert changes({"a": {"b": None}}, {"a": {}})
 
 
 @pytest.mark.parametrize(

@@ -532,6 +532,7 @@ def test_pages_are_consistent_and_ties_are_in_item_order(ask: Ask) -> None:
         "class_id": 0,
         "threshold": 1e9,
         "threshold_source": "request",
+        "reason": None,
         "expected_precision": None,
         "recall": None,
         "confidence": None,

@@ -333,11 +333,11 @@ def test_a_temporary_folder_is_removed_after_its_owner_is_killed(tmp_path: Path)
         assert remover
         if kills:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=60)
             wait_until(lambda folder=folder: not folder.exists())  # type: ignore[misc]
             (folder / "logs").mkdir(parents=True)
         else:
-            process.communicate()
+            process.communicate(timeout=60)
         assert psutil.wait_procs(remover, timeout=60)[1] == []
         assert list(tmp_path.iterdir()) == []
 

@@ -136,7 +136,7 @@ def test_without_an_available_replica_a_request_times_out_and_the_client_repeats
         later.start()
         with Client(server.url, token=TOKEN) as repeating:
             assert repeating.query([2], images[:1]).results
-        later.join()
+        later.join(60)
     finally:
         resume()
 
