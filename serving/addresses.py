@@ -1,6 +1,7 @@
 """The ports of a server and its addresses."""
 
 import errno
+import random
 import socket
 from contextlib import suppress
 from typing import NamedTuple, Self
@@ -8,6 +9,11 @@ from typing import NamedTuple, Self
 import psutil
 
 from serving.config import ServingConfig
+
+
+# Below the range from which systems choose the ports of outgoing connections. Such a connection could
+# take a port before the server listens on it.
+_FREE_PORTS = range(10_000, 32_768)
 
 
 class Addresses(NamedTuple):
@@ -70,17 +76,26 @@ def free_port(host: str, port: int, *, option: str = "--port") -> int:
     Raises OSError if the port is taken or `host` is not an address of this machine. The message
     names the `option` to change.
     """
+    if port == 0:
+        for candidate in random.sample(_FREE_PORTS, 20):
+            with suppress(OSError):
+                return _bound(host, candidate)
+    try:
+        return _bound(host, port)
+    except OSError as error:
+        fix = f"Stop the process that uses it, or pass another port with {option}"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            fix = "Pass an address of this machine with --host"
+        raise OSError(
+            f"cannot listen on {host} port {port} ({error.strerror or error}). {fix}"
+        ) from error
+
+
+def _bound(host: str, port: int) -> int:
+    """Bind a socket to the port for a moment, and return the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-        except OSError as error:
-            fix = f"Stop the process that uses it, or pass another port with {option}"
-            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                fix = "Pass an address of this machine with --host"
-            raise OSError(
-                f"cannot listen on {host} port {port} ({error.strerror or error}). {fix}"
-            ) from error
+        listener.bind((host, port))
         found: int = listener.getsockname()[1]
         return found
