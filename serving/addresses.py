@@ -10,9 +10,8 @@ import psutil
 
 from serving.config import ServingConfig
 
-
-# Below the range from which systems choose the ports of outgoing connections. Such a connection could
-# take a port before the server listens on it.
+# Below the range from which systems choose the ports of outgoing connections, because such a
+# connection could take a port before the server listens on it.
 _FREE_PORTS = range(10_000, 32_768)
 
 
