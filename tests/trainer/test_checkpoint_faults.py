@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.deploy.session import free_port
+from serving.addresses import free_port
 
 from tests.faults.sitecustomize import error as failing
 from tests.faults.sitecustomize import inject

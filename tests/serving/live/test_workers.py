@@ -56,7 +56,7 @@ def test_workers_share_a_port_and_a_page_of_metrics_and_a_lost_one_is_replaced(
     assert counts(server)["kway_query_requests_total:ok"] == 40
     lost = next(iter(before))
     before[lost].kill()
-    wait_until(lambda: len(reporting(server) - {lost}) == 2 and lost not in reporting(server))
+    wait_until(lambda: len(reporting(server) - {lost}) == 2 and lost not in reporting(server), 150)
     assert len(workers(server)) == 2
     assert counts(server)["kway_query_requests_total:ok"] == 40  # also those of the lost one
     children = psutil.Process(server.process.pid).children(recursive=True)
