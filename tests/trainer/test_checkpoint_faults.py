@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from serving.addresses import free_port
 
+from serving.addresses import free_port
 from tests.faults.sitecustomize import error as failing
 from tests.faults.sitecustomize import inject
 from tests.ranks import forked, rank_world, run_on_ranks
