@@ -258,7 +258,13 @@ def _image() -> bytes:
 
 # ---------------------------------------------------------------------------- runners
 
-_HIGH_THROUGHPUT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
+_HIGH_THROUGHPUT = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    # Both servers run at the same time, and the default ports can be used by only one of them.
+    "RAY_SERVE_HAPROXY_METRICS_PORT": "9111",
+    "RAY_SERVE_HAPROXY_STATS_PORT": "8414",
+}
 
 
 class _Case(NamedTuple):
