@@ -38,7 +38,9 @@ def report(options: argparse.Namespace, sections: Sections) -> None:
     rows, began = [], time.perf_counter()
     for section in options.sections or sections:
         started = time.perf_counter()
-        rows.extend(sections[section]())
+        for row in sections[section]():
+            CONSOLE.print(f"{row.what}, {row.case}: {row.measured} ({row.details})")
+            rows.append(row)
         CONSOLE.print(f"{section}: {time.perf_counter() - started:.0f} s")
     print_rows(rows)
     CONSOLE.print(f"finished in {(time.perf_counter() - began) / 60:.1f} minutes")
