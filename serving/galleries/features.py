@@ -1,35 +1,22 @@
-"""Reads the items of a collection and computes their features, in this process or on a Ray cluster.
-
-The batches consist of the same items in both cases, and torch uses the same number of threads, so
-that the features are identical to the last bit.
-"""
+"""Reads the items of a collection and computes their features."""
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from data.processes import in_order
-from serving.galleries.collection import Collection, Unreadable, open_collection
-from serving.galleries.format import features_identity
+from serving.galleries.collection import Collection, Unreadable
 from serving.galleries.item import Item
 from serving.galleries.thumbnails import thumbnail
-from serving.model import Device, Engine, Model, best_engine
+from serving.model import Model
 from trainer.bundle.bundle import Bundle
-
-if TYPE_CHECKING:
-    from data.ray_pool import RayPool
-
-# A task reads the next batches while the model computes, and has a fixed overhead.
-_BATCHES_PER_TASK = 8
 
 
 class Row(NamedTuple):
@@ -84,67 +71,6 @@ class LocalEncoder:
         with closing(_prepared(prepare, items, options)) as prepared:
             while batch := list(islice(prepared, size)):
                 yield list(_rows(self._model, batch))
-
-
-class RayEncoder:
-    """Computes features in the tasks of a Ray cluster, whose nodes must share the files of the
-    bundle and the collection. Each worker process loads the model once."""
-
-    def __init__(
-        self, bundle: Bundle, pool: "RayPool", *, device: Device, allow_imports: Sequence[str] = ()
-    ) -> None:
-        self.bundle = bundle
-        self._pool, self._device, self._allow_imports = pool, device, tuple(allow_imports)
-
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        task = _Task(
-            bundle=self.bundle.path.absolute(),
-            identity=features_identity(self.bundle),
-            collection=collection.path.absolute(),
-            device=self._device,
-            engine=best_engine(self.bundle, self._device),
-            allow_imports=self._allow_imports,
-            options=replace(options, threads=options.threads or self._pool.cpus),
-            torch_threads=torch.get_num_threads(),
-        )
-        items, size = iter(items), _BATCHES_PER_TASK * _batch_items(self.bundle, options)
-        jobs = iter(lambda: list(islice(items, size)), [])
-        for batches in in_order(self._pool, task, jobs, ahead=2 * self._pool.num_workers):
-            yield from batches
-
-
-@dataclass(frozen=True)
-class _Task:
-    bundle: Path
-    identity: str
-    collection: Path
-    device: Device
-    engine: Engine
-    allow_imports: tuple[str, ...]
-    options: FeatureOptions
-    torch_threads: int
-
-    def __call__(self, items: Sequence[Item]) -> list[Batch]:
-        encoder, collection = _opened(self)
-        return list(encoder.batches(collection, items, self.options))
-
-
-@lru_cache(maxsize=1)
-def _opened(task: _Task) -> tuple[LocalEncoder, Collection]:
-    """Load the model once per worker process."""
-    # The number of threads affects the rounding of sums.
-    torch.set_num_threads(task.torch_threads)
-    bundle = Bundle.open(task.bundle)
-    if features_identity(bundle) != task.identity:
-        raise ValueError(
-            f"{task.bundle} differs between the nodes of the Ray cluster: store it on a file "
-            "system that all nodes share"
-        )
-    model = Model(bundle, device=task.device, engine=task.engine, allow_imports=task.allow_imports)
-    model.self_check()
-    return LocalEncoder(model), open_collection(task.collection, model.reads)
 
 
 def _batch_items(bundle: Bundle, options: FeatureOptions) -> int:

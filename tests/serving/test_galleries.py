@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,9 @@ from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import IndexOptions, IndexResult, index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
+from serving.galleries.features import LocalEncoder
 from serving.galleries.format import features_identity
 from serving.galleries.gallery import Gallery
-from serving.galleries.item import Item
 from serving.galleries.ranking import Ranking, best, class_scores
 from serving.galleries.searching import Galleries, Page
 from serving.model import Model
@@ -301,31 +299,6 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert not (tmp_path / "strict").exists()
     (folder / "text.jpg").write_bytes(image(3, ending=".jpg"))
     assert summary(command(bundle, folder, "-o", path)) == [13, 1, 12, 0]
-
-
-class _Pool(ThreadPoolExecutor):
-    """Runs the tasks of `RayEncoder` in this process."""
-
-    num_workers = cpus = 2
-
-
-def test_tasks_compute_the_batches_of_a_local_run(bundle: Path, tmp_path: Path) -> None:
-    """The features of an item can depend on its batch in the last bit."""
-    images = open_collection(fill(tmp_path / "in", 60), "images")
-    for index in (5, 11, 30):
-        (tmp_path / "in" / f"bad{index}.png").write_bytes(b"")
-    items = [item for item in images.items() if isinstance(item, Item)]
-    opened, options = Bundle.open(bundle), FeatureOptions(batch_size=3)
-
-    def names(batches: Iterable[Batch]) -> list[list[str]]:
-        rows = [[one.item.name for one in batch if isinstance(one, Row)] for batch in batches]
-        assert min(map(len, rows)) < 3 == max(map(len, rows))
-        return rows
-
-    local = names(LocalEncoder(Model(opened)).batches(images, items, options))
-    with _Pool() as pool:
-        on_ray = RayEncoder(opened, pool, device="cpu")  # type: ignore[arg-type]
-        assert names(on_ray.batches(images, items, options)) == local
 
 
 class _Overflowing(Model):
