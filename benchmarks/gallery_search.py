@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
+from serving.galleries.format import map_matrix, matrix_header
 from serving.galleries.index import ApproximateIndex, build_index
-from serving.galleries.ranking import Ranking, class_scores
-from serving.galleries.rows import map_matrix, matrix_header
+from serving.galleries.searching import Ranking, class_scores
 from trainer.bundle.spec import LossSpec
 
 _ITEMS, _DIM, _PAGE = 1_000_000, 256, 20

@@ -23,11 +23,14 @@ from serving.galleries.format import (
     UNREADABLE,
     GalleryInfo,
     IndexInfo,
+    Item,
+    item_line,
+    map_matrix,
+    matrix_header,
     order_of,
     read_items,
 )
-from serving.galleries.item import Item, item_line
-from serving.galleries.rows import HashedFile, RowReader, flushed_info, map_matrix, matrix_header
+from serving.galleries.rows import HashedFile, RowReader, flushed_info
 from serving.galleries.work_folder import GallerySettings, WorkFolder
 
 

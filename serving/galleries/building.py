@@ -23,14 +23,15 @@ from serving.galleries.format import (
     UNREADABLE,
     GalleryInfo,
     IndexInfo,
+    Item,
     features_identity,
+    item_line,
     order_of,
     read_info,
     read_items,
     shown_name,
 )
 from serving.galleries.index import LEAST_ITEMS, build_index, sample_classes, supports_index
-from serving.galleries.item import Item, item_line
 from serving.galleries.rows import RowReader, RowWriter
 from serving.galleries.work_folder import GallerySettings, WorkFolder, work_folder
 from trainer.bundle.bundle import Bundle

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, Protocol
 
 from data.files import flush
 from data.sources.layouts.class_folders import ENDINGS
-from serving.galleries.item import Item
+from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 
 _MAX_NAMED = 5

@@ -14,12 +14,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from data.messages import kway_command
-from serving.galleries.item import Item, parse_item
+from data.shards.mapped import mapped
 from trainer.backbone.precision import Precision
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, ONNX, TOKENIZER, Reads, Spec, read_manifest
@@ -32,6 +33,12 @@ DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
 INDEX = "index.faiss"
 TARGET_RECALL, TARGET_DEPTH = 0.95, 100
+
+Kind = Literal["<f4", "<u8"]
+_DTYPES = {"<f4": "F32", "<u8": "U64"}
+_TENSOR = "matrix"
+# Largest header that is read, in bytes; real headers are far smaller.
+_MAX_HEADER_BYTES = 4096
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -188,6 +195,47 @@ def _encoder(bundle: Bundle) -> dict[str, Any]:
     return encoder
 
 
+class Item(NamedTuple):
+    """An item of a collection.
+
+    - `name`: the path relative to the folder, separated by "/", or the line number.
+    - `size`: the size in bytes.
+    - `stamp`: the modification time in ns, or a hash of the text.
+    - `start`: the offset of the line in a text file.
+    - `text`: the text that the gallery displays, possibly truncated.
+
+    Two items are the same if `name`, `size` and `stamp` are equal.
+    """
+
+    name: str
+    size: int
+    stamp: int
+    start: int = 0
+    text: str | None = None
+
+
+def item_line(item: Item) -> bytes:
+    """Serialize an item as one line of ASCII, including the newline. The name may contain line
+    breaks and bytes that are not UTF-8."""
+    fields = item if item.start or item.text is not None else item[:3]
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+
+
+def parse_item(line: bytes) -> Item:
+    """Inverse of `item_line`. Raises ValueError for any other line."""
+    try:
+        item = Item(*json.loads(line))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{line[:80]!r} is not an item") from error
+    if not (isinstance(item.name, str) and isinstance(item.size, int) and _is_int(item.stamp)):
+        raise ValueError(f"{line[:80]!r} is not an item")
+    return item
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)
+
+
 def shown_name(name: str) -> str:
     """Escape a name for JSON: bytes that are not UTF-8 become `\\xff`."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
@@ -206,3 +254,35 @@ def order_of(reads: Reads) -> Callable[[str], Any]:
 
 def _parts(name: str) -> list[str]:
     return name.split("/")
+
+
+def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
+    """Return the header of a safetensors file with a single matrix. The rows follow the header."""
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
+    header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % 64)  # align the rows to 64 bytes for vector instructions
+    return len(header).to_bytes(8, "little") + header
+
+
+def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
+    """Return the offset of the rows. Raises ValueError if the file does not contain this matrix."""
+    expected = matrix_header(kind, shape)
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    with path.open("rb") as file:
+        header = file.read(min(len(expected), _MAX_HEADER_BYTES))
+        if header != expected:
+            raise ValueError(
+                f"{path} does not contain a matrix of type {_DTYPES[kind]} and "
+                f"shape {list(shape)}: {DAMAGE_REMEDY}"
+            )
+        if os.fstat(file.fileno()).st_size != len(expected) + size:
+            raise ValueError(f"{path} is truncated or damaged: {DAMAGE_REMEDY}")
+    return len(expected)
+
+
+def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
+    """Memory-map the matrix read-only. All processes on the machine share the memory."""
+    start = matrix_start(path, kind, shape)
+    with path.open("rb") as file:
+        return mapped(file)[start:].view(kind).reshape(shape)

@@ -20,12 +20,13 @@ from serving.galleries.format import (
     ITEMS,
     OFFSETS,
     THUMBNAILS,
+    Item,
     check_same_backbone,
+    map_matrix,
+    parse_item,
     read_info,
 )
 from serving.galleries.index import ApproximateIndex
-from serving.galleries.item import Item, parse_item
-from serving.galleries.rows import map_matrix
 from trainer.bundle.bundle import Bundle
 
 _ID = re.compile(r"(\d{1,18})\.([0-9a-f]{8})")

@@ -6,35 +6,29 @@ file with a single matrix. Such a file can be written as a stream.
 """
 
 import hashlib
-import json
 import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
 
 import numpy as np
 
 from data.files import commit, flush
-from data.shards.mapped import mapped
 from serving.galleries.format import (
-    DAMAGE_REMEDY,
     FEATURES,
     GALLERY,
     ITEMS,
     OFFSETS,
     THUMBNAILS,
     FileInfo,
+    Item,
+    item_line,
+    matrix_start,
+    parse_item,
     read_info,
 )
-from serving.galleries.item import Item, item_line, parse_item
 
-Kind = Literal["<f4", "<u8"]
-_DTYPES = {"<f4": "F32", "<u8": "U64"}
-_TENSOR = "matrix"
-# Largest header that is read, in bytes; real headers are far smaller.
-_MAX_HEADER_BYTES = 4096
 _NAMES = (ITEMS, FEATURES, OFFSETS, THUMBNAILS)
 # Contains the number of durable items. A part without this file has none.
 COMMITTED = "committed"
@@ -75,38 +69,6 @@ def flushed_info(path: Path) -> FileInfo:
         os.fsync(file.fileno())
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         return FileInfo(bytes=os.fstat(file.fileno()).st_size, sha256=sha256)
-
-
-def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
-    """Return the header of a safetensors file with a single matrix. The rows follow the header."""
-    size = shape[0] * shape[1] * np.dtype(kind).itemsize
-    entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
-    header = json.dumps({_TENSOR: entry}, separators=(",", ":")).encode()
-    header += b" " * (-(len(header) + 8) % 64)  # align the rows to 64 bytes for vector instructions
-    return len(header).to_bytes(8, "little") + header
-
-
-def matrix_start(path: Path, kind: Kind, shape: tuple[int, int]) -> int:
-    """Return the offset of the rows. Raises ValueError if the file does not contain this matrix."""
-    expected = matrix_header(kind, shape)
-    size = shape[0] * shape[1] * np.dtype(kind).itemsize
-    with path.open("rb") as file:
-        header = file.read(min(len(expected), _MAX_HEADER_BYTES))
-        if header != expected:
-            raise ValueError(
-                f"{path} does not contain a matrix of type {_DTYPES[kind]} and "
-                f"shape {list(shape)}: {DAMAGE_REMEDY}"
-            )
-        if os.fstat(file.fileno()).st_size != len(expected) + size:
-            raise ValueError(f"{path} is truncated or damaged: {DAMAGE_REMEDY}")
-    return len(expected)
-
-
-def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
-    """Memory-map the matrix read-only. All processes on the machine share the memory."""
-    start = matrix_start(path, kind, shape)
-    with path.open("rb") as file:
-        return mapped(file)[start:].view(kind).reshape(shape)
 
 
 class RowReader:

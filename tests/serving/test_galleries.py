@@ -29,8 +29,7 @@ from serving.galleries.collection import open_collection
 from serving.galleries.features import LocalEncoder
 from serving.galleries.format import features_identity
 from serving.galleries.gallery import Gallery
-from serving.galleries.ranking import Ranking, best, class_scores
-from serving.galleries.searching import Galleries, Page
+from serving.galleries.searching import Galleries, Page, Ranking, best, class_scores
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal

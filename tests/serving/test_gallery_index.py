@@ -15,10 +15,9 @@ from serving.galleries import building
 from serving.galleries.building import IndexOptions, index_collection
 from serving.galleries.collection import Collection, open_collection
 from serving.galleries.features import Batch, FeatureOptions, Row
-from serving.galleries.format import GalleryInfo, read_info
+from serving.galleries.format import GalleryInfo, Item, read_info
 from serving.galleries.gallery import Gallery
 from serving.galleries.index import MAX_HITS
-from serving.galleries.item import Item
 from serving.galleries.searching import Galleries, Page
 from serving.schemas import Hits
 from tests.serving.test_galleries import command, fill, requester, search
