@@ -61,21 +61,12 @@ def index(
 ) -> None:
     """Create or update a gallery. An update computes features only of new and changed items."""
     # Import here, so that other commands start quickly.
-    from serving.galleries.building import IndexOptions, index_collection
+    from serving.galleries.building import index_collection
     from serving.galleries.collection import open_collection
-    from serving.galleries.features import LocalEncoder
     from serving.model import Model
     from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
-    options = IndexOptions(
-        batch_size=batch_size,
-        threads=workers,
-        thumbnails=thumbnails,
-        strict=strict,
-        force=force,
-        index=approximate,
-    )
     with Bundle.open(bundle) as opened:
         reads = opened.spec.reads
         listed = open_collection(collection, reads)
@@ -88,7 +79,17 @@ def index(
             progress("writing", reads) as writing,
         ):
             done = index_collection(
-                LocalEncoder(model), listed, out, options, computing=computing, writing=writing
+                model,
+                listed,
+                out,
+                batch_size=batch_size,
+                threads=workers,
+                thumbnails=thumbnails,
+                strict=strict,
+                force=force,
+                index=approximate,
+                computing=computing,
+                writing=writing,
             )
     _print_result(out, done, reads, started)
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from serving.client import Client, RejectedError
-from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.features import LocalEncoder
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application
@@ -25,9 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundle = write_of_texts(folder / "texts")
     (folder / "lines").write_text("".join(f"a cat {'a dog ' * (i % 9)}{i}\n" for i in range(NUM)))
     collection = open_collection(folder / "lines", "texts")
-    index_collection(
-        LocalEncoder(Model.open(bundle)), collection, folder / "gallery", IndexOptions(batch_size=8)
-    )
+    index_collection(Model.open(bundle), collection, folder / "gallery")
     with in_process.listening(
         application(bundle, galleries={"one.two": folder / "gallery"})
     ) as url:

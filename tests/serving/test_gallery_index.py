@@ -1,24 +1,26 @@
 """The approximate index of a gallery: its recall, its exact scores, and when it is used."""
 
 import json
-from collections.abc import Generator, Iterable
-from itertools import islice
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.gallery_recall import measure
 from heads.logits import Cosine, Dot
 from serving.answer import make_query
 from serving.galleries import building
-from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.collection import Collection, open_collection
-from serving.galleries.features import Batch, FeatureOptions, Row
-from serving.galleries.format import GalleryInfo, Item, read_info
+from serving.galleries.building import index_collection
+from serving.galleries.collection import open_collection
+from serving.galleries.format import GalleryInfo, read_info
 from serving.galleries.gallery import Gallery
 from serving.galleries.index import MAX_HITS
 from serving.galleries.searching import Galleries, Page
+from serving.model import Model
 from serving.schemas import Hits
 from tests.serving.test_galleries import command, fill, requester, search
 from tests.tiny_bundle import DIM, NAMES, write
@@ -28,18 +30,16 @@ NUM = 6000
 EVERY_CLASS = list(range(len(NAMES)))
 
 
-class Synthetic:
-    """An `Encoder` that returns given features."""
+class Synthetic(Model):
+    """Returns given features. The files of the collection contain the index of their row."""
 
-    def __init__(self, bundle: Bundle, features: np.ndarray) -> None:
-        self.bundle, self._features = bundle, features
+    rows: np.ndarray
 
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        items = iter(items)
-        while batch := list(islice(items, 1000)):
-            yield [Row(item, self._features[int(Path(item.name).stem)], b"") for item in batch]
+    def prepare(self, raw: bytes | str) -> Any:
+        return int(raw)
+
+    def features(self, prepared: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(self.rows[list(prepared)])
 
 
 def clustered(num: int = NUM) -> np.ndarray:
@@ -52,16 +52,20 @@ def clustered(num: int = NUM) -> np.ndarray:
     return found.astype(np.float32)
 
 
-def build(bundle: Path, folder: Path, features: np.ndarray, **options: object) -> GalleryInfo:
+def build(
+    bundle: Path, folder: Path, features: np.ndarray, index: bool | None = None
+) -> GalleryInfo:
     images = folder / "images"
     if not images.exists():
         images.mkdir()
-        for index in range(len(features)):
-            (images / f"{index:05d}.png").touch()
-    collection = open_collection(images, "images")
-    encoder = Synthetic(Bundle.open(bundle), features)
-    found = IndexOptions(thumbnails=False, **options)  # type: ignore[arg-type]
-    return index_collection(encoder, collection, folder / "gallery", found).info
+        for row in range(len(features)):
+            (images / f"{row:05d}.png").write_text(str(row))
+    collection, model = open_collection(images, "images"), Synthetic.open(bundle)
+    model.rows = features
+    path = folder / "gallery"
+    return index_collection(
+        model, collection, path, batch_size=1000, thumbnails=False, index=index
+    ).info
 
 
 @pytest.fixture(scope="module", params=["dot", "cosine"])
@@ -174,10 +178,7 @@ def test_a_request_can_ask_for_an_exact_search(galleries: Galleries, bundle: Pat
 def test_an_index_with_a_low_recall_is_used_only_on_request(
     bundle: Path, gallery: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in gallery.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    copy = shutil.copytree(gallery, tmp_path / "copy")
     text = json.loads((copy / "gallery.json").read_text())
     text["index"]["recall"]["100"] = 0.9
     (copy / "gallery.json").write_text(json.dumps(text))
@@ -232,15 +233,10 @@ def test_scores_that_do_not_increase_with_the_product_have_no_index(
 def test_an_error_names_a_damaged_index(
     bundle: Path, gallery: Path, tmp_path: Path, size: int
 ) -> None:
-    for file in gallery.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    raw = (tmp_path / "index.faiss").read_bytes()
-    (tmp_path / "index.faiss").write_bytes(raw[:size])
-    with pytest.raises(ValueError, match=r"index\.faiss has .* bytes instead of"):
-        Gallery(tmp_path, Bundle.open(bundle))
-    (tmp_path / "index.faiss").write_bytes(raw[:size] + bytes(len(raw) - size))
+    file = shutil.copytree(gallery, tmp_path / "copy") / "index.faiss"
+    file.write_bytes(file.read_bytes()[:size] + bytes(file.stat().st_size - size))
     with pytest.raises(ValueError, match=r"index\.faiss (is damaged|does not)"):
-        Gallery(tmp_path, Bundle.open(bundle)).verify()
+        Gallery(file.parent, Bundle.open(bundle)).verify()
 
 
 def test_the_server_states_the_recall_and_whether_a_search_was_exact(
