@@ -168,9 +168,14 @@ class _NumberedRows:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, number: int) -> Row:
+    def located(self, number: int) -> tuple[Rows, int]:
+        """Return the folder of a row, and the index of the row in it."""
         folder = bisect_right(self._starts, number) - 1
-        return self._folders[folder].row(number - self._starts[folder])
+        return self._folders[folder], number - self._starts[folder]
+
+    def item(self, number: int) -> Item:
+        rows, index = self.located(number)
+        return rows.item(index)
 
     def items(self) -> Iterator[Item]:
         for rows in self._folders:
@@ -198,7 +203,7 @@ def _list(
             listing.write(item_line(item))
             key = np.uint64(_key(item))
             first, end = keys.searchsorted(key), keys.searchsorted(key, "right")
-            same = (n for n in order[first:end].tolist() if earlier[n].item[:3] == item[:3])
+            same = (n for n in order[first:end].tolist() if earlier.item(n)[:3] == item[:3])
             numbers.append(next(same, _MISSING))
     return numbers
 
@@ -243,11 +248,12 @@ def _merged(
     written = 0
     for item, number in zip(read_items(work.listing), numbers, strict=True):
         if number == _MISSING:
-            if computed == len(rows) or rows[computed].item.name != item.name:
+            if computed == len(rows) or rows.item(computed).name != item.name:
                 continue
             number, computed = computed, computed + 1
-        row = rows[number]
-        yield row._replace(item=item._replace(text=row.item.text))
+        folder, index = rows.located(number)
+        item = item._replace(text=folder.item(index).text)
+        yield Row(item, folder.features[index], folder.thumbnail(index))
         written += 1
         if written % _REPORT_EVERY == 0 or written == num_items:
             report(written, num_items)

@@ -51,16 +51,23 @@ class ImageCollection:
             if isinstance(entry, Unreadable):
                 yield entry
                 continue
+            path, is_hidden = self._path(entry), entry.rpartition("/")[2].startswith(".")
+            found: Item | Unreadable
             try:
-                status = os.lstat(self._path(entry))
-                is_hidden = entry.rpartition("/")[2].startswith(".")
+                status = os.lstat(path)
                 if stat.S_ISDIR(status.st_mode) and not is_hidden:
                     stack += self._names(f"{entry}/")
                     continue
                 if is_hidden or os.path.splitext(entry)[1].lower() not in ENDINGS:
                     self.ignored += 1
                     continue
-                found = self._inspect(entry, status)
+                is_link = stat.S_ISLNK(status.st_mode)
+                if is_link and not os.path.realpath(path).startswith(f"{self._root}/"):
+                    found = Unreadable(entry, "link to a file outside the folder")
+                elif not stat.S_ISREG((status := os.stat(path)).st_mode):
+                    found = Unreadable(entry, "not a regular file")  # a pipe would block forever
+                else:
+                    found = Item(entry, status.st_size, status.st_mtime_ns)
             except OSError as error:
                 found = Unreadable(entry, reason(error))
             yield found
@@ -81,15 +88,6 @@ class ImageCollection:
             return [prefix + name for name in sorted(os.listdir(self._path(prefix)), reverse=True)]
         except OSError as error:
             return [Unreadable(prefix or ".", f"folder cannot be listed ({error.strerror})")]
-
-    def _inspect(self, name: str, status: os.stat_result) -> Item | Unreadable:
-        if stat.S_ISLNK(status.st_mode):
-            if not os.path.realpath(self._path(name)).startswith(f"{self._root}/"):
-                return Unreadable(name, "link to a file outside the folder")
-            status = os.stat(self._path(name))
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe would block forever
-            return Unreadable(name, "not a regular file")
-        return Item(name, status.st_size, status.st_mtime_ns)
 
 
 class TextFile:

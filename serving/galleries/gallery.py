@@ -65,10 +65,6 @@ class Rows:
         IndexError like `item`."""
         return self._read(self._thumbnails, index, 1)
 
-    def row(self, index: int) -> Row:
-        """Return a row. Raises IndexError like `item`."""
-        return Row(self.item(index), self.features[index], self.thumbnail(index))
-
     def _read(self, data: np.ndarray, index: int, column: int) -> bytes:
         if not 0 <= index < self.num_items:
             raise IndexError(

@@ -33,7 +33,7 @@ from serving.galleries.searching import best
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
-from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
+from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
 
 NUM = 23
@@ -133,15 +133,6 @@ def test_a_gallery_contains_every_readable_image_in_path_order(gallery: Path, fo
     assert names(gallery) == [str(path) for path in sorted(paths, key=lambda path: path.parts)]
     assert len(names(gallery)) == NUM + len(UNUSUAL_NAMES)
     assert not gallery.with_name("pets.partial").exists()
-
-
-def test_features_are_independent_of_the_batch(gallery: Path, folder: Path, bundle: Path) -> None:
-    model = Model.open(bundle)
-    features = load_file(gallery / "features.safetensors")["matrix"]
-    assert features.shape == (NUM + len(UNUSUAL_NAMES), DIM)
-    for name, row in zip(names(gallery), features, strict=True):
-        expected = model.features([model.prepare((folder / name).read_bytes())])[0]
-        torch.testing.assert_close(torch.from_numpy(row), expected)
 
 
 def test_only_new_and_changed_items_are_computed(bundle: Path, tmp_path: Path) -> None:
@@ -343,54 +334,29 @@ def test_a_gallery_built_from_another_folder_is_not_overwritten(
 # ---------------------------------------------------------------------------- opening
 
 
-def another_backbone(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def other():  # type: ignore[no-untyped-def]
-        backbone = tiny_backbone()
-        with torch.no_grad():
-            next(backbone.parameters()).add_(1.0)
-        return backbone
-
-    with monkeypatch.context() as patched:
-        patched.setattr("tests.tiny_bundle.tiny_backbone", other)
-        return write(path)
-
-
 def test_features_from_another_backbone_are_rejected(
-    bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, folder: Path, gallery: Path, tmp_path: Path
 ) -> None:
-    other = another_backbone(tmp_path / "other", monkeypatch)
+    image = json.loads((bundle / "bundle.json").read_text())["model"]["image"]
+    changed = write(tmp_path / "size", changes={"image": {**image, "resize": 24}})
     with pytest.raises(ValueError, match="pets was created with a different backbone"):
-        Gallery(gallery, Bundle.open(other))
-    with pytest.raises(ValueError, match="pets was created with a different backbone"):
-        command(other, folder, "-o", gallery)
-    changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
-    with pytest.raises(ValueError, match="different backbone, precision or preprocessing"):
         Gallery(gallery, Bundle.open(changed))
+    with pytest.raises(ValueError, match="pets was created with a different backbone"):
+        command(changed, folder, "-o", gallery)
 
 
 def test_a_gallery_belongs_to_one_precision_and_to_one_conversion_to_int8(tmp_path: Path) -> None:
-    def identity(name: str, precision: str, content: bytes | None) -> str:
-        def write_backbone(file: Path) -> None:
-            file.write_bytes(content or b"")
-
-        options = {} if content is None else {"write_onnx": write_backbone}
-        path = write(tmp_path / name, changes={"precision": precision}, **options)
-        with Bundle.open(path) as bundle:
+    def identity(name: str, precision: str, onnx: bytes | None = None) -> str:
+        options = {} if onnx is None else {"write_onnx": lambda file: file.write_bytes(onnx)}
+        with Bundle.open(
+            write(tmp_path / name, changes={"precision": precision}, **options)
+        ) as bundle:
             return features_identity(bundle)
 
-    original = identity("float32", "float32", None)
+    original, int8 = identity("float32", "float32"), identity("int8", "int8", b"x")
     assert identity("onnx", "float32", b"x") == original
-    low = [
-        identity("bf16", "bf16", None),
-        identity("int8", "int8", b"x"),
-        identity("y", "int8", b"y"),
-    ]
-    assert len({original, *low}) == 4
-    assert identity("copy", "int8", b"x") == low[1]
-
-
-def _image(bundle: Path) -> dict:
-    return json.loads((bundle / "bundle.json").read_text())["model"]["image"]
+    assert len({original, int8, identity("bf16", "bf16"), identity("y", "int8", b"y")}) == 4
+    assert identity("copy", "int8", b"x") == int8
 
 
 def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
@@ -526,7 +492,6 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("pets/search", b"", 400, "empty_body"),
         ("pets/search", b"{", 400, "invalid_json"),
         ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "limit": 0}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
@@ -534,11 +499,9 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("pets/search", json.dumps({"classes": [0] * 101}), 413, "too_many_classes"),
         ("cats/search", b'{"classes": [0]}', 404, "unknown_gallery"),
         ("..%2fpets/search", b'{"classes": [0]}', 404, "no_such_path"),
-        ("..%00/search", b'{"classes": [0]}', 404, "unknown_gallery"),
         ("pets/items/28/thumbnail", None, 404, "unknown_item"),
         ("pets/items/-1/thumbnail", None, 422, "invalid_parameter"),
         ("pets/items/99999999999999999999999/thumbnail", None, 404, "unknown_item"),
-        ("cats/items/0/thumbnail", None, 404, "unknown_gallery"),
     ],
 )
 def test_invalid_requests_are_rejected_with_an_error_code(
