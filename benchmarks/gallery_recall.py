@@ -30,7 +30,7 @@ Search = Callable[[Page], Sequence[GalleryHit]]
 def measure(bundle: Path, path: Path, num_queries: int) -> Iterator[Row]:
     """Yield rows for the classes of the bundle. Raises SystemExit if the gallery has no index."""
     with Bundle.open(bundle) as opened:
-        galleries = Galleries({_NAME: path}, opened, cache_bytes=0)
+        galleries = Galleries({_NAME: path}, opened)
         info = galleries[_NAME].info
         if info.index is None:
             raise SystemExit(f"{path} has no index: create it with kway index --index")

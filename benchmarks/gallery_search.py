@@ -12,9 +12,9 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from heads.logits import ClassRows, Dot
+from serving.galleries.gallery import map_matrix, matrix_header
 from serving.galleries.index import ApproximateIndex, build_index
-from serving.galleries.ranking import Ranking, class_scores
-from serving.galleries.rows import map_matrix, matrix_header
+from serving.galleries.searching import best, class_scores
 from trainer.bundle.spec import LossSpec
 
 _ITEMS, _DIM, _PAGE = 1_000_000, 256, 20
@@ -24,7 +24,7 @@ _LOSS = LossSpec(kind="batch_ce", aligned=True)
 
 
 def exact() -> Iterator[Row]:
-    """Compare the first search for a class, and fetching its next page, with other libraries."""
+    """Compare a search for a class with other libraries."""
     faiss.omp_set_num_threads(torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:
         features = _mapped_features(Path(folder) / "features.safetensors")
@@ -39,21 +39,14 @@ def exact() -> Iterator[Row]:
 
         def numpy_search() -> None:
             scores = np.dot(features, next_row().rows[0].numpy())
-            best = np.argpartition(-scores, _PAGE)[:_PAGE]
-            best[np.argsort(-scores[best])]
-
-        ranking = Ranking(class_scores(features, classes[:1], Dot(), _LOSS))
-
-        def next_page() -> None:
-            ranking.count_reaching(1.0)
-            ranking.page(_PAGE, _PAGE)
+            found = np.argpartition(-scores, _PAGE)[:_PAGE]
+            found[np.argsort(-scores[found])]
 
         found = take_turns(
             {
                 "search": lambda: _search(features, next_row()),
                 "dot": lambda: np.dot(features, next_row().rows[0].numpy()),
                 "numpy": numpy_search,
-                "next": next_page,
                 "faiss": lambda: flat.search(next_row().rows.numpy(), _PAGE),
                 # The threads of faiss wait actively for a while, at the cost of the next contender.
                 "pause": lambda: time.sleep(_PAUSE_SECONDS),
@@ -67,7 +60,6 @@ def exact() -> Iterator[Row]:
     yield ratio_row("gallery search / faiss IndexFlatIP", case, ours, found["faiss"], 1.0)
     yield ratio_row("gallery search / numpy.dot + argpartition", case, ours, found["numpy"])
     yield ratio_row("gallery search / numpy.dot", case, ours, found["dot"], 1.3)
-    yield ratio_row("next page, by threshold / numpy.dot", case, found["next"], found["dot"])
 
 
 def approximate() -> Iterator[Row]:
@@ -77,7 +69,7 @@ def approximate() -> Iterator[Row]:
         features = _mapped_features(folder / "features.safetensors")
         classes = _classes()
         info = build_index(features, folder / "index", classes_Qd=classes.rows, normalizes=False)
-        index = ApproximateIndex(folder / "index", info, features.shape)
+        index = ApproximateIndex(folder / "index", features.shape, num_probes=info.num_probes)
         turn = iter(range(10**9))
 
         def search(method: Callable[[ClassRows], None]) -> Callable[[], None]:
@@ -106,7 +98,7 @@ def approximate() -> Iterator[Row]:
 
 
 def _search(features: np.ndarray, row: ClassRows) -> None:
-    Ranking(class_scores(features, row, Dot(), _LOSS)).page(0, _PAGE)
+    best(class_scores(features, row, Dot(), _LOSS), 0, _PAGE)
 
 
 def _centers() -> np.ndarray:

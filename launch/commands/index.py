@@ -2,23 +2,19 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from data.messages import pluralize, printable
-from launch.options import AllowImport, RayAddress
+from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     from serving.galleries.building import IndexResult
-    from serving.galleries.features import Encoder
     from serving.galleries.format import IndexInfo
-    from trainer.bundle.bundle import Bundle
 
 
 def index(
@@ -38,9 +34,7 @@ def index(
     ] = 32,
     workers: Annotated[
         int | None,
-        typer.Option(
-            help="number of decoding threads (of each Ray task); default: one per core", min=1
-        ),
+        typer.Option(help="number of decoding threads; default: one per core", min=1),
     ] = None,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="device on which the model runs")
@@ -64,64 +58,40 @@ def index(
         ),
     ] = None,
     allow_import: AllowImport = None,
-    ray: RayAddress = None,
 ) -> None:
     """Create or update a gallery. An update computes features only of new and changed items."""
     # Import here, so that other commands start quickly.
-    from serving.galleries.building import IndexOptions, index_collection
+    from serving.galleries.building import index_collection
     from serving.galleries.collection import open_collection
+    from serving.model import Model
     from trainer.bundle.bundle import Bundle
 
     started = time.monotonic()
-    options = IndexOptions(
-        batch_size=batch_size,
-        threads=workers,
-        thumbnails=thumbnails,
-        strict=strict,
-        force=force,
-        index=approximate,
-    )
     with Bundle.open(bundle) as opened:
         reads = opened.spec.reads
         listed = open_collection(collection, reads)
         opened.verify(class_weights=False)
+        model = Model(opened, device=device, allow_imports=tuple(allow_import or ()))
+        model.self_check()
         with (
-            _open_encoder(opened, device, tuple(allow_import or ()), ray) as encoder,
             explain_write_errors(out, "--out"),
             progress("indexing", reads) as computing,
             progress("writing", reads) as writing,
         ):
             done = index_collection(
-                encoder, listed, out, options, computing=computing, writing=writing
+                model,
+                listed,
+                out,
+                batch_size=batch_size,
+                threads=workers,
+                thumbnails=thumbnails,
+                strict=strict,
+                force=force,
+                index=approximate,
+                computing=computing,
+                writing=writing,
             )
     _print_result(out, done, reads, started)
-
-
-@contextmanager
-def _open_encoder(
-    bundle: "Bundle",
-    device: Literal["cpu", "cuda"],
-    allow_imports: tuple[str, ...],
-    ray: str | None,
-) -> Iterator["Encoder"]:
-    from serving.galleries.features import LocalEncoder, RayEncoder
-    from serving.model import Model
-
-    if ray is None:
-        model = Model(bundle, device=device, allow_imports=allow_imports)
-        model.self_check()
-        yield LocalEncoder(model)
-        return
-    import torch
-
-    from data.ray_pool import ray_pool
-    from trainer.backbone.precision import check_device
-
-    check_device(bundle.spec.precision, device, on_this_machine=False)
-    # A task uses as many threads as this process would, because the number of threads affects the
-    # rounding of the features.
-    with ray_pool(ray, gpu=device == "cuda", cpus=torch.get_num_threads()) as pool:
-        yield RayEncoder(bundle, pool, device=device, allow_imports=allow_imports)
 
 
 def _print_result(out: Path, done: "IndexResult", reads: str, started: float) -> None:

@@ -1,190 +1,81 @@
-"""Reads the items of a collection and computes their features, in this process or on a Ray cluster.
-
-The batches consist of the same items in both cases, and torch uses the same number of threads, so
-that the features are identical to the last bit.
-"""
+"""Reads the items of a collection and computes their features and thumbnails."""
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
-import torch
 
+from data.images.decode import MAX_PIXELS, decode, resize
+from data.images.headers import jpeg_header
 from data.processes import in_order
-from serving.galleries.collection import Collection, Unreadable, open_collection
-from serving.galleries.format import features_identity
-from serving.galleries.item import Item
-from serving.galleries.thumbnails import thumbnail
-from serving.model import Device, Engine, Model, best_engine
-from trainer.bundle.bundle import Bundle
+from serving.galleries.collection import Collection, Unreadable, reason
+from serving.galleries.format import Item
+from serving.galleries.gallery import Row
+from serving.model import Model
 
-if TYPE_CHECKING:
-    from data.ray_pool import RayPool
-
-# A task reads the next batches while the model computes, and has a fixed overhead.
-_BATCHES_PER_TASK = 8
-
-
-class Row(NamedTuple):
-    """An item as it is stored in a gallery."""
-
-    item: Item
-    features: np.ndarray
-    thumbnail: bytes
+THUMBNAIL_SIDE = 160  # maximum length in pixels of the longer side
+_QUALITY = 80
+# Decoding a JPEG at a fraction of its size is faster.
+_REDUCTION_FLAGS = {
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+}
+# Longer texts are truncated for display.
+_MAX_SHOWN_CHARS = 500
 
 
-Batch = Sequence[Row | Unreadable]
-
-
-@dataclass(frozen=True)
-class FeatureOptions:
-    """Options for computing features.
-
-    - `batch_size`: number of texts or image crops per forward pass.
-    - `threads`: number of threads that read and decode items. Default: one per core.
-    - `thumbnails`: compute thumbnails of images.
-    """
-
-    batch_size: int = 32
-    threads: int | None = None
-    thumbnails: bool = True
-
-
-class Encoder(Protocol):
-    """Computes features of items with the model in `bundle`."""
-
-    bundle: Bundle
-
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        """Yield the rows of the items in order, and the items that cannot be read."""
-        ...
-
-
-class LocalEncoder:
-    """Computes features in this process."""
-
-    def __init__(self, model: Model) -> None:
-        self.bundle = model.bundle
-        self._model = model
-
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        size = _batch_items(self.bundle, options)
-        prepare = partial(_prepare, self._model, collection, with_thumbnail=options.thumbnails)
-        with closing(_prepared(prepare, items, options)) as prepared:
-            while batch := list(islice(prepared, size)):
-                yield list(_rows(self._model, batch))
-
-
-class RayEncoder:
-    """Computes features in the tasks of a Ray cluster, whose nodes must share the files of the
-    bundle and the collection. Each worker process loads the model once."""
-
-    def __init__(
-        self, bundle: Bundle, pool: "RayPool", *, device: Device, allow_imports: Sequence[str] = ()
-    ) -> None:
-        self.bundle = bundle
-        self._pool, self._device, self._allow_imports = pool, device, tuple(allow_imports)
-
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        task = _Task(
-            bundle=self.bundle.path.absolute(),
-            identity=features_identity(self.bundle),
-            collection=collection.path.absolute(),
-            device=self._device,
-            engine=best_engine(self.bundle, self._device),
-            allow_imports=self._allow_imports,
-            options=replace(options, threads=options.threads or self._pool.cpus),
-            torch_threads=torch.get_num_threads(),
-        )
-        items, size = iter(items), _BATCHES_PER_TASK * _batch_items(self.bundle, options)
-        jobs = iter(lambda: list(islice(items, size)), [])
-        for batches in in_order(self._pool, task, jobs, ahead=2 * self._pool.num_workers):
-            yield from batches
-
-
-@dataclass(frozen=True)
-class _Task:
-    bundle: Path
-    identity: str
-    collection: Path
-    device: Device
-    engine: Engine
-    allow_imports: tuple[str, ...]
-    options: FeatureOptions
-    torch_threads: int
-
-    def __call__(self, items: Sequence[Item]) -> list[Batch]:
-        encoder, collection = _opened(self)
-        return list(encoder.batches(collection, items, self.options))
-
-
-@lru_cache(maxsize=1)
-def _opened(task: _Task) -> tuple[LocalEncoder, Collection]:
-    """Load the model once per worker process."""
-    # The number of threads affects the rounding of sums.
-    torch.set_num_threads(task.torch_threads)
-    bundle = Bundle.open(task.bundle)
-    if features_identity(bundle) != task.identity:
-        raise ValueError(
-            f"{task.bundle} differs between the nodes of the Ray cluster: store it on a file "
-            "system that all nodes share"
-        )
-    model = Model(bundle, device=task.device, engine=task.engine, allow_imports=task.allow_imports)
-    model.self_check()
-    return LocalEncoder(model), open_collection(task.collection, model.reads)
-
-
-def _batch_items(bundle: Bundle, options: FeatureOptions) -> int:
-    image = bundle.spec.image
-    return max(1, options.batch_size // (1 if image is None else image.crops))
-
-
-@dataclass(frozen=True)
-class _PreparedItem:
+class _PreparedItem(NamedTuple):
     item: Item
     prepared: Any
     thumbnail: bytes
 
 
-def _prepared(
-    prepare: Callable[[Item], _PreparedItem | Unreadable],
+def computed_rows(
+    model: Model,
+    collection: Collection,
     items: Iterable[Item],
-    options: FeatureOptions,
-) -> Generator[_PreparedItem | Unreadable, None, None]:
-    """Yield prepared items in order. Threads read and decode them slightly ahead of the model."""
-    threads = options.threads or os.cpu_count() or 1
+    batch_size: int,
+    threads: int | None,
+    with_thumbnails: bool,
+) -> Generator[Sequence[Row | Unreadable], None, None]:
+    """Yield batches of the rows of the items in order, and of the items that cannot be read.
+
+    `threads` threads read and decode items slightly ahead of the model.
+    """
+    image = model.bundle.spec.image
+    num_items = max(1, batch_size // (1 if image is None else image.crops))
+    threads = threads or os.cpu_count() or 1
+    prepare = partial(_prepare, model, collection, with_thumbnails)
     pool = ThreadPoolExecutor(threads, "decode")
     try:
-        yield from in_order(pool, prepare, items, ahead=2 * options.batch_size + threads)
+        prepared = in_order(pool, prepare, items, ahead=2 * batch_size + threads)
+        while batch := list(islice(prepared, num_items)):
+            yield list(_rows(model, batch))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _prepare(
-    model: Model, collection: Collection, item: Item, *, with_thumbnail: bool
+    model: Model, collection: Collection, with_thumbnail: bool, item: Item
 ) -> _PreparedItem | Unreadable:
+    jpeg = b""
     try:
         raw = collection.read(item)
         prepared = model.prepare(raw)
-        jpeg = thumbnail(raw) if with_thumbnail and isinstance(raw, bytes) else b""
-    except OSError as error:
-        return Unreadable(item.name, error.strerror or str(error))
-    except ValueError as error:
-        return Unreadable(item.name, str(error))
-    return _PreparedItem(collection.displayed(item, raw), prepared, jpeg)
+        if isinstance(raw, str):
+            is_short = len(raw) <= _MAX_SHOWN_CHARS
+            item = item._replace(text=raw if is_short else raw[: _MAX_SHOWN_CHARS - 1] + "…")
+        elif with_thumbnail:
+            jpeg = thumbnail(raw)
+    except (OSError, ValueError) as error:
+        return Unreadable(item.name, reason(error))
+    return _PreparedItem(item, prepared, jpeg)
 
 
 def _rows(model: Model, batch: Sequence[_PreparedItem | Unreadable]) -> Iterator[Row | Unreadable]:
@@ -199,3 +90,21 @@ def _rows(model: Model, batch: Sequence[_PreparedItem | Unreadable]) -> Iterator
             yield Row(one.item, row, one.thumbnail)
         else:
             yield Unreadable(one.item.name, "the features computed by the model are not finite")
+
+
+def thumbnail(raw: bytes) -> bytes:
+    """Convert an image file to a JPEG whose longer side is at most `THUMBNAIL_SIDE` pixels.
+
+    `raw` must be a file that `decode` accepts. Raises ValueError if it cannot be decoded.
+    """
+    header = jpeg_header(raw)
+    fraction = max(header.height, header.width) // THUMBNAIL_SIDE if header is not None else 1
+    flag = next((flag for factor, flag in _REDUCTION_FLAGS.items() if fraction >= factor), None)
+    pixels = None if flag is None else cv2.imdecode(np.frombuffer(raw, np.uint8), flag)
+    if pixels is None:
+        pixels = np.ascontiguousarray(decode(raw, 3, MAX_PIXELS)[:, :, ::-1])
+    scale = THUMBNAIL_SIDE / max(pixels.shape[:2])
+    if scale < 1:
+        height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+        pixels = resize(pixels, height, width)
+    return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()

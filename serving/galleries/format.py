@@ -12,15 +12,13 @@ index.faiss            the approximate index, if there is one (`serving/gallerie
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from data.messages import kway_command
-from serving.galleries.item import Item, parse_item
-from trainer.backbone.precision import Precision
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, ONNX, TOKENIZER, Reads, Spec, read_manifest
 
@@ -60,19 +58,24 @@ class IndexInfo(Spec):
         return self.recall.get(TARGET_DEPTH, 0.0) >= TARGET_RECALL
 
 
-class GalleryInfo(Spec):
-    """The contents of `gallery.json`."""
+class GallerySettings(Spec):
+    """Settings that must match before a run can update a gallery or resume an earlier run."""
 
-    format_version: Literal[1, 2] = 1
     # Earlier versions wrote "pictures".
     reads: Annotated[Reads, BeforeValidator(lambda v: "images" if v == "pictures" else v)]
     backbone: Sha256 = Field(
         description="`features_identity` of the bundle that computed the features"
     )
     source: str = Field(description="path of the indexed folder or text file")
-    num_items: int = Field(gt=0)
     dim: int = Field(gt=0)
     thumbnails: bool
+
+
+class GalleryInfo(GallerySettings):
+    """The contents of `gallery.json`."""
+
+    format_version: Literal[1, 2] = 1
+    num_items: int = Field(gt=0)
     unreadable: int = Field(ge=0, description="number of files or lines that could not be read")
     index: IndexInfo | None = None
     files: dict[str, FileInfo]
@@ -112,11 +115,6 @@ def read_info(path: Path) -> GalleryInfo:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "top level"
         raise ValueError(f"{file}: {where}: {first['msg']}") from error
-    _check_sizes(path, info)
-    return info
-
-
-def _check_sizes(path: Path, info: GalleryInfo) -> None:
     for name, expected in info.files.items():
         file = path / name
         if not file.is_file():
@@ -125,6 +123,7 @@ def _check_sizes(path: Path, info: GalleryInfo) -> None:
             raise ValueError(
                 f"{file} has {size} bytes instead of {expected.bytes}: {DAMAGE_REMEDY}"
             )
+    return info
 
 
 def features_identity(bundle: Bundle) -> str:
@@ -133,64 +132,80 @@ def features_identity(bundle: Bundle) -> str:
     Class weights, thresholds and names are excluded, so a gallery remains valid for other heads.
     """
     checksums = {name: file.sha256 for name, file in read_manifest(bundle.path).files.items()}
-    tokenizer = {
-        name: digest for name, digest in checksums.items() if name.startswith(f"{TOKENIZER}/")
-    }
     spec = bundle.spec
+    encoder: dict[str, Any]
+    if spec.backbone is not None:
+        encoder = spec.backbone.model_dump(mode="json")
+    else:
+        encoder = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
+        encoder.pop("transformers_version", None)  # recorded at export; does not affect features
     identity = {
         "weights": checksums[BACKBONE],
-        "encoder": _encoder(bundle),
-        "tokenizer": tokenizer,
+        "encoder": encoder,
+        "tokenizer": {
+            name: digest for name, digest in checksums.items() if name.startswith(f"{TOKENIZER}/")
+        },
         "pooling": spec.pooling,
         # Omit defaults, so that settings added in later versions do not change the identity.
         "image": spec.image and spec.image.model_dump(mode="json", exclude_defaults=True),
         "text": spec.text and spec.text.model_dump(mode="json", exclude_defaults=True),
-        **_precision(spec.precision, checksums),
     }
+    # In float32, all engines compute the same features.
+    if spec.precision != "float32":
+        identity |= {"precision": spec.precision, "quantized": checksums.get(ONNX)}
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-
-
-def has_features_of(bundle: Bundle, info: GalleryInfo) -> bool:
-    """Return whether the gallery's features were computed by `bundle`'s backbone."""
-    return (info.backbone, info.dim) == (features_identity(bundle), bundle.spec.dim)
 
 
 class OtherBackboneError(ValueError):
     """The features of a gallery were computed by another backbone."""
 
 
-def check_same_backbone(path: Path, info: GalleryInfo, bundle: Bundle) -> None:
-    """Raise OtherBackboneError if the gallery's features were not computed by `bundle`'s
+def check_same_backbone(path: Path, found: GallerySettings, bundle: Bundle) -> None:
+    """Raise OtherBackboneError if the features at `path` were not computed by `bundle`'s
     backbone."""
-    if not has_features_of(bundle, info):
+    if (found.backbone, found.dim) != (features_identity(bundle), bundle.spec.dim):
         raise OtherBackboneError(
             f"{path} was created with a different backbone, precision or preprocessing than "
             f"{bundle.path}: create a new gallery with "
-            f"{kway_command('index', bundle.path, info.source, '-o', 'GALLERY')}"
+            f"{kway_command('index', bundle.path, found.source, '-o', 'GALLERY')}"
         )
 
 
-def _precision(precision: Precision, checksums: dict[str, str]) -> dict[str, Any]:
-    """Return nothing for float32, in which all engines compute the same features."""
-    if precision == "float32":
-        return {}
-    return {"precision": precision, "quantized": checksums.get(ONNX)}
+class Item(NamedTuple):
+    """An item of a collection.
+
+    - `name`: the path relative to the folder, separated by "/", or the line number.
+    - `size`: the size in bytes.
+    - `stamp`: the modification time in ns, or a hash of the text.
+    - `start`: the offset of the line in a text file.
+    - `text`: the text that the gallery displays, possibly truncated.
+
+    Two items are the same if `name`, `size` and `stamp` are equal.
+    """
+
+    name: str
+    size: int
+    stamp: int
+    start: int = 0
+    text: str | None = None
 
 
-def _encoder(bundle: Bundle) -> dict[str, Any]:
-    """Return the architecture of the backbone: its configuration or, for an imported backbone, its
-    options and source."""
-    imported = bundle.spec.backbone
-    if imported is not None:
-        return imported.model_dump(mode="json")
-    encoder: dict[str, Any] = json.loads((bundle.path / ENCODER / "config.json").read_bytes())
-    encoder.pop("transformers_version", None)  # recorded at export; does not affect features
-    return encoder
+def item_line(item: Item) -> bytes:
+    """Serialize an item as one line of ASCII, including the newline. The name may contain line
+    breaks and bytes that are not UTF-8."""
+    fields = item if item.start or item.text is not None else item[:3]
+    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
-def shown_name(name: str) -> str:
-    """Escape a name for JSON: bytes that are not UTF-8 become `\\xff`."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+def parse_item(line: bytes) -> Item:
+    """Inverse of `item_line`. Raises ValueError for any other line."""
+    try:
+        item = Item(*json.loads(line))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(f"{line[:80]!r} is not an item") from error
+    if [type(field) for field in item[:3]] != [str, int, int]:
+        raise ValueError(f"{line[:80]!r} is not an item")
+    return item
 
 
 def read_items(path: Path) -> Iterator[Item]:
@@ -199,10 +214,6 @@ def read_items(path: Path) -> Iterator[Item]:
         yield from map(parse_item, file)
 
 
-def order_of(reads: Reads) -> Callable[[str], Any]:
-    """Return the sort key for item names: the components of a path, or the line number."""
-    return int if reads == "texts" else _parts
-
-
-def _parts(name: str) -> list[str]:
-    return name.split("/")
+def shown_name(name: str) -> str:
+    """Escape a name for JSON: bytes that are not UTF-8 become `\\xff`."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

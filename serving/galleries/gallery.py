@@ -1,17 +1,20 @@
-"""Open galleries: their items, features and thumbnails.
-
-Features are memory-mapped; items and thumbnails are read by index.
-"""
+"""Galleries on disk: rows (items with their features and thumbnails), which are written as a stream
+and memory-mapped, and open galleries, which add the index and the ids of items."""
 
 import hashlib
+import json
 import os
 import re
-import weakref
+from collections.abc import Iterable
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from data.files import flush, sha256_of
+from data.shards.mapped import mapped
 from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,
@@ -20,47 +23,81 @@ from serving.galleries.format import (
     ITEMS,
     OFFSETS,
     THUMBNAILS,
+    Item,
     check_same_backbone,
+    item_line,
+    parse_item,
     read_info,
 )
 from serving.galleries.index import ApproximateIndex
-from serving.galleries.item import Item, parse_item
-from serving.galleries.rows import map_matrix
 from trainer.bundle.bundle import Bundle
 
+Kind = Literal["<f4", "<u8"]
+_DTYPES = {"<f4": "F32", "<u8": "U64"}
 _ID = re.compile(r"(\d{1,18})\.([0-9a-f]{8})")
 
 
-class Gallery:
+class Row(NamedTuple):
+    """An item with its features, float32 [dim], and its thumbnail, a JPEG or empty bytes."""
+
+    item: Item
+    features: np.ndarray
+    thumbnail: bytes
+
+
+class Rows:
+    """The rows in a folder. Thread-safe. Continues to use its original files if the folder is
+    replaced. `features` are float32 [num_items, dim]."""
+
+    def __init__(self, path: Path, num_items: int, dim: int) -> None:
+        """Raises ValueError if the features or offsets have another shape."""
+        self.path, self.num_items = path, num_items
+        self.features = map_matrix(path / FEATURES, "<f4", (num_items, dim))
+        self._offsets = map_matrix(path / OFFSETS, "<u8", (num_items + 1, 2))
+        self._lines, self._thumbnails = (_mapped(path / name) for name in (ITEMS, THUMBNAILS))
+
+    def item(self, index: int) -> Item:
+        """Return an item. Raises IndexError if the index is out of range."""
+        return parse_item(self._read(self._lines, index, 0))
+
+    def thumbnail(self, index: int) -> bytes:
+        """Return the item's thumbnail as a JPEG, or empty bytes if there are no thumbnails. Raises
+        IndexError like `item`."""
+        return self._read(self._thumbnails, index, 1)
+
+    def _read(self, data: np.ndarray, index: int, column: int) -> bytes:
+        if not 0 <= index < self.num_items:
+            raise IndexError(
+                f"item {index} is out of range: the gallery contains items 0 to "
+                f"{self.num_items - 1}"
+            )
+        begin, end = self._offsets[index : index + 2, column].tolist()
+        if not begin <= end <= len(data):
+            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
+        return data[begin:end].tobytes()
+
+
+class Gallery(Rows):
     """An open gallery. Thread-safe. It continues to use its original files if the folder is
     replaced."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
         it is damaged, has a newer format or contains features from a different backbone."""
-        self.path, self.info = path, read_info(path)
+        self.info = read_info(path)
         check_same_backbone(path, self.info, bundle)
-        self.num_items = self.info.num_items
-        self.features = map_matrix(path / FEATURES, "<f4", (self.num_items, self.info.dim))
-        self._ends = map_matrix(path / OFFSETS, "<u8", (self.num_items + 1, 2))
-        self._lines, self._thumbnails = (self._open(name) for name in (ITEMS, THUMBNAILS))
+        super().__init__(path, self.info.num_items, self.info.dim)
         self.index: ApproximateIndex | None = None
         if self.info.index is not None:
-            shape = (self.num_items, self.info.dim)
-            self.index = ApproximateIndex(path / INDEX, self.info.index, shape)
+            self.index = ApproximateIndex(
+                path / INDEX, self.features.shape, num_probes=self.info.index.num_probes
+            )
 
     def verify(self) -> None:
         """Verify the checksums of all files. Raises ValueError at the first mismatch."""
         for name, expected in self.info.files.items():
-            with (self.path / name).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
-                    raise ValueError(
-                        f"{self.path / name} does not match its checksum: {DAMAGE_REMEDY}"
-                    )
-
-    def item(self, index: int) -> Item:
-        """Return an item. Raises IndexError if the index is out of range."""
-        return parse_item(self._read(ITEMS, self._lines, index, 0))
+            if sha256_of(self.path / name) != expected.sha256:
+                raise ValueError(f"{self.path / name} does not match its checksum: {DAMAGE_REMEDY}")
 
     @cached_property
     def inverse_norms(self) -> np.ndarray:
@@ -71,7 +108,8 @@ class Gallery:
     def id_of(self, index: int) -> str:
         """Return the id of an item, which contains a hash of its name. If the gallery is built
         again, an id that belongs to another item is not valid any more."""
-        return f"{index}.{_fingerprint(self.item(index))}"
+        name = os.fsencode(self.item(index).name)
+        return f"{index}.{hashlib.blake2b(name, digest_size=4).hexdigest()}"
 
     def index_of_id(self, item_id: str) -> int | None:
         """Return the index of the item with this id, or None if there is no such item."""
@@ -79,29 +117,57 @@ class Gallery:
         if parts is None or int(parts[1]) >= self.num_items:
             return None
         index = int(parts[1])
-        return index if _fingerprint(self.item(index)) == parts[2] else None
-
-    def thumbnail(self, index: int) -> bytes:
-        """Return the item's thumbnail as a JPEG, or empty bytes if the gallery has no thumbnails.
-        Raises IndexError like `item`."""
-        return self._read(THUMBNAILS, self._thumbnails, index, 1)
-
-    def _open(self, name: str) -> int:
-        descriptor = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, descriptor)
-        return descriptor
-
-    def _read(self, name: str, descriptor: int, index: int, column: int) -> bytes:
-        if not 0 <= index < self.num_items:
-            raise IndexError(
-                f"item {index} is out of range: the gallery contains items 0 to "
-                f"{self.num_items - 1}"
-            )
-        begin, end = (int(offset) for offset in self._ends[index : index + 2, column])
-        if not begin <= end <= self.info.files[name].bytes:
-            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
-        return os.pread(descriptor, end - begin, begin)
+        return index if self.id_of(index).endswith(f".{parts[2]}") else None
 
 
-def _fingerprint(item: Item) -> str:
-    return hashlib.blake2b(os.fsencode(item.name), digest_size=4).hexdigest()
+def write_rows(path: Path, rows: Iterable[Row], num_items: int, dim: int) -> None:
+    """Write `num_items` rows to a new folder as a stream, and sync the files to disk."""
+    path.mkdir()
+    with ExitStack() as opened:
+        files = [
+            opened.enter_context((path / name).open("xb"))
+            for name in (FEATURES, ITEMS, OFFSETS, THUMBNAILS)
+        ]
+        features, lines, offsets, thumbnails = files
+        features.write(matrix_header("<f4", (num_items, dim)))
+        offsets.write(matrix_header("<u8", (num_items + 1, 2)))
+        ends = np.zeros(2, "<u8")
+        offsets.write(ends.tobytes())
+        for row in rows:
+            features.write(row.features.astype("<f4", copy=False).tobytes())
+            ends[0] += lines.write(item_line(row.item))
+            ends[1] += thumbnails.write(row.thumbnail)
+            offsets.write(ends.tobytes())
+        for file in files:
+            flush(file)
+
+
+def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
+    """Return the header of a safetensors file with a single matrix. The rows follow the header, so
+    that they can be written as a stream."""
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
+    header = json.dumps({"matrix": entry}, separators=(",", ":")).encode()
+    header += b" " * (-(len(header) + 8) % 64)  # align the rows to 64 bytes for vector instructions
+    return len(header).to_bytes(8, "little") + header
+
+
+def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
+    """Memory-map a matrix read-only. All processes on the machine share the memory. Raises
+    ValueError if the file does not contain this matrix."""
+    header, data = matrix_header(kind, shape), _mapped(path)
+    size = shape[0] * shape[1] * np.dtype(kind).itemsize
+    if data[: len(header)].tobytes() != header or len(data) != len(header) + size:
+        raise ValueError(
+            f"{path} does not contain a matrix of type {_DTYPES[kind]} and shape {list(shape)}: "
+            f"{DAMAGE_REMEDY}"
+        )
+    return data[len(header) :].view(kind).reshape(shape)
+
+
+def _mapped(path: Path) -> np.ndarray:
+    """Map the bytes of a file, which may be empty. No file stays open, because the rows of an
+    interrupted run may have more files than a process may open."""
+    with path.open("rb") as file:
+        is_empty = os.fstat(file.fileno()).st_size == 0
+        return np.empty(0, np.uint8) if is_empty else mapped(file)

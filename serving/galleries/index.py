@@ -5,8 +5,8 @@ value (an inverted file of faiss). A search reads the lists whose centers have t
 with the query, and takes the candidates with the largest approximate scores. The caller computes
 their exact scores from the stored rows.
 
-The number of lists that a search reads is the smallest that reaches `TARGET_RECALL`, as measured on
-classes and items when the index is built.
+The number of lists that a search reads is the smallest power of two that reaches `TARGET_RECALL`,
+as measured on classes and items when the index is built, and at most 1/8 of the lists.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,7 @@ import torch
 
 from data.extras import install_command
 from heads.logits import unit_vectors
-from serving.galleries.format import (
-    DAMAGE_REMEDY,
-    TARGET_DEPTH,
-    TARGET_RECALL,
-    IndexInfo,
-)
+from serving.galleries.format import DAMAGE_REMEDY, TARGET_DEPTH, TARGET_RECALL, IndexInfo
 from trainer.bundle.bundle import Bundle
 
 # `kway index` indexes larger galleries by default.
@@ -52,6 +47,43 @@ def sample_classes(bundle: Bundle) -> torch.Tensor:
     return bundle.rows(np.unique(np.linspace(0, last, _MAX_QUERIES).astype(int)).tolist()).rows
 
 
+class ApproximateIndex:
+    """An opened index. Its lists are memory-mapped, so all processes share the memory.
+    Thread-safe."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], *, num_probes: int) -> None:
+        """`shape` is [N, d], and `num_probes` is the number of lists that a search reads.
+
+        Raises ValueError if the file is damaged or faiss is not installed.
+        """
+        faiss = _faiss()
+        try:
+            self._index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+        except RuntimeError as error:
+            raise ValueError(f"{path} is damaged: {DAMAGE_REMEDY}") from error
+        if (self._index.ntotal, self._index.d) != shape:
+            raise ValueError(f"{path} does not belong to this gallery: {DAMAGE_REMEDY}")
+        # If the file is in the page cache, starting threads that read ahead takes longer than the
+        # search.
+        faiss.downcast_InvertedLists(self._index.invlists).prefetch_nthread = 0
+        quantizer = faiss.downcast_index(self._index.quantizer)
+        self._centers: np.ndarray = quantizer.reconstruct_n(0, quantizer.ntotal)
+        self._index.nprobe = self._num_probes = min(num_probes, len(self._centers))
+
+    def candidates(self, query: np.ndarray) -> np.ndarray:
+        """Return the items that may have the largest products with `query`, float32 [d], as int64
+        in ascending order."""
+        query = np.ascontiguousarray(query, np.float32)
+        # faiss would select the lists with the nearest centers, which depends on the norm of the
+        # query.
+        products = self._centers @ query
+        lists = np.argpartition(-products, self._num_probes - 1)[: self._num_probes]
+        _, found = self._index.search_preassigned(
+            query[None], _NUM_CANDIDATES, lists[None].astype(np.int64), products[lists][None]
+        )
+        return np.sort(found[0][found[0] >= 0])
+
+
 def build_index(
     features_Nd: np.ndarray, path: Path, *, classes_Qd: torch.Tensor, normalizes: bool
 ) -> IndexInfo:
@@ -77,141 +109,67 @@ def build_index(
     for block in _blocks(features_Nd, normalizes):
         index.add(block.numpy())
     faiss.write_index(index, str(path))
-    queries_Qd, kinds_Q = _sample_queries(features_Nd, classes_Qd, normalizes)
-    exact_Qk = _exact_best(features_Nd, queries_Qd, normalizes)
-    return _tuned(index, features_Nd, queries_Qd, kinds_Q, exact_Qk, normalizes)
+    del index  # the opened file is mapped, so only one copy is in memory
 
-
-class ApproximateIndex:
-    """An opened index. Its lists are memory-mapped, so all processes share the memory.
-    Thread-safe."""
-
-    def __init__(self, path: Path, info: IndexInfo, shape: tuple[int, int]) -> None:
-        """Raises ValueError if the file is damaged or faiss is not installed."""
-        faiss = _faiss()
-        try:
-            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
-        except RuntimeError as error:
-            raise ValueError(f"{path} is damaged: {DAMAGE_REMEDY}") from error
-        if (index.ntotal, index.d, index.nlist) != (*shape, info.num_lists):
-            raise ValueError(f"{path} does not belong to this gallery: {DAMAGE_REMEDY}")
-        # If the file is in the page cache, starting threads that read ahead takes longer than the
-        # search.
-        faiss.downcast_InvertedLists(index.invlists).prefetch_nthread = 0
-        self._search = _Search(index, info.num_probes)
-
-    def candidates(self, query: np.ndarray) -> np.ndarray:
-        """Return the items that may have the largest products with `query`, float32 [d], as int64
-        in ascending order."""
-        return np.sort(self._search(query))
-
-
-class _Search:
-    """Searches of an index that read `num_probes` lists."""
-
-    def __init__(self, index: "object", num_probes: int) -> None:
-        faiss = _faiss()
-        self._index = index
-        quantizer = faiss.downcast_index(index.quantizer)  # type: ignore[attr-defined]
-        self._centers = quantizer.reconstruct_n(0, quantizer.ntotal)
-        self._num_probes = min(num_probes, len(self._centers))
-        index.nprobe = self._num_probes  # type: ignore[attr-defined]
-
-    def __call__(self, query: np.ndarray) -> np.ndarray:
-        query = np.ascontiguousarray(query, np.float32)
-        # faiss would select the lists with the nearest centers, which depends on the norm of the
-        # query.
-        products = self._centers @ query
-        lists = np.argpartition(-products, self._num_probes - 1)[: self._num_probes]
-        _, found = self._index.search_preassigned(  # type: ignore[attr-defined]
-            query[None],
-            _NUM_CANDIDATES,
-            lists[None].astype(np.int64),
-            products[lists][None],
-        )
-        items: np.ndarray = found[0][found[0] >= 0]
-        return items
-
-
-def _tuned(
-    index: object,
-    features_Nd: np.ndarray,
-    queries_Qd: np.ndarray,
-    kinds_Q: np.ndarray,
-    exact_Qk: np.ndarray,
-    normalizes: bool,
-) -> IndexInfo:
-    """Double the number of probes until the recall reaches the target."""
-    num_lists: int = index.nlist  # type: ignore[attr-defined]
-    most = max(1, num_lists // _MAX_SHARE)
-    num_probes = 1
+    kinds = [classes_Qd.float()]
+    if normalizes:
+        items = np.unique(np.linspace(0, num_items - 1, _MAX_QUERIES).astype(int))
+        kinds = [unit_vectors(one) for one in (*kinds, torch.from_numpy(features_Nd[items]))]
+    exact = [_exact_best(features_Nd, queries_Qd, normalizes) for queries_Qd in kinds]
+    most, num_probes = max(1, num_lists // _MAX_SHARE), 1
     while True:
-        search = _Search(index, num_probes)
-        found_Qk = [
-            _best_of(features_Nd, search(query), query, exact_Qk.shape[1], normalizes)
-            for query in queries_Qd
+        opened = ApproximateIndex(path, features_Nd.shape, num_probes=num_probes)
+        shares = [
+            _recall(opened, features_Nd, queries_Qd.numpy(), exact_Qk, normalizes)
+            for queries_Qd, exact_Qk in zip(kinds, exact, strict=True)
         ]
-        recall = _recall(found_Qk, exact_Qk, kinds_Q)
+        recall = dict(zip(_DEPTHS, np.min(shares, 0).tolist(), strict=True))
         if recall[TARGET_DEPTH] >= TARGET_RECALL or num_probes == most:
             return IndexInfo(
                 num_lists=num_lists,
                 num_probes=num_probes,
                 is_normalized=normalizes,
-                num_queries=len(queries_Qd),
+                num_queries=sum(map(len, kinds)),
                 recall=recall,
             )
         num_probes = min(2 * num_probes, most)
 
 
 def _recall(
-    found_Qk: list[np.ndarray], exact_Qk: np.ndarray, kinds_Q: np.ndarray
-) -> dict[int, float]:
-    """Return the mean recall by depth, for the kind of queries for which it is lower. In a small
-    gallery, the depths are at most its number of items."""
-    recall = {}
-    for depth in _DEPTHS:
-        shares = np.array(
+    index: ApproximateIndex,
+    features_Nd: np.ndarray,
+    queries_Qd: np.ndarray,
+    exact_Qk: np.ndarray,
+    normalizes: bool,
+) -> np.ndarray:
+    """Return the mean recall at each depth. In a small gallery, the depths are at most its number
+    of items."""
+    shares = []
+    for query, exact in zip(queries_Qd, exact_Qk, strict=True):
+        items = index.candidates(query)
+        products = _prepared(features_Nd[items], normalizes).numpy() @ query
+        found = items[np.argsort(-products, kind="stable")]
+        shares.append(
             [
                 len(np.intersect1d(found[:depth], exact[:depth])) / len(exact[:depth])
-                for found, exact in zip(found_Qk, exact_Qk, strict=True)
+                for depth in _DEPTHS
             ]
         )
-        recall[depth] = min(float(shares[kinds_Q == kind].mean()) for kind in np.unique(kinds_Q))
-    return recall
+    return np.array([np.mean(of_depth) for of_depth in zip(*shares, strict=True)])
 
 
-def _sample_queries(
-    features_Nd: np.ndarray, classes_Qd: torch.Tensor, normalizes: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class weights and, if the index contains unit vectors, the features of some items
-    [Q, d], with the kind of each query [Q]."""
-    queries = [classes_Qd.float()]
-    if normalizes:
-        items = np.unique(np.linspace(0, len(features_Nd) - 1, _MAX_QUERIES).astype(int))
-        queries = [unit_vectors(one) for one in (*queries, torch.from_numpy(features_Nd[items]))]
-    kinds = np.repeat(np.arange(len(queries)), [len(one) for one in queries])
-    return torch.cat(queries).numpy(), kinds
-
-
-def _exact_best(features_Nd: np.ndarray, queries_Qd: np.ndarray, normalizes: bool) -> np.ndarray:
+def _exact_best(features_Nd: np.ndarray, queries_Qd: torch.Tensor, normalizes: bool) -> np.ndarray:
     """Return the items with the largest products with each query, int64 [Q, k]."""
-    queries = torch.from_numpy(queries_Qd)
-    values, items = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long)
+    num = len(queries_Qd)
+    values, items = torch.empty(num, 0), torch.empty(num, 0, dtype=torch.long)
     first = 0
     for block in _blocks(features_Nd, normalizes):
-        values = torch.cat([values, queries @ block.T], 1)
-        new = torch.arange(first, first + len(block)).expand(len(queries), -1)
+        values = torch.cat([values, queries_Qd @ block.T], 1)
+        new = torch.arange(first, first + len(block)).expand(num, -1)
         items = torch.cat([items, new], 1)
         values, order = values.topk(min(MAX_HITS, values.shape[1]))
         items, first = items.gather(1, order), first + len(block)
     return items.numpy()
-
-
-def _best_of(
-    features_Nd: np.ndarray, items: np.ndarray, query: np.ndarray, count: int, normalizes: bool
-) -> np.ndarray:
-    products = _prepared(features_Nd[items], normalizes).numpy() @ query
-    return items[np.argsort(-products, kind="stable")[:count]]
 
 
 def _blocks(features_Nd: np.ndarray, normalizes: bool) -> Iterator[torch.Tensor]:

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
+from heads.logits import ClassRows, LogitMap
+from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
 from serving.galleries.format import shown_name
 from serving.galleries.gallery import Gallery
 from serving.galleries.index import MAX_HITS, ApproximateIndex, supports_index
-from serving.galleries.ranking import Ranking, Rankings, class_scores
 from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
-
-_CACHE_BYTES = 256 * 2**20
+from trainer.bundle.spec import LossSpec
 
 
 class Page(NamedTuple):
@@ -30,9 +33,7 @@ class Galleries:
     `unavailable` has the galleries that cannot be searched with this bundle, and why.
     """
 
-    def __init__(
-        self, folders: Mapping[str, Path], bundle: Bundle, *, cache_bytes: int = _CACHE_BYTES
-    ) -> None:
+    def __init__(self, folders: Mapping[str, Path], bundle: Bundle) -> None:
         self._bundle = bundle
         self._by_name: dict[str, Gallery] = {}
         self.unavailable: dict[str, OSError | ValueError] = {}
@@ -41,7 +42,6 @@ class Galleries:
                 self._by_name[name] = Gallery(path, bundle)
             except (OSError, ValueError) as error:
                 self.unavailable[name] = error
-        self._rankings = Rankings(cache_bytes)
 
     def names(self) -> list[str]:
         """The names of all galleries, also of those that are unavailable."""
@@ -58,7 +58,10 @@ class Galleries:
         """Search the gallery `name`. For each class of `query`, return one page of its items in
         descending order of score. If a threshold is set, return only the items that reach it."""
         gallery, loss = self[name], self._bundle.spec.loss
-        index = self._index(gallery, page)
+        index, info = None, gallery.info.index
+        if info is not None and not page.exact and supports_index(self._bundle):
+            is_default = info.is_default and page.offset + page.limit <= MAX_HITS
+            index = gallery.index if is_default or page.exact is False else None
         return Hits(
             version=self._bundle.version,
             aligned=loss.aligned,
@@ -66,31 +69,37 @@ class Galleries:
             num_items=gallery.num_items,
             exact=index is None,
             results=[
-                self._class_hits(name, index, class_id, query, page) for class_id in query.class_ids
+                self._class_hits(gallery, index, class_id, query, page)
+                for class_id in query.class_ids
             ],
         )
 
-    def _index(self, gallery: Gallery, page: Page) -> ApproximateIndex | None:
-        info = gallery.info.index
-        if info is None or page.exact or not supports_index(self._bundle):
-            return None
-        is_default = info.is_default and page.offset + page.limit <= MAX_HITS
-        return gallery.index if is_default or page.exact is False else None
-
     def _class_hits(
-        self, name: str, index: ApproximateIndex | None, class_id: int, query: Query, page: Page
+        self,
+        gallery: Gallery,
+        index: ApproximateIndex | None,
+        class_id: int,
+        query: Query,
+        page: Page,
     ) -> ClassHits:
-        gallery = self[name]
-        decided = threshold_of(self._bundle, class_id, query)
-        ranking = self._ranking(name, index, class_id)
-        total, matches = ranking.total, None
+        row, spec = self._bundle.rows([class_id]), self._bundle.spec
+        if index is None:
+            norms = gallery.inverse_norms if spec.logits.normalizes else None
+            scores = class_scores(gallery.features, row, spec.logits, spec.loss, norms)
+            total = len(scores)
+        else:
+            found = index.candidates(row.rows[0].numpy())
+            scores = class_scores(gallery.features[found], row, spec.logits, spec.loss)
+            total = min(len(scores), MAX_HITS)
+        decided, matches = threshold_of(self._bundle, class_id, query), None
         if decided.threshold is not None:
-            total = ranking.count_reaching(decided.threshold)
+            reaching = np.count_nonzero(scores >= np.float64(decided.threshold))
+            total = min(total, int(reaching))
             matches = total if index is None else None
+        order = best(scores, page.offset, min(page.offset + page.limit, total))
+        positions = order if index is None else found[order]
         hits = []
-        for position, score in ranking.page(
-            page.offset, min(page.limit, max(0, total - page.offset))
-        ):
+        for position, score in zip(positions.tolist(), scores[order].tolist(), strict=True):
             item = gallery.item(position)
             hits.append(
                 GalleryHit(
@@ -103,20 +112,34 @@ class Galleries:
             )
         return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)
 
-    def _ranking(self, name: str, index: ApproximateIndex | None, class_id: int) -> Ranking:
-        key = (name, class_id, index is None)
-        ranking = self._rankings.get(key)
-        if ranking is None:
-            ranking = self._scored(self[name], index, class_id)
-            self._rankings.put(key, ranking)
-        return ranking
 
-    def _scored(self, gallery: Gallery, index: ApproximateIndex | None, class_id: int) -> Ranking:
-        """Score all items, or the candidates that the index finds."""
-        row, spec = self._bundle.rows([class_id]), self._bundle.spec
-        if index is None:
-            norms = gallery.inverse_norms if spec.logits.normalizes else None
-            return Ranking(class_scores(gallery.features, row, spec.logits, spec.loss, norms))
-        found = index.candidates(row.rows[0].numpy())
-        scores = class_scores(gallery.features[found], row, spec.logits, spec.loss)
-        return Ranking(scores, found, min(len(found), MAX_HITS))
+def class_scores(
+    features: np.ndarray,
+    row: ClassRows,
+    logits: LogitMap,
+    loss: LossSpec,
+    inverse_norms: np.ndarray | None = None,
+) -> np.ndarray:
+    """Compute the scores of N items for one class, float32 [N]. The features [N, dim] may be
+    memory-mapped and larger than memory. For cosines, `inverse_norms` [N] saves a pass over
+    them."""
+    values = torch.from_numpy(logits.of_one_class(features, row, inverse_norms))
+    return score_of(loss.score, values, eps=loss.eps).numpy()
+
+
+def best(scores: np.ndarray, start: int, end: int) -> np.ndarray:
+    """Return the indices of the scores with ranks `start` to `end` - 1, int64, in descending order
+    of score, with ties in ascending order of index.
+
+    Partitions in O(n), then sorts only the scores between those of the first and the last rank.
+    """
+    num = len(scores)
+    end = min(end, num)
+    if start >= end:
+        return np.empty(0, np.int64)
+    bounds = num - end, num - 1 - start
+    low, high = np.partition(scores, bounds)[list(bounds)]
+    between = np.flatnonzero((scores >= low) & (scores <= high))
+    order = between[np.argsort(-scores[between], kind="stable")]
+    num_above = np.count_nonzero(scores > high)
+    return order[start - num_above : end - num_above]

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from serving.client import Client, RejectedError
-from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.features import LocalEncoder
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application
-from tests.serving.relay import Relay, relayed
+from tests.serving.relay import relayed
 from tests.tiny_bundle import NAMES, write_of_texts
 
 NUM = 57
@@ -25,40 +24,29 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     bundle = write_of_texts(folder / "texts")
     (folder / "lines").write_text("".join(f"a cat {'a dog ' * (i % 9)}{i}\n" for i in range(NUM)))
     collection = open_collection(folder / "lines", "texts")
-    index_collection(
-        LocalEncoder(Model.open(bundle)), collection, folder / "gallery", IndexOptions(batch_size=8)
-    )
+    index_collection(Model.open(bundle), collection, folder / "gallery")
     with in_process.listening(
         application(bundle, galleries={"one.two": folder / "gallery"})
     ) as url:
         yield url
 
 
-@pytest.fixture
-def relay(url: str) -> Iterator[Relay]:
-    with relayed(url) as relay:
-        yield relay
-
-
-def test_a_search_yields_all_items_in_descending_order_of_score(relay: Relay) -> None:
-    with Client(relay.url) as client:
-        (gallery,) = client.galleries()
-        assert (gallery.name, gallery.num_items, gallery.reads) == ("one.two", NUM, "texts")
-        hits = list(client.search("one.two", "husky", page_size=10))
-        page = client.search_page("one.two", ["husky"], limit=1000).results[0]
-    assert hits == page.hits
-    assert sorted(hit.item for hit in hits) == list(range(NUM))
-    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
-def test_pages_are_fetched_only_when_they_are_read(relay: Relay) -> None:
-    with Client(relay.url) as client:
+def test_a_search_yields_all_items_in_descending_order_of_score_and_fetches_pages_as_needed(
+    url: str,
+) -> None:
+    with relayed(url) as relay, Client(relay.url) as client:
         hits = client.search("one.two", "husky", page_size=10)
         assert relay.connections == 0
-        assert len(list(islice(hits, 10))) == 10
+        found = list(islice(hits, 10))
         sent_for_first_page = relay.sent
-        next(hits)
+        found.append(next(hits))
         assert relay.sent > sent_for_first_page
+        found.extend(hits)
+        assert found == client.search_page("one.two", ["husky"], limit=1000).results[0].hits
+        (gallery,) = client.galleries()
+    assert (gallery.name, gallery.num_items, gallery.reads) == ("one.two", NUM, "texts")
+    assert sorted(hit.item for hit in found) == list(range(NUM))
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
 
 
 def test_a_search_with_a_threshold_yields_only_matches(url: str) -> None:

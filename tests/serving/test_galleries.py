@@ -5,10 +5,10 @@ The real routes and service run in this process, without a server and without Ra
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,16 @@ from typer.testing import CliRunner
 
 from launch.commands.index import index as index_command
 from serving.config import ServingConfig
-from serving.galleries.building import IndexOptions, IndexResult, index_collection
+from serving.galleries.building import IndexResult, index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.features import Batch, FeatureOptions, LocalEncoder, RayEncoder, Row
 from serving.galleries.format import features_identity
 from serving.galleries.gallery import Gallery
-from serving.galleries.item import Item
-from serving.galleries.ranking import Ranking, best, class_scores
-from serving.galleries.searching import Galleries, Page
+from serving.galleries.searching import best
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
-from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, tiny_backbone, write, write_of_texts
+from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import LossSpec
 
 NUM = 23
 UNUSUAL_NAMES = (
@@ -139,15 +135,6 @@ def test_a_gallery_contains_every_readable_image_in_path_order(gallery: Path, fo
     assert not gallery.with_name("pets.partial").exists()
 
 
-def test_features_are_independent_of_the_batch(gallery: Path, folder: Path, bundle: Path) -> None:
-    model = Model.open(bundle)
-    features = load_file(gallery / "features.safetensors")["matrix"]
-    assert features.shape == (NUM + len(UNUSUAL_NAMES), DIM)
-    for name, row in zip(names(gallery), features, strict=True):
-        expected = model.features([model.prepare((folder / name).read_bytes())])[0]
-        torch.testing.assert_close(torch.from_numpy(row), expected)
-
-
 def test_only_new_and_changed_items_are_computed(bundle: Path, tmp_path: Path) -> None:
     folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
     assert summary(command(bundle, folder, "-o", path)) == [14, 14, 0, 0]
@@ -187,9 +174,8 @@ _INTERRUPTED = """
 import sys, time
 from pathlib import Path
 from serving.galleries import building
-from serving.galleries.building import IndexOptions, index_collection
+from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.features import LocalEncoder
 from serving.model import Model
 
 building._SECONDS_BETWEEN_COMMITS = 0
@@ -201,8 +187,8 @@ def wait(done, total):
         time.sleep(60)
 
 index_collection(
-    LocalEncoder(Model.open(bundle)), open_collection(folder, "images"), out,
-    IndexOptions(batch_size=4), computing=wait,
+    Model.open(bundle), open_collection(folder, "images"), out,
+    batch_size=4, computing=wait,
 )
 """
 
@@ -241,25 +227,22 @@ def test_a_killed_run_can_be_resumed(
 def test_an_interrupted_run_keeps_all_results_and_publishes_nothing(
     bundle: Path, folder: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "out"
+    progress: list[tuple[int, int]] = []
 
     def interrupt(done: int, total: int) -> None:
-        if done == 12:
+        progress.append((done, total))
+        if progress == [(0, 28), (4, 28), (8, 28), (12, 28)]:
             raise KeyboardInterrupt
 
-    def run(report: Callable[[int, int], None]) -> IndexResult:
-        opened = open_collection(folder, "images")
-        options = IndexOptions(batch_size=4)
-        return index_collection(
-            LocalEncoder(Model.open(bundle)), opened, path, options, computing=report
-        )
+    def run() -> IndexResult:
+        images, model = open_collection(folder, "images"), Model.open(bundle)
+        return index_collection(model, images, tmp_path / "out", batch_size=4, computing=interrupt)
 
     with pytest.raises(KeyboardInterrupt):
-        run(interrupt)
-    assert not path.exists()
-    progress: list[tuple[int, int]] = []
-    assert run(lambda *counts: progress.append(counts)).reused == 12
-    assert progress[-1] == (NUM + len(UNUSUAL_NAMES) - 12,) * 2
+        run()
+    assert not (tmp_path / "out").exists()
+    assert run().reused == 12
+    assert progress[-1] == (16, 16)
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Path) -> None:
@@ -303,31 +286,6 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert summary(command(bundle, folder, "-o", path)) == [13, 1, 12, 0]
 
 
-class _Pool(ThreadPoolExecutor):
-    """Runs the tasks of `RayEncoder` in this process."""
-
-    num_workers = cpus = 2
-
-
-def test_tasks_compute_the_batches_of_a_local_run(bundle: Path, tmp_path: Path) -> None:
-    """The features of an item can depend on its batch in the last bit."""
-    images = open_collection(fill(tmp_path / "in", 60), "images")
-    for index in (5, 11, 30):
-        (tmp_path / "in" / f"bad{index}.png").write_bytes(b"")
-    items = [item for item in images.items() if isinstance(item, Item)]
-    opened, options = Bundle.open(bundle), FeatureOptions(batch_size=3)
-
-    def names(batches: Iterable[Batch]) -> list[list[str]]:
-        rows = [[one.item.name for one in batch if isinstance(one, Row)] for batch in batches]
-        assert min(map(len, rows)) < 3 == max(map(len, rows))
-        return rows
-
-    local = names(LocalEncoder(Model(opened)).batches(images, items, options))
-    with _Pool() as pool:
-        on_ray = RayEncoder(opened, pool, device="cpu")  # type: ignore[arg-type]
-        assert names(on_ray.batches(images, items, options)) == local
-
-
 class _Overflowing(Model):
     """Returns infinite features for the first input of each batch."""
 
@@ -337,10 +295,7 @@ class _Overflowing(Model):
 
 def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) -> None:
     images = open_collection(fill(tmp_path / "in", 6), "images")
-    options = IndexOptions(batch_size=4)
-    result = index_collection(
-        LocalEncoder(_Overflowing.open(bundle)), images, tmp_path / "out", options
-    )
+    result = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", batch_size=4)
     assert (result.computed, result.info.num_items, result.info.unreadable) == (8, 8, 3)
     (reason,) = set(unreadable(tmp_path / "out").values())
     assert "not finite" in reason
@@ -379,54 +334,29 @@ def test_a_gallery_built_from_another_folder_is_not_overwritten(
 # ---------------------------------------------------------------------------- opening
 
 
-def another_backbone(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    def other():  # type: ignore[no-untyped-def]
-        backbone = tiny_backbone()
-        with torch.no_grad():
-            next(backbone.parameters()).add_(1.0)
-        return backbone
-
-    with monkeypatch.context() as patched:
-        patched.setattr("tests.tiny_bundle.tiny_backbone", other)
-        return write(path)
-
-
 def test_features_from_another_backbone_are_rejected(
-    bundle: Path, folder: Path, gallery: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Path, folder: Path, gallery: Path, tmp_path: Path
 ) -> None:
-    other = another_backbone(tmp_path / "other", monkeypatch)
+    image = json.loads((bundle / "bundle.json").read_text())["model"]["image"]
+    changed = write(tmp_path / "size", changes={"image": {**image, "resize": 24}})
     with pytest.raises(ValueError, match="pets was created with a different backbone"):
-        Gallery(gallery, Bundle.open(other))
-    with pytest.raises(ValueError, match="pets was created with a different backbone"):
-        command(other, folder, "-o", gallery)
-    changed = write(tmp_path / "size", changes={"image": {**_image(bundle), "resize": 24}})
-    with pytest.raises(ValueError, match="different backbone, precision or preprocessing"):
         Gallery(gallery, Bundle.open(changed))
+    with pytest.raises(ValueError, match="pets was created with a different backbone"):
+        command(changed, folder, "-o", gallery)
 
 
 def test_a_gallery_belongs_to_one_precision_and_to_one_conversion_to_int8(tmp_path: Path) -> None:
-    def identity(name: str, precision: str, content: bytes | None) -> str:
-        def write_backbone(file: Path) -> None:
-            file.write_bytes(content or b"")
-
-        options = {} if content is None else {"write_onnx": write_backbone}
-        path = write(tmp_path / name, changes={"precision": precision}, **options)
-        with Bundle.open(path) as bundle:
+    def identity(name: str, precision: str, onnx: bytes | None = None) -> str:
+        options = {} if onnx is None else {"write_onnx": lambda file: file.write_bytes(onnx)}
+        with Bundle.open(
+            write(tmp_path / name, changes={"precision": precision}, **options)
+        ) as bundle:
             return features_identity(bundle)
 
-    original = identity("float32", "float32", None)
+    original, int8 = identity("float32", "float32"), identity("int8", "int8", b"x")
     assert identity("onnx", "float32", b"x") == original
-    low = [
-        identity("bf16", "bf16", None),
-        identity("int8", "int8", b"x"),
-        identity("y", "int8", b"y"),
-    ]
-    assert len({original, *low}) == 4
-    assert identity("copy", "int8", b"x") == low[1]
-
-
-def _image(bundle: Path) -> dict:
-    return json.loads((bundle / "bundle.json").read_text())["model"]["image"]
+    assert len({original, int8, identity("bf16", "bf16"), identity("y", "int8", b"y")}) == 4
+    assert identity("copy", "int8", b"x") == int8
 
 
 def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
@@ -435,28 +365,18 @@ def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("file", "old", "new", "message"),
     [
-        ("features.safetensors", lambda data: data[:-1], "features.safetensors has .* bytes inst"),
-        ("thumbnails.bin", lambda data: data + b"x", "thumbnails.bin has .* bytes instead of"),
-        ("items.jsonl", lambda data: b"X" + data[1:], "items.jsonl does not match its checksum"),
-        ("features.safetensors", lambda data: data[:-1] + b"!", "features.safetensors does not m"),
-        ("gallery.json", lambda data: data[:-40], "gallery.json is damaged"),
-        (
-            "gallery.json",
-            lambda data: data.replace(b'"dim": 16', b'"dim": 17'),
-            "t backbone, precision or",
-        ),
-        ("gallery.json", lambda data: data.replace(b'_items": 28', b'_items": 29'), "F32"),
-        ("gallery.json", lambda data: data.replace(b'"dim"', b'"dims"'), "gallery.json: dim: Fie"),
-        ("gallery.json", lambda data: data.replace(b'ion": 1', b'ion": 3'), "gallery format 3"),
-        (
-            "gallery.json",
-            lambda data: data.replace(b'"items.jsonl"', b'"../x"'),
-            "files must list",
-        ),
-        ("offsets.safetensors", lambda data: None, "offsets.safetensors is missing"),
-        ("gallery.json", lambda data: None, "is not a gallery: gallery.json is missing"),
+        ("features.safetensors", None, b"x", "features.safetensors has .* bytes instead of"),
+        ("items.jsonl", b"[", b"X", "items.jsonl does not match its checksum"),
+        ("gallery.json", b"{", b"", "gallery.json is damaged"),
+        ("gallery.json", b'"dim": 16', b'"dim": 17', "different backbone, precision or"),
+        ("gallery.json", b'_items": 28', b'_items": 29', "F32"),
+        ("gallery.json", b'"dim"', b'"dims"', "gallery.json: dim: Fie"),
+        ("gallery.json", b'ion": 1', b'ion": 3', "gallery format 3"),
+        ("gallery.json", b'"items.jsonl"', b'"../x"', "files must list"),
+        ("offsets.safetensors", None, None, "offsets.safetensors is missing"),
+        ("gallery.json", None, None, "is not a gallery: gallery.json is missing"),
     ],
 )
 def test_errors_for_a_damaged_gallery_name_the_file(
@@ -464,21 +384,19 @@ def test_errors_for_a_damaged_gallery_name_the_file(
     bundle: Path,
     tmp_path: Path,
     file: str,
-    change: Callable[[bytes], bytes | None],
+    old: bytes | None,
+    new: bytes | None,
     message: str,
 ) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for one in gallery.iterdir():
-        (copy / one.name).write_bytes(one.read_bytes())
-    changed = change((copy / file).read_bytes())
-    assert changed != (copy / file).read_bytes()
-    if changed is None:
-        (copy / file).unlink()
+    copy = shutil.copytree(gallery, tmp_path / "copy") / file
+    data = copy.read_bytes()
+    assert old is None or old in data
+    if new is None:
+        copy.unlink()
     else:
-        (copy / file).write_bytes(changed)
+        copy.write_bytes(data + new if old is None else data.replace(old, new, 1))
     with pytest.raises((ValueError, FileNotFoundError), match=message):
-        Gallery(copy, Bundle.open(bundle)).verify()
+        Gallery(copy.parent, Bundle.open(bundle)).verify()
 
 
 # ---------------------------------------------------------------------------- searching
@@ -491,6 +409,10 @@ def test_a_search_returns_the_same_scores_and_matches_as_queries(
     everything = search(ask, classes=list(WAYS_TO_ASK), limit=1000)
     matching = search(ask, **fields, limit=1000)
     assert everything["num_items"] == NUM + len(UNUSUAL_NAMES)
+    shown = {hit["item"]: hit["name"] for hit in everything["results"][0]["hits"]}
+    assert [shown[index] for index in range(len(shown))] == [
+        name.replace("\udcff", "\\xff") for name in names(gallery)
+    ]
     for index, file in enumerate(names(gallery)):
         request = {"data": fields, "files": [("images", ("a", (folder / file).read_bytes()))]}
         verdicts = ask("POST", "/v1/query", **request).json()["results"][0]["verdicts"]
@@ -527,34 +449,8 @@ def test_pages_are_consistent_and_ties_are_in_item_order(ask: Ask) -> None:
     assert (some["matches"], some["total"]) == (num_matches, num_matches)
     assert [hit["item"] for hit in some["hits"]] == [item for _, item in order[5:num_matches]]
     (none,) = search(ask, classes=[0], threshold=1e9)["results"]
-    assert none == {
-        "class": "husky",
-        "class_id": 0,
-        "threshold": 1e9,
-        "threshold_source": "request",
-        "reason": None,
-        "expected_precision": None,
-        "recall": None,
-        "confidence": None,
-        "pass_rate": None,
-        "pass_rate_interval": None,
-        "expected_precision_interval": None,
-        "classes_below_recall": None,
-        "class_samples": 5,
-        "class_reached": None,
-        "all_reached": None,
-        "total": 0,
-        "matches": 0,
-        "hits": [],
-    }
-
-
-def test_names_that_are_not_utf8_are_escaped(ask: Ask, gallery: Path) -> None:
-    (result,) = search(ask, classes=[0], limit=1000)["results"]
-    by_item = {hit["item"]: hit["name"] for hit in result["hits"]}
-    assert [by_item[index] for index in range(len(by_item))] == [
-        name.replace("\udcff", "\\xff") for name in names(gallery)
-    ]
+    assert (none["threshold_source"], none["total"], none["matches"]) == ("request", 0, 0)
+    assert none["hits"] == []
 
 
 def test_a_thumbnail_is_a_reduced_image_of_its_item(ask: Ask, bundle: Path, tmp_path: Path) -> None:
@@ -590,45 +486,22 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
     assert refusal(response) == (404, "unknown_item")
 
 
-def test_the_galleries_of_a_server_are_listed(ask: Ask) -> None:
-    assert ask("GET", "/v1/galleries").json() == {
-        "galleries": [
-            {
-                "name": "pets",
-                "unavailable": None,
-                "num_items": 28,
-                "reads": "images",
-                "thumbnails": True,
-                "index": None,
-            },
-        ]
-    }
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
         ("pets/search", b"", 400, "empty_body"),
         ("pets/search", b"{", 400, "invalid_json"),
-        ("pets/search", b'{"classes": ["\xff"]}', 400, "invalid_json"),
-        ("pets/search", b'{"classes": []}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "limit": 0}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "recall": 0.5}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "recall": 0.9, "threshold": 1}', 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 11, "limit": 1000}), 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 101}), 413, "too_many_classes"),
-        ("pets/search", b'{"classes": ["hsky"]}', 404, "unknown_class"),
         ("cats/search", b'{"classes": [0]}', 404, "unknown_gallery"),
         ("..%2fpets/search", b'{"classes": [0]}', 404, "no_such_path"),
-        ("..%00/search", b'{"classes": [0]}', 404, "unknown_gallery"),
         ("pets/items/28/thumbnail", None, 404, "unknown_item"),
         ("pets/items/-1/thumbnail", None, 422, "invalid_parameter"),
         ("pets/items/99999999999999999999999/thumbnail", None, 404, "unknown_item"),
-        ("cats/items/0/thumbnail", None, 404, "unknown_gallery"),
     ],
 )
 def test_invalid_requests_are_rejected_with_an_error_code(
@@ -641,65 +514,12 @@ def test_invalid_requests_are_rejected_with_an_error_code(
         assert "pets" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["logit", "taylor", "spherical"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_class_scores_of_read_only_features_match_those_of_the_bundle(
-    tmp_path: Path, kind: str, bias: bool
-) -> None:
-    loss = LossSpec(kind="x", aligned=False, score=kind, eps=0.5)
-    opened = Bundle.open(write(tmp_path / "b", bias=bias, changes={"loss": loss.model_dump()}))
-    features = torch.randn(1000, DIM)
-    mapped = features.numpy()
-    mapped.flags.writeable = False
-    for class_id in range(len(NAMES)):
-        actual = class_scores(mapped, opened.rows([class_id]), opened.spec.logits, loss)
-        expected = opened.scores(features, [class_id])[:, 0]
-        torch.testing.assert_close(torch.from_numpy(actual), expected)
-
-
 def test_the_best_items_are_ordered_by_index_if_their_scores_are_equal() -> None:
     for seed in range(30):
         scores = np.random.default_rng(seed).integers(0, 1 + seed, 200).astype(np.float32)
         order = sorted(range(200), key=lambda index: (-scores[index], index))
-        for count in (1, 17, 199, 200, 500):
-            assert best(scores, count).tolist() == order[:count]
-        ranking = Ranking(scores)
-        assert [row for row, _ in ranking.page(190, 50)] == order[190:]
-        assert ranking.count_reaching(3.0) == (scores >= 3).sum()
-
-
-def test_pages_beyond_the_sorted_part_are_correct() -> None:
-    scores = np.random.default_rng(0).normal(size=5000).astype(np.float32)
-    order = np.argsort(-scores, kind="stable").tolist()
-    ranking = Ranking(scores)
-    for offset in (0, 1020, 2000, 4990, 6000):
-        found = ranking.page(offset, 30)
-        assert [row for row, _ in found] == order[offset : offset + 30]
-        assert [score for _, score in found] == scores[[row for row, _ in found]].tolist()
-
-
-def test_scores_of_recent_classes_are_cached_within_a_limit(bundle: Path, gallery: Path) -> None:
-    from serving.answer import make_query
-
-    opened = Bundle.open(bundle)
-    cache_bytes = 3 * (28 * 4 + 28 * 8)  # scores and order of three classes
-    galleries = Galleries({"pets": gallery}, opened, cache_bytes=cache_bytes)
-    for classes in ([0], [1], [2], [0], [3]):
-        galleries.search("pets", make_query(opened, classes), Page(0, 1))
-    assert [key[1] for key in galleries._rankings] == [2, 0, 3]
-
-
-def test_galleries_do_not_share_their_scores(bundle: Path, gallery: Path, tmp_path: Path) -> None:
-    from serving.answer import make_query
-
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "only.png").write_bytes(image(300))
-    command(bundle, tmp_path / "images", "-o", tmp_path / "small")
-    opened = Bundle.open(bundle)
-    galleries = Galleries({"pets": gallery, "small": tmp_path / "small"}, opened)
-    query = make_query(opened, [0])
-    assert galleries.search("pets", query, Page(0, 1)).results[0].total > 1
-    assert galleries.search("small", query, Page(0, 1)).results[0].total == 1
+        for start, end in [(0, 0), (0, 1), (0, 17), (16, 60), (190, 240), (0, 500), (200, 201)]:
+            assert best(scores, start, end).tolist() == order[start:end]
 
 
 # ---------------------------------------------------------------------------- texts

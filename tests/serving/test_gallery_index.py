@@ -1,25 +1,26 @@
 """The approximate index of a gallery: its recall, its exact scores, and when it is used."""
 
 import json
-from collections.abc import Generator, Iterable
-from itertools import islice
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.gallery_recall import measure
 from heads.logits import Cosine, Dot
 from serving.answer import make_query
 from serving.galleries import building
-from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.collection import Collection, open_collection
-from serving.galleries.features import Batch, FeatureOptions, Row
+from serving.galleries.building import index_collection
+from serving.galleries.collection import open_collection
 from serving.galleries.format import GalleryInfo, read_info
 from serving.galleries.gallery import Gallery
 from serving.galleries.index import MAX_HITS
-from serving.galleries.item import Item
 from serving.galleries.searching import Galleries, Page
+from serving.model import Model
 from serving.schemas import Hits
 from tests.serving.test_galleries import command, fill, requester, search
 from tests.tiny_bundle import DIM, NAMES, write
@@ -29,18 +30,16 @@ NUM = 6000
 EVERY_CLASS = list(range(len(NAMES)))
 
 
-class Synthetic:
-    """An `Encoder` that returns given features."""
+class Synthetic(Model):
+    """Returns given features. The files of the collection contain the index of their row."""
 
-    def __init__(self, bundle: Bundle, features: np.ndarray) -> None:
-        self.bundle, self._features = bundle, features
+    rows: np.ndarray
 
-    def batches(
-        self, collection: Collection, items: Iterable[Item], options: FeatureOptions
-    ) -> Generator[Batch, None, None]:
-        items = iter(items)
-        while batch := list(islice(items, 1000)):
-            yield [Row(item, self._features[int(Path(item.name).stem)], b"") for item in batch]
+    def prepare(self, raw: bytes | str) -> Any:
+        return int(raw)
+
+    def features(self, prepared: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(self.rows[list(prepared)])
 
 
 def clustered(num: int = NUM) -> np.ndarray:
@@ -53,16 +52,20 @@ def clustered(num: int = NUM) -> np.ndarray:
     return found.astype(np.float32)
 
 
-def build(bundle: Path, folder: Path, features: np.ndarray, **options: object) -> GalleryInfo:
+def build(
+    bundle: Path, folder: Path, features: np.ndarray, index: bool | None = None
+) -> GalleryInfo:
     images = folder / "images"
     if not images.exists():
         images.mkdir()
-        for index in range(len(features)):
-            (images / f"{index:05d}.png").touch()
-    collection = open_collection(images, "images")
-    encoder = Synthetic(Bundle.open(bundle), features)
-    found = IndexOptions(thumbnails=False, **options)  # type: ignore[arg-type]
-    return index_collection(encoder, collection, folder / "gallery", found).info
+        for row in range(len(features)):
+            (images / f"{row:05d}.png").write_text(str(row))
+    collection, model = open_collection(images, "images"), Synthetic.open(bundle)
+    model.rows = features
+    path = folder / "gallery"
+    return index_collection(
+        model, collection, path, batch_size=1000, thumbnails=False, index=index
+    ).info
 
 
 @pytest.fixture(scope="module", params=["dot", "cosine"])
@@ -97,29 +100,17 @@ def logits_of(bundle: Path, features: np.ndarray) -> np.ndarray:
     return opened.spec.logits.scale * features @ weights.T
 
 
-def test_the_recall_is_at_least_what_the_gallery_states(
-    galleries: Galleries, bundle: Path, gallery: Path
-) -> None:
+def test_the_recall_is_at_least_what_the_gallery_states(bundle: Path, gallery: Path) -> None:
+    """Measured by the benchmark, in which items with equal scores may be exchanged."""
     info = read_info(gallery).index
     assert info is not None
     assert 1 <= info.num_probes <= info.num_lists / 8
     assert 0.95 <= info.recall[100] <= 1
-    found = of_classes(galleries, bundle, Page(0, MAX_HITS))
-    assert not found.exact
-    exact = np.argsort(-logits_of(bundle, clustered()), axis=0, kind="stable")
-    recalls = [
-        np.mean(
-            [
-                len({hit.item for hit in result.hits[:depth]} & set(best[:depth].tolist())) / depth
-                for result, best in zip(found.results, exact.T, strict=True)
-            ]
-        )
-        for depth in info.recall
-    ]
-    assert all(
-        measured >= stated - 0.01  # items with equal scores may be exchanged
-        for measured, stated in zip(recalls, info.recall.values(), strict=True)
-    )
+    *recalls, _ = measure(bundle, gallery, 50)
+    assert [row.what for row in recalls] == ["recall at 10", "recall at 100"]
+    assert recalls[0].case == f"7 classes, of 6,000 x {DIM}"
+    for row, stated in zip(recalls, info.recall.values(), strict=True):
+        assert float(row.measured) >= stated - 0.01
 
 
 def test_an_approximate_search_returns_exact_scores_in_order(
@@ -141,14 +132,19 @@ def test_an_approximate_search_returns_exact_scores_in_order(
     assert of_classes(galleries, bundle, Page(MAX_HITS, 9, exact=False)).results[0].hits == []
 
 
-def test_more_hits_than_the_recall_was_measured_for_are_found_exactly(
+def test_a_search_is_exact_on_request_and_beyond_the_hits_of_the_measured_recall(
     galleries: Galleries, bundle: Path
 ) -> None:
-    for page in (Page(0, MAX_HITS + 1), Page(MAX_HITS, 1)):
-        found = of_classes(galleries, bundle, page)
-        assert found.exact
-        assert found.results[0].total == NUM
     assert not of_classes(galleries, bundle, Page(MAX_HITS - 1, 1)).exact
+    expected = -np.sort(-logits_of(bundle, clustered()), axis=0)
+    for page in (Page(0, MAX_HITS + 1), Page(MAX_HITS, 1), Page(0, 50, exact=True)):
+        found = of_classes(galleries, bundle, page, threshold=-1e9)
+        assert found.exact
+        for class_id, result in enumerate(found.results):
+            assert (result.total, result.matches) == (NUM, NUM)
+            scores = expected[page.offset : page.offset + page.limit, class_id]
+            found_scores = [hit.score for hit in result.hits]
+            np.testing.assert_allclose(found_scores, scores, rtol=1e-4, atol=1e-4)
 
 
 def test_a_threshold_limits_the_hits_of_an_approximate_search(
@@ -162,23 +158,10 @@ def test_a_threshold_limits_the_hits_of_an_approximate_search(
     assert {hit.match for hit in found.hits} == {True}
 
 
-def test_a_request_can_ask_for_an_exact_search(galleries: Galleries, bundle: Path) -> None:
-    expected = logits_of(bundle, clustered())
-    found = of_classes(galleries, bundle, Page(1500, 200, exact=True), threshold=-1e9)
-    assert found.exact
-    for class_id, result in enumerate(found.results):
-        assert (result.total, result.matches) == (NUM, NUM)
-        order = np.sort(expected[:, class_id])[::-1][1500:1700]
-        np.testing.assert_allclose([hit.score for hit in result.hits], order, rtol=1e-4, atol=1e-4)
-
-
 def test_an_index_with_a_low_recall_is_used_only_on_request(
     bundle: Path, gallery: Path, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    for file in gallery.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    copy = shutil.copytree(gallery, tmp_path / "copy")
     text = json.loads((copy / "gallery.json").read_text())
     text["index"]["recall"]["100"] = 0.9
     (copy / "gallery.json").write_text(json.dumps(text))
@@ -201,18 +184,15 @@ def test_data_without_clusters_gets_an_index_that_states_its_low_recall(
 def test_only_large_galleries_are_indexed_by_default(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features = clustered(200)
-    assert build(bundle, tmp_path, features).index is None
-    inode = (tmp_path / "gallery" / "gallery.json").stat().st_ino
+    features, file = clustered(200), tmp_path / "gallery" / "gallery.json"
     monkeypatch.setattr(building, "LEAST_ITEMS", 200)
-    build(bundle, tmp_path, features)
-    assert (tmp_path / "gallery" / "gallery.json").stat().st_ino == inode
+    assert build(bundle, tmp_path, features).index is None
     monkeypatch.setattr(building, "LEAST_ITEMS", 199)
     assert build(bundle, tmp_path, features).index is not None
-    Gallery(tmp_path / "gallery", Bundle.open(bundle)).verify()
-    inode = (tmp_path / "gallery" / "gallery.json").stat().st_ino
+    Gallery(file.parent, Bundle.open(bundle)).verify()
+    inode = file.stat().st_ino
     build(bundle, tmp_path, features)
-    assert (tmp_path / "gallery" / "gallery.json").stat().st_ino == inode
+    assert file.stat().st_ino == inode  # not built again
     info = build(bundle, tmp_path, features, index=False)
     assert (info.index, info.format_version) == (None, 1)
     assert not (tmp_path / "gallery" / "index.faiss").exists()
@@ -233,38 +213,25 @@ def test_scores_that_do_not_increase_with_the_product_have_no_index(
 def test_an_error_names_a_damaged_index(
     bundle: Path, gallery: Path, tmp_path: Path, size: int
 ) -> None:
-    for file in gallery.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    raw = (tmp_path / "index.faiss").read_bytes()
-    (tmp_path / "index.faiss").write_bytes(raw[:size])
-    with pytest.raises(ValueError, match=r"index\.faiss has .* bytes instead of"):
-        Gallery(tmp_path, Bundle.open(bundle))
-    (tmp_path / "index.faiss").write_bytes(raw[:size] + bytes(len(raw) - size))
+    file = shutil.copytree(gallery, tmp_path / "copy") / "index.faiss"
+    file.write_bytes(file.read_bytes()[:size] + bytes(file.stat().st_size - size))
     with pytest.raises(ValueError, match=r"index\.faiss (is damaged|does not)"):
-        Gallery(tmp_path, Bundle.open(bundle)).verify()
+        Gallery(file.parent, Bundle.open(bundle)).verify()
 
 
-def test_the_server_states_the_recall_and_whether_a_search_was_exact(
-    tmp_path: Path,
-) -> None:
+def test_the_server_states_the_recall_and_whether_a_search_was_exact(tmp_path: Path) -> None:
     bundle = write(tmp_path / "pets")
     output = command(bundle, fill(tmp_path / "in"), "-o", tmp_path / "out", "--index")
     assert "approximate index of 1 lists, of which a search reads 1; recall 1.000 at 10" in output
     ask = requester(bundle, pets=tmp_path / "out")
     (described,) = ask("GET", "/v1/galleries").json()["galleries"]
-    recall = {"10": 1.0, "100": 1.0}
-    assert described["index"] == {"is_default": True, "num_queries": 7, "recall": recall}
+    assert described == {
+        "name": "pets",
+        "unavailable": None,
+        "num_items": 28,
+        "reads": "images",
+        "thumbnails": True,
+        "index": {"is_default": True, "num_queries": 7, "recall": {"10": 1.0, "100": 1.0}},
+    }
     assert not search(ask, classes=["husky"], limit=20)["exact"]
     assert search(ask, classes=["husky"], exact=True)["exact"]
-
-
-def test_the_benchmark_measures_the_recall_of_a_gallery(
-    bundle: Path, gallery: Path, tmp_path: Path
-) -> None:
-    rows = {(row.what, row.case): row for row in measure(bundle, gallery, 50)}
-    recall = float(rows["recall at 100", f"7 classes, of 6,000 x {DIM}"].measured)
-    assert 0.9 <= recall <= 1
-    assert len(rows) == 3
-    build(bundle, tmp_path, clustered(300), index=False)
-    with pytest.raises(SystemExit, match="has no index"):
-        list(measure(bundle, tmp_path / "gallery", 50))

@@ -6,13 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
-import cv2
-import numpy as np
 import psutil
 import pytest
 
@@ -23,13 +21,10 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, ROOT, environment
 from tests.system.processes import kway as kway_process
-from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer, write, write_of_texts
+from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer
 from tests.waiting import wait_until
 from trainer.process.exit_codes import PREEMPTED
 from trainer.train import train
-
-BATCH = ("--batch-size", 4)
-NUM_IMAGES = 330  # more than the tasks in flight contain
 
 
 @pytest.fixture(scope="module")
@@ -61,104 +56,6 @@ class Driver:
 
 def kway_on(cluster: RayCluster, *arguments: object) -> Driver:
     return Driver(cluster, *KWAY, *arguments, "--ray", cluster.address)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundle") / "bundle")
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of readable images. Most of them are links to a few files."""
-    folder = tmp_path_factory.mktemp("images")
-    pixels = np.random.default_rng(0).integers(0, 256, (7, 200, 300, 3), np.uint8)
-    for i in range(NUM_IMAGES):
-        if i < len(pixels):
-            cv2.imwrite(str(folder / f"{i:03}.png"), pixels[i])
-        else:
-            (folder / f"{i:03}.png").symlink_to(f"{i % len(pixels):03}.png")
-    return folder
-
-
-@pytest.fixture
-def gallery(kway: Callable[..., int], bundle: Path, images: Path, tmp_path: Path) -> Path:
-    """The gallery that a local run writes."""
-    assert kway("index", bundle, images, "-o", tmp_path / "gallery", *BATCH) == 0
-    return tmp_path / "gallery"
-
-
-@pytest.mark.parametrize("workers", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
-def test_a_gallery_is_identical_for_any_number_of_workers(
-    workers, cluster, bundle, images, gallery, tmp_path
-):
-    cluster.resize(workers)
-    kway_on(cluster, "index", bundle, images, "-o", tmp_path / "out", *BATCH).finish()
-    assert contents(tmp_path / "out") == contents(gallery)
-
-
-@pytest.mark.slow
-def test_texts_of_different_lengths_and_unreadable_ones_give_the_same_gallery(
-    cluster, kway, tmp_path
-):
-    cluster.resize(2)
-    bundle, lines = write_of_texts(tmp_path / "bundle"), tmp_path / "lines"
-    texts = [b"a cat " * (i % 40) + (b"\xff" if i % 5 == 0 else b"dog") for i in range(100)]
-    lines.write_bytes(b"\n".join(texts))
-    assert kway("index", bundle, lines, "-o", tmp_path / "local", *BATCH) == 0
-    kway_on(cluster, "index", bundle, lines, "-o", tmp_path / "ray", *BATCH).finish()
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
-
-
-@pytest.mark.slow
-def test_the_work_of_a_killed_node_is_done_again(cluster, bundle, images, gallery, tmp_path):
-    cluster.resize(2)
-    driver = kway_on(cluster, "index", bundle, images, "-o", tmp_path / "out", *BATCH)
-    wait_until(lambda: len(cluster.workers()) == 2)
-    cluster.kill_raylet()
-    driver.finish()
-    assert contents(tmp_path / "out") == contents(gallery)
-
-
-_INTERRUPTED = """
-import sys, time
-from pathlib import Path
-from data.ray_pool import ray_pool
-from serving.galleries import building
-from serving.galleries.building import IndexOptions, index_collection
-from serving.galleries.collection import open_collection
-from serving.galleries.features import RayEncoder
-from trainer.bundle.bundle import Bundle
-
-building._SECONDS_BETWEEN_COMMITS = 0
-bundle, folder, out = map(Path, sys.argv[1:4])
-
-def wait(done, total):
-    if done >= 40:
-        print(f"\\n{done}", flush=True)
-        time.sleep(60)
-
-with ray_pool(sys.argv[4]) as pool:
-    index_collection(
-        RayEncoder(Bundle.open(bundle), pool, device="cpu"), open_collection(folder, "images"), out,
-        IndexOptions(batch_size=4), computing=wait,
-    )
-"""
-
-
-@pytest.mark.slow
-def test_a_run_whose_driver_was_killed_is_resumed(cluster, bundle, images, gallery, tmp_path):
-    cluster.resize(2)
-    out = tmp_path / "out"
-    command = (sys.executable, "-P", "-c", _INTERRUPTED)
-    driver = Driver(cluster, *command, bundle, images, out, cluster.address)
-    with driver.process as process:
-        wait_until(lambda: process.stdout.readline() == "40\n")
-        process.kill()
-    assert not out.exists()
-    output, _ = kway_on(cluster, "index", bundle, images, "-o", out, *BATCH).finish()
-    assert f"{NUM_IMAGES - 40} computed, 40 unchanged" in output
-    assert contents(out) == contents(gallery)
 
 
 _PRINT_VECTORS = """

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from heads import ClassHead
 from heads.losses import SphericalSoftmax
-from serving.galleries.ranking import class_scores
+from serving.galleries.searching import class_scores
 from tests.heads.cases import LOGIT_MAPS
 from tests.tiny_bundle import (
     DIM,

@@ -59,12 +59,12 @@ def claimed(folder: Path, about: SourceInfo) -> Iterator[Callable[[], None]]:
         note.unlink()
 
 
-def lock(held: IO[bytes], path: Path, folder: Path) -> None:
+def lock(held: IO[bytes], path: Path, folder: Path, *, command: str = "kway shard") -> None:
     """Lock the open file `held` at `path` for a writer of `folder`.
 
     Raises ValueError if another process holds the lock or has removed the file.
     """
-    busy = f"{folder} is being written by another kway shard process: wait until it finishes"
+    busy = f"{folder} is being written by another {command} process: wait until it finishes"
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The other process may have finished and removed this file since it was opened.
