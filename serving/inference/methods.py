@@ -1,5 +1,9 @@
 """The protocol's gRPC methods. Each takes the bytes of a request and returns a response or sets a
-status."""
+status.
+
+Elements are sent either typed, in the `contents` of each tensor, or raw, as one byte string per
+tensor. All tensors in a message use the same form, and a response uses the form of its request.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -12,7 +16,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference.protobuf import MAX_VALUES, inference_of, metadata_of, parsed, response_of
+from serving.inference.protobuf import MAX_VALUES, parsed
 from serving.inference.servicer import SERVICE, Context, Servicer, add_methods_to_server
 from serving.inference.tensors import (
     EXTENSIONS,
@@ -20,8 +24,13 @@ from serving.inference.tensors import (
     SERVER_NAME,
     Inference,
     InferenceModel,
+    Tensor,
+    array_of,
+    elements_of,
+    invalid_inference,
     parameters_of,
     server_version,
+    wrong_datatype,
 )
 from serving.tokens import ANONYMOUS, Clients, bearer_token
 from serving.versions import ServedModel
@@ -45,6 +54,8 @@ _CODES = {
 # The details of an error are sent as a header, in which a character can occupy nine bytes. All
 # headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
+_INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
+_OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
 
 
 class InferenceMethods:
@@ -194,3 +205,94 @@ def _set_status(
     context.set_details(plain[:_MAX_DETAILS_CHARS])
     if "Retry-After" in headers:
         context.set_trailing_metadata([("retry-after", headers["Retry-After"])])
+
+
+def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Inference:
+    """Return the tensors and parameters of a request. Raises ApiError: 400 if elements are missing,
+    truncated or sent in both forms; 413 if a tensor has more than `most` raw elements."""
+    typed = [one.name for one in request.inputs if one.HasField("contents")]
+    if request.raw_input_contents:
+        if typed:
+            raise invalid_inference(
+                f"{typed[0][:80]} has contents, but the request has raw_input_contents. Send "
+                "only one of them"
+            )
+        if len(request.raw_input_contents) != len(request.inputs):
+            raise invalid_inference(
+                f"the request has {len(request.inputs)} inputs, but "
+                f"{len(request.raw_input_contents)} raw_input_contents. Send one per input"
+            )
+        pairs = zip(request.inputs, request.raw_input_contents, strict=True)
+        data = [elements_of(one.name, one.datatype, raw, most) for one, raw in pairs]
+    else:
+        data = [_typed_elements(one) for one in request.inputs]
+    return Inference(
+        [
+            Tensor(one.name, one.datatype, _shape(one), elements)
+            for one, elements in zip(request.inputs, data, strict=True)
+        ],
+        {name: _scalar(name, value) for name, value in request.parameters.items()},
+        [output.name for output in request.outputs],
+    )
+
+
+def response_of(
+    request: pb.ModelInferRequest,
+    outputs: Sequence[Tensor],
+    parameters: dict[str, bool | str],
+) -> pb.ModelInferResponse:
+    """Return the response to a request, with tensors in the form that the request uses."""
+    response = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+    for name, value in parameters.items():
+        field = "bool_param" if isinstance(value, bool) else "string_param"
+        setattr(response.parameters[name], field, value)
+    for tensor in outputs:
+        output = response.outputs.add(
+            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+        )
+        elements = array_of(tensor)
+        if request.raw_input_contents:
+            response.raw_output_contents.append(elements.tobytes())
+        else:
+            field = _OUTPUT_CONTENTS[tensor.datatype]
+            getattr(output.contents, field).extend(elements.tolist())
+    return response
+
+
+def metadata_of(tensors: Sequence[Tensor]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    """Return the names, datatypes and shapes of a model's inputs or outputs."""
+    kind = pb.ModelMetadataResponse.TensorMetadata
+    return [kind(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors]
+
+
+def _shape(tensor: pb.ModelInferRequest.InferInputTensor) -> tuple[int, ...]:
+    shape = tuple(tensor.shape)
+    if any(size < 0 for size in shape):
+        raise invalid_inference(
+            f"the shape of {tensor.name[:80]} has a negative dimension. Send only dimensions of 0 "
+            "or more"
+        )
+    return shape
+
+
+def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    field = _contents_field(tensor)
+    if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
+        raise invalid_inference(
+            f"{tensor.name[:80]} has datatype {tensor.datatype}. Send its elements as {field}"
+        )
+    return list(getattr(tensor.contents, field))
+
+
+def _contents_field(tensor: pb.ModelInferRequest.InferInputTensor) -> str:
+    field = _INPUT_CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise wrong_datatype(tensor.name, tensor.datatype)
+    return field
+
+
+def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
+    choice = value.WhichOneof("parameter_choice")
+    if choice is None:
+        raise invalid_inference(f"parameter {name[:80]} is empty. Set it to a value or remove it")
+    return getattr(value, choice)
