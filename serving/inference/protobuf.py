@@ -17,20 +17,26 @@ _VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 _VARINT_BYTES = 10
 _ONE_VALUE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+# Limit per message. Callers add the limits on inputs and classes where these apply.
+MAX_VALUES = 10_000
 
 
-def check_count(raw: bytes, kind: Descriptor, most: int) -> None:
-    """Raise ApiError for a message with more than `most` values (413) or a malformed message (400).
+def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
+    """Parse a message of type `kind`, which must not be recursive.
 
-    Counts fields, including those of nested messages, and the bytes of packed numbers. `kind` must
-    not be a recursive message type.
+    Raises ApiError: 400 if the message is malformed, 413 if it contains more than `most` values.
+    Counts fields, including those of nested messages, and the bytes of packed numbers.
     """
     count = 0
-    for more in _sizes(raw, 0, len(raw), kind):
+    for more in _sizes(raw, 0, len(raw), kind.DESCRIPTOR):
         count += more
         if count > most:
             message = f"the message contains more than {most} values. Split the request"
             raise ApiError(413, "too_many_values", message)
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise _malformed(kind.DESCRIPTOR) from error
 
 
 def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
@@ -70,17 +76,3 @@ def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, i
 
 def _malformed(kind: Descriptor) -> ApiError:
     return invalid_inference(f"the message is not a valid {kind.name}")
-
-
-# Limit per message. Callers add the limits on inputs and classes where these apply.
-MAX_VALUES = 10_000
-
-
-def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
-    """Parse a message of type `kind`. Raises ApiError: 400 if the message is malformed, 413 if it
-    contains more than `most` values."""
-    check_count(raw, kind.DESCRIPTOR, most)
-    try:
-        return kind.FromString(raw)
-    except DecodeError as error:
-        raise _malformed(kind.DESCRIPTOR) from error

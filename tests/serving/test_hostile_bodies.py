@@ -24,10 +24,10 @@ from serving.http import query_body
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
-from serving.http.routes.inference import InferenceRequest
 from serving.inference import tensors
 from serving.inference.methods import inference_of
 from serving.inference.protobuf import parsed
+from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
 from tests.tiny_bundle import write

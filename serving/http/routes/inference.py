@@ -6,148 +6,51 @@ elements of each input with a `binary_data_size` follow the JSON in order
 (`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
+import re
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import (
-    BaseModel,
-    Field,
-    StrictBool,
-    StrictFloat,
-    StrictInt,
-    StrictStr,
-    model_validator,
-)
+from pydantic import BaseModel
 
 from serving.api_error import ApiError, validated
 from serving.http.openapi import request_body
 from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
 from serving.http.routing import ServiceDep, without_token
+from serving.inference import tensors
 from serving.inference.tensors import (
-    EXTENSIONS,
-    PLATFORM,
-    SERVER_NAME,
-    Inference,
-    InferenceModel,
-    Tensor,
+    InferenceRequest,
+    InferenceResponse,
+    RequestInput,
+    ResponseOutput,
     array_of,
+    check_model,
     check_parameters,
     elements_of,
     invalid_inference,
-    parameters_of,
-    server_version,
+    is_ready,
+    model_metadata,
+    server_metadata,
 )
-from serving.schemas import Answer
 
-Scalar = StrictBool | StrictInt | StrictFloat | StrictStr
-HEADER = "Inference-Header-Content-Length"
-BINARY = "application/octet-stream"
-
-
-class _Message(BaseModel):
-    """A part of a request. A member that is null is the same as a member that is missing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, found: Any) -> Any:
-        if not isinstance(found, dict):
-            return found
-        return {name: value for name, value in found.items() if value is not None}
-
-
-class RequestInput(_Message):
-    name: str
-    shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
-    datatype: str
-    parameters: dict[str, Scalar] = Field({}, description="binary_data_size, if the data is binary")
-    data: list[Any] | None = Field(
-        None, description="list of elements, flat or nested; images are base64-encoded"
-    )
-
-
-class RequestOutput(_Message):
-    name: str
-    parameters: dict[str, Scalar] = Field({}, description="binary_data")
-
-
-class InferenceRequest(_Message):
-    id: str | None = None
-    parameters: dict[str, Scalar] = Field(
-        {}, description="recall or threshold, and optionally require and binary_data_output"
-    )
-    inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
-    outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
-
-
-class ResponseOutput(BaseModel):
-    """An output tensor with its `data` or, for a binary output, with `binary_data_size` in
-    `parameters`."""
-
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, int] = {}
-    data: list[StrictBool | StrictInt | StrictFloat] = []
-
-
-class InferenceResponse(BaseModel):
-    """The response. `parameters` states whether the loss is aligned with the Principle of Logit
-    Separation."""
-
-    model_name: str
-    id: str | None = None
-    parameters: dict[str, bool | str]
-    outputs: list[ResponseOutput]
+_HEADER = "Inference-Header-Content-Length"
+_MEDIA_TYPE = "application/octet-stream"
 
 
 class ProtocolError(BaseModel):
     error: str
 
 
-class ServerMetadata(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(BaseModel):
-    live: bool
-
-
-class Ready(BaseModel):
-    ready: bool
-
-
-class ModelReady(BaseModel):
-    name: str
-    ready: bool
-
-
-class TensorMetadata(BaseModel):
-    """Metadata of an input or output tensor. A dimension of -1 is variable."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(BaseModel):
-    name: str
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ProtocolError} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
-_BINARY = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+_BINARY = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The model is not ready"}}
 _BODY = request_body(InferenceRequest)
 _BODY["requestBody"]["content"] |= _BINARY
 
@@ -168,59 +71,52 @@ class _ProtocolRoute(APIRoute):
         return answered
 
 
-async def _model(service: ServiceDep) -> InferenceModel:
-    return InferenceModel(service)
-
-
 router = APIRouter(route_class=_ProtocolRoute)
-ModelDep = Annotated[InferenceModel, Depends(_model)]
 
 
 @router.get("/v2")
-async def server() -> ServerMetadata:
+async def server() -> dict[str, Any]:
     """Return the metadata of the server."""
-    return ServerMetadata(name=SERVER_NAME, version=server_version(), extensions=list(EXTENSIONS))
+    return server_metadata()
 
 
 # As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
 @without_token
-async def live() -> Live:
+async def live() -> dict[str, bool]:
     """Check that the server is running."""
-    return Live(live=True)
+    return {"live": True}
 
 
-@router.get("/v2/health/ready", responses={503: {"model": Ready}})
+@router.get("/v2/health/ready", responses=_NOT_READY)
 @without_token
-async def ready(model: ModelDep, response: Response) -> Ready:
+async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    return Ready(ready=_ready(model, response))
+    found = is_ready(service)
+    response.status_code = 200 if found else 503
+    return {"ready": found}
 
 
 @router.get("/v2/models/{name}", responses=_NO_MODEL)
-async def metadata(name: str, model: ModelDep) -> ModelMetadata:
-    """Return the inputs and outputs of the model."""
-    model.check(name, "")
-    inputs, outputs = (
-        [TensorMetadata(name=t.name, datatype=t.datatype, shape=list(t.shape)) for t in tensors]
-        for tensors in (model.inputs, model.outputs)
-    )
-    return ModelMetadata(name=name, platform=PLATFORM, inputs=inputs, outputs=outputs)
+async def metadata(name: str, service: ServiceDep) -> dict[str, Any]:
+    """Return the inputs and outputs of the model. A dimension of -1 is variable."""
+    check_model(service, name)
+    return model_metadata(service)
 
 
-@router.get("/v2/models/{name}/ready", responses=_NO_MODEL | {503: {"model": ModelReady}})
-async def model_ready(name: str, model: ModelDep, response: Response) -> ModelReady:
+@router.get("/v2/models/{name}/ready", responses=_NO_MODEL | _NOT_READY)
+async def model_ready(name: str, service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    model.check(name, "")
-    return ModelReady(name=name, ready=_ready(model, response))
+    check_model(service, name)
+    return {"name": name, **await ready(service, response)}
 
 
 @router.api_route(
     "/v2/models/{name}/versions/{version:path}", methods=["GET", "POST"], include_in_schema=False
 )
-async def versioned(name: str, version: str, model: ModelDep) -> None:
+async def versioned(name: str, version: str, service: ServiceDep) -> None:
     """Reject requests for a version."""
-    model.check(name, version.partition("/")[0] or "/")
+    check_model(service, name, version.partition("/")[0] or "/")
 
 
 @router.post(
@@ -233,149 +129,110 @@ async def infer(
     name: str,
     request: Request,
     service: ServiceDep,
-    model: ModelDep,
     json_length: Annotated[
         str | None,
         Header(
-            alias=HEADER, description="length in bytes of the JSON that precedes the binary tensors"
+            alias=_HEADER,
+            description="length in bytes of the JSON that precedes the binary tensors",
         ),
     ] = None,
 ) -> Response:
     """Compute scores of images or texts for the classes in `class_ids` or `classes`."""
-    model.check(name, "")
+    check_model(service, name)
     async with service.admitted(request.state.client) as progress:
-        limits = service.config
         raw = await read_body(request, service, progress)
-        body, inference = await service.in_thread(
-            read_inference, raw, json_length, max_values(limits)
-        )
-        outputs, answer = await model.infer(inference)
-        progress.inputs = len(answer.results)
-    return response_of(name, body, outputs, answer)
+        most = max_values(service.config)
+        body = await service.in_thread(_read, raw, json_length, most)
+        answer = await tensors.infer(service, body, progress)
+    return _response_of(body, answer)
 
 
-def _ready(model: InferenceModel, response: Response) -> bool:
-    is_ready = model.is_ready()
-    response.status_code = 200 if is_ready else 503
-    return is_ready
-
-
-def read_inference(
-    raw: bytes, json_length: str | None, most: int
-) -> tuple[InferenceRequest, Inference]:
+def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
     """Parse a body whose first `json_length` bytes are JSON.
 
     Raises ApiError: 400 if the body cannot be parsed, 413 if a tensor has more than `most`
     elements.
     """
-    text, binary = _parts(raw, json_length)
-    body = validated(InferenceRequest, parse_json(text, most), "invalid_inference", status=400)
+    length = len(raw)
+    if json_length is not None:
+        if not re.fullmatch("[0-9]{1,19}", json_length) or int(json_length) > length:
+            message = f"{_HEADER} is {json_length[:40]!r}, but the body has {length} bytes"
+            raise invalid_inference(message)
+        length = int(json_length)
+    found = parse_json(raw[:length], most)
+    body = validated(InferenceRequest, found, "invalid_inference", status=400)
     for one in body.inputs:
         check_parameters(one.parameters, ("binary_data_size",), f" of {one.name[:80]}")
     for output in body.outputs:
         check_parameters(output.parameters, ("binary_data",), f" of {output.name[:80]}")
-    data = _data(body.inputs, binary, most)
-    pairs = zip(body.inputs, data, strict=True)
-    return body, Inference(
-        inputs=[Tensor(one.name, one.datatype, tuple(one.shape), values) for one, values in pairs],
-        parameters=body.parameters,
-        outputs=[output.name for output in body.outputs],
-    )
+    for one in body.inputs:
+        length += _read_data(one, raw, length, most)
+    if length != len(raw):
+        raise invalid_inference(f"{len(raw) - length} bytes follow the last input. Remove them")
+    return body
 
 
-def response_of(
-    name: str, body: InferenceRequest, outputs: Sequence[Tensor], answer: Answer
-) -> Response:
-    """Return the response to `body`, in the format that the request specifies."""
-    binary = _binary_outputs(body, outputs)
-    described, raw = [], []
-    for tensor in outputs:
-        about: dict[str, Any] = {"data": [*tensor.data]}
-        if tensor.name in binary:
-            raw.append(array_of(tensor).tobytes())
-            about = {"parameters": {"binary_data_size": len(raw[-1])}}
-        about |= {"name": tensor.name, "shape": [*tensor.shape], "datatype": tensor.datatype}
-        described.append(ResponseOutput(**about))
-    head = InferenceResponse(
-        model_name=name, id=body.id, parameters=parameters_of(answer), outputs=described
-    ).model_dump_json(exclude_unset=True)
-    if not raw:
-        return Response(head, media_type="application/json")
-    content = head.encode()
-    headers = {HEADER: str(len(content))}
-    return Response(content + b"".join(raw), media_type=BINARY, headers=headers)
-
-
-def _parts(raw: bytes, json_length: str | None) -> tuple[bytes, bytes]:
-    """Return the JSON and the bytes that follow it."""
-    if json_length is None:
-        return raw, b""
-    is_length = json_length.isascii() and json_length.isdecimal() and len(json_length) < 20
-    if not is_length or int(json_length) > len(raw):
-        message = f"{HEADER} is {json_length[:40]!r}, but the body has {len(raw)} bytes"
-        raise invalid_inference(message)
-    return raw[: int(json_length)], raw[int(json_length) :]
-
-
-def _data(inputs: Sequence[RequestInput], binary: bytes, most: int) -> list[list[Any]]:
-    """Return the elements of each input. Elements of BYTES tensors are `bytes`."""
-    found, offset = [], 0
-    for one in inputs:
-        size = one.parameters.get("binary_data_size")
-        if (size is None) == (one.data is None):
-            raise invalid_inference(
-                f"{one.name[:80]} must have either data or binary_data_size. Send exactly one of "
-                "them"
-            )
-        if size is None:
-            found.append(_json_elements(one))
-            continue
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise invalid_inference(
-                f"{one.name[:80]} has binary_data_size {str(size)[:40]}. Send a number of bytes"
-            )
-        if offset + size > len(binary):
-            raise invalid_inference(
-                f"{one.name[:80]} has binary_data_size {size}, but only {len(binary) - offset} "
-                f"bytes remain after the JSON. Set {HEADER} to the length of the JSON, or send "
-                "binary_data=False"
-            )
-        found.append(elements_of(one.name, one.datatype, binary[offset : offset + size], most))
-        offset += size
-    if offset != len(binary):
-        raise invalid_inference(f"{len(binary) - offset} bytes follow the last input. Remove them")
-    return found
-
-
-def _json_elements(tensor: RequestInput) -> list[Any]:
-    data = _flat(tensor)
-    if tensor.datatype != "BYTES":
-        return data
-    texts = [one for one in data if isinstance(one, str)]
-    if len(texts) != len(data):
+def _read_data(tensor: RequestInput, raw: bytes, start: int, most: int) -> int:
+    """Set the data of an input to its elements, which begin at `start` if they are binary. Returns
+    the number of binary bytes."""
+    name, size = tensor.name[:80], tensor.parameters.get("binary_data_size")
+    if (size is None) == ("data" not in tensor.model_fields_set):
         raise invalid_inference(
-            f"{tensor.name} contains elements that are not strings. Send only strings"
+            f"{name} must have either data or binary_data_size. Send exactly one of them"
         )
-    if tensor.name != "images":
-        return [text.encode("utf-8", "surrogatepass") for text in texts]
-    return [image_bytes(text, f"images[{index}]") for index, text in enumerate(texts)]
+    if size is None:
+        tensor.data = _elements(tensor)
+        return 0
+    if type(size) is not int or size < 0:
+        raise invalid_inference(
+            f"{name} has binary_data_size {str(size)[:40]}. Send a number of bytes"
+        )
+    if start + size > len(raw):
+        raise invalid_inference(
+            f"{name} has binary_data_size {size}, but only {len(raw) - start} bytes remain after "
+            f"the JSON. Set {_HEADER} to the length of the JSON, or send binary_data=False"
+        )
+    tensor.data = elements_of(tensor.name, tensor.datatype, raw[start : start + size], most)
+    return size
 
 
-def _flat(tensor: RequestInput) -> list[Any]:
-    """Return the elements in row-major order."""
-    data = tensor.data or []
+def _elements(tensor: RequestInput) -> list[Any]:
+    """Return the elements of JSON data, which may be nested, in row-major order."""
+    data = tensor.data
     while data and isinstance(data[0], list):
         if not all(isinstance(row, list) for row in data):
             raise invalid_inference(
                 f"{tensor.name[:80]} mixes lists and elements. Send one element per index"
             )
         data = [one for row in data for one in row]
-    return data
+    if tensor.datatype != "BYTES":
+        return data
+    if not all(isinstance(one, str) for one in data):
+        raise invalid_inference(
+            f"{tensor.name} contains elements that are not strings. Send only strings"
+        )
+    if tensor.name == "images":
+        return [image_bytes(one, f"images[{index}]") for index, one in enumerate(data)]
+    return [one.encode("utf-8", "surrogatepass") for one in data]
 
 
-def _binary_outputs(body: InferenceRequest, outputs: Sequence[Tensor]) -> set[str]:
-    """Return the names of the outputs to send as binary. An output's own setting overrides the
-    request's."""
-    default = {"binary_data": body.parameters.get("binary_data_output", False)}
-    requested = {one.name: default | one.parameters for one in body.outputs}
-    return {one.name for one in outputs if requested.get(one.name, default)["binary_data"] is True}
+def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Response:
+    """Return `answer` with each output in the format that the request specifies. An output's own
+    setting overrides the request's."""
+    default = request.parameters.get("binary_data_output")
+    is_binary = {one.name: one.parameters.get("binary_data", default) for one in request.outputs}
+    raw = []
+    for position, one in enumerate(answer.outputs):
+        if is_binary.get(one.name, default) is True:
+            raw.append(array_of(one).tobytes())
+            answer.outputs[position] = ResponseOutput(
+                name=one.name,
+                shape=one.shape,
+                datatype=one.datatype,
+                parameters={"binary_data_size": len(raw[-1])},
+            )
+    head = answer.model_dump_json(exclude_unset=True).encode()
+    if not raw:
+        return Response(head, media_type="application/json")
+    headers = {_HEADER: str(len(head))}
+    return Response(head + b"".join(raw), media_type=_MEDIA_TYPE, headers=headers)
