@@ -174,10 +174,8 @@ def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Infer
             f"the request has {len(inputs)} inputs, but {len(raw)} raw_input_contents. Send one "
             "per input"
         )
-    elements = [
-        _raw_elements(one, raw[position], most) if raw else _typed_elements(one)
-        for position, one in enumerate(inputs)
-    ]
+    pairs = zip(inputs, raw or [None] * len(inputs), strict=True)
+    elements = [_elements(one, part, most) for one, part in pairs]
     for one in inputs:
         if any(size < 0 for size in one.shape):
             raise invalid_inference(
@@ -195,18 +193,17 @@ def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Infer
     )
 
 
-def _raw_elements(
-    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes, most: int
+def _elements(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None, most: int
 ) -> list[Any]:
-    if tensor.HasField("contents"):
-        raise invalid_inference(
-            f"{tensor.name[:80]} has contents, but the request has raw_input_contents. Send only "
-            "one of them"
-        )
-    return elements_of(tensor.name, tensor.datatype, raw, most)
-
-
-def _typed_elements(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    """Return the elements of an input, which are `raw`, or typed if it is None."""
+    if raw is not None:
+        if tensor.HasField("contents"):
+            raise invalid_inference(
+                f"{tensor.name[:80]} has contents, but the request has raw_input_contents. Send "
+                "only one of them"
+            )
+        return elements_of(tensor.name, tensor.datatype, raw, most)
     field = _INPUT_CONTENTS.get(tensor.datatype)
     if field is None:
         raise wrong_datatype(tensor.name, tensor.datatype)

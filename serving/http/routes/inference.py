@@ -25,7 +25,6 @@ from serving.inference.tensors import (
     InferenceRequest,
     InferenceResponse,
     RequestInput,
-    ResponseOutput,
     array_of,
     check_model,
     check_parameters,
@@ -221,17 +220,13 @@ def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Respon
     setting overrides the request's."""
     default = request.parameters.get("binary_data_output")
     is_binary = {one.name: one.parameters.get("binary_data", default) for one in request.outputs}
-    raw = []
+    raw: list[bytes] = []
+    binary: dict[int, set[str]] = {}
     for position, one in enumerate(answer.outputs):
         if is_binary.get(one.name, default) is True:
             raw.append(array_of(one).tobytes())
-            answer.outputs[position] = ResponseOutput(
-                name=one.name,
-                shape=one.shape,
-                datatype=one.datatype,
-                parameters={"binary_data_size": len(raw[-1])},
-            )
-    head = answer.model_dump_json(exclude_unset=True).encode()
+            one.parameters, binary[position] = {"binary_data_size": len(raw[-1])}, {"data"}
+    head = answer.model_dump_json(exclude_unset=True, exclude={"outputs": binary}).encode()
     if not raw:
         return Response(head, media_type="application/json")
     headers = {_HEADER: str(len(head))}
