@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from launch.commands import query
 from serving.client import Client, RejectedError
-from serving.client.messages import Served
+from serving.client.client import Served
 from serving.client.transport import Transport
 from tests.quiet_server import QuietServer
 from tests.serving.canned import answering
@@ -286,7 +286,7 @@ def test_kway_query_reports_that_the_server_requires_a_token() -> None:
         answering(head + answer) as (url, _),
         pytest.raises(ValueError, match="requires a token: pass --token-file FILE"),
     ):
-        query.query(url, ["a"], text=["one"])
+        query.query(url, classes=["a"], text=["one"])
 
 
 def test_kway_query_requests_the_model_once() -> None:
@@ -303,7 +303,7 @@ def test_kway_query_requests_the_model_once() -> None:
 
 def test_a_token_file_for_a_bundle_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--token-file requires a server URL"):
-        query.query(str(tmp_path), ["a"], text=["one"], token_file=tmp_path / "tokens")
+        query.query(str(tmp_path), classes=["a"], text=["one"], token_file=tmp_path / "tokens")
 
 
 @pytest.mark.parametrize(
