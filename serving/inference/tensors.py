@@ -12,6 +12,7 @@ little-endian and in row-major order. Each BYTES element is preceded by its leng
 import math
 import re
 import struct
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -249,7 +250,9 @@ def _number(parameters: Mapping[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, str) and _DECIMAL.fullmatch(value):
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # This comparison is false for nan, and exact for an integer that is too large for a float.
+    is_finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    if isinstance(value, bool) or not is_finite:
         raise invalid_inference(f"parameter {name} is {str(value)[:40]}. Send a finite number")
     return float(value)
 

@@ -170,6 +170,7 @@ def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "nan"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "1e999"}}, 400, "a finite number"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": 10**400}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
         ([], {}, 400, "'images' is missing"),
     ],
