@@ -38,16 +38,16 @@ class Context(Protocol):
 def _method(name: str) -> Callable[["Servicer", bytes, Context], Awaitable[Message]]:
     # Ray passes the context to methods with a parameter of this name.
     async def method(self: "Servicer", raw: bytes, grpc_context: Context) -> Message:
-        return await self.call(name, raw, grpc_context)
+        return await self._call(name, raw, grpc_context)
 
     return method
 
 
 class Servicer:
-    """Passes each call to `call(method, raw, context)`, which returns the response."""
+    """Passes each call to `call(method, raw, context)`, which returns the response to it."""
 
     def __init__(self, call: Callable[[str, bytes, Context], Awaitable[Message]]) -> None:
-        self.call = call
+        self._call = call
 
     ServerLive = _method("ServerLive")
     ServerReady = _method("ServerReady")
