@@ -74,7 +74,7 @@ class Kway(Servicer):
 
         checked = ServingConfig.model_validate(config)
         _Process.replica = Replica(Path(bundle), checked, RayExporter())
-        super().__init__(_Process.replica.methods)
+        super().__init__(_Process.replica.methods.call)
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""

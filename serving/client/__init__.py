@@ -5,8 +5,8 @@ Does not import torch or Ray. Idempotent requests, which include all queries, ar
 server is busy or a replica dies.
 """
 
-from serving.client.client import Client
-from serving.client.messages import RejectedError, joined
+from serving.client.client import Client, joined
+from serving.client.transport import RejectedError
 from serving.schemas import GalleryHit
 
 __all__ = ["Client", "GalleryHit", "RejectedError", "joined"]

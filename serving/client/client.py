@@ -1,36 +1,62 @@
 """The client of a server, with one method per operation."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
-from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex
+import json
+import operator
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self, SupportsIndex, TypeVar
+from urllib.parse import quote
 
-from serving.client.messages import (
-    ClassesFound,
-    Input,
-    RejectedError,
-    Results,
-    Served,
-    check_input,
-    check_iterable,
-    joined,
-    path_of,
-    present,
-    query_fields,
-    renumbered,
-    requests,
-)
-from serving.client.transport import Transport
+from pydantic import BaseModel, PositiveInt
+
+from serving.client.transport import RejectedError, Transport
 from serving.schemas import (
     Answer,
-    ClassHits,
     Classification,
     GalleryFound,
     GalleryHit,
     GalleryList,
     Hits,
+    ModelLogits,
 )
 
 _ATTEMPTS = 3
+# Generous estimate of the overhead, in bytes, of each image or text in a request.
+_EXTRA_BYTES = 1000
+_POSITION = re.compile(r"^(images|texts)\[(\d{1,9})\]")
+Input = Path | bytes | str
+Results = TypeVar("Results", Answer, Classification)
+
+
+class Limits(BaseModel):
+    """The server's limits on one request."""
+
+    max_inputs: PositiveInt
+    max_text_chars: PositiveInt
+    max_body_bytes: PositiveInt
+
+
+class Served(BaseModel):
+    """The model that a server serves."""
+
+    reads: Literal["images", "texts"]
+    recalls: list[float]
+    logits: ModelLogits | None = None  # not sent by older servers
+    limits: Limits
+
+
+class ClassFound(BaseModel):
+    id: int
+    name: str
+
+
+class ClassesFound(BaseModel):
+    """One page of search results. `total` is the number of matching classes."""
+
+    total: int
+    classes: list[ClassFound]
 
 
 class Client:
@@ -67,12 +93,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -110,14 +131,9 @@ class Client:
         request at a time. Raises RejectedError and OSError. Raises TypeError or ValueError for
         invalid inputs before any input is sent.
         """
-        fields, inputs = (
-            query_fields(classes, recall=recall, threshold=threshold, require=require),
-            list(check_iterable("inputs", inputs)),
-        )
-        served = self.served() if served is None else served
-        self._check(inputs, served)
-        limits = served.limits
-        return self._joined(Answer, "/v1/query", lambda: requests(fields, inputs, limits))
+        rule = {"recall": recall, "threshold": threshold, "require": require}
+        fields = {"classes": _classes(classes), **_present(rule)}
+        return self._answered(Answer, "/v1/query", fields, inputs, served)
 
     def classify(
         self,
@@ -134,14 +150,9 @@ class Client:
 
         Splits the inputs and raises exceptions like `query`.
         """
-        inputs = list(check_iterable("inputs", inputs))
-        served = self.served() if served is None else served
-        self._check(inputs, served)
         rule = {"recall": recall, "threshold": threshold, "require": require}
-        fields, limits = {"top": top, **present(rule)}, served.limits
-        return self._joined(
-            Classification, "/v1/classify", lambda: requests(fields, inputs, limits)
-        )
+        fields = {"top": top, **_present(rule)}
+        return self._answered(Classification, "/v1/classify", fields, inputs, served)
 
     def galleries(self) -> list[GalleryFound]:
         """Return the galleries of the server. Raises RejectedError and OSError."""
@@ -165,31 +176,27 @@ class Client:
         ends after 100 hits. Raises RejectedError and OSError. OSError is also raised if the gallery
         changes during the search.
         """
-
-        def fetch(offset: int) -> tuple[str | None, ClassHits]:
-            page = self.search_page(
-                gallery,
-                [class_name],
-                recall=recall,
-                threshold=threshold,
-                exact=exact,
-                limit=page_size,
-                offset=offset,
-            )
-            return page.version, page.results[0]
-
-        version, first = fetch(0)
-        page, read = first, 0
-        while page.hits:
-            yield from page.hits
-            read += len(page.hits)
+        fetch = partial(
+            self.search_page,
+            gallery,
+            [class_name],
+            recall=recall,
+            threshold=threshold,
+            exact=exact,
+            limit=page_size,
+        )
+        page, read = fetch(), 0
+        first, version = page.results[0], page.version
+        while hits := page.results[0].hits:
+            yield from hits
+            read += len(hits)
             if read >= first.total:
                 return
-            now, page = fetch(read)
-            if (now, page.total, page.threshold) != (version, first.total, first.threshold):
+            page = fetch(offset=read)
+            now = page.results[0]
+            if (page.version, now.total, now.threshold) != (version, first.total, first.threshold):
                 raise OSError(
-                    f"gallery {gallery} at {self._transport.url} changed during the search: "
-                    "search again"
+                    f"gallery {gallery} at {self.url} changed during the search: search again"
                 )
 
     def search_page(
@@ -208,48 +215,126 @@ class Client:
 
         Raises RejectedError and OSError.
         """
-        body = query_fields(classes, recall=recall, threshold=threshold)
-        body |= present({"exact": exact, "limit": limit, "offset": offset})
-        return self._transport.request(
-            Hits, "POST", path_of("galleries", gallery, "search"), json=body
-        )
+        if gallery in ("", ".", ".."):  # these would change the path
+            raise ValueError(f"{gallery!r} is not a valid name or id for /v1/galleries")
+        rule = {"recall": recall, "threshold": threshold}
+        page = {"exact": exact, "limit": limit, "offset": offset}
+        body = {"classes": _classes(classes), **_present(rule), **_present(page)}
+        path = f"/v1/galleries/{quote(gallery, safe='')}/search"
+        return self._transport.request(Hits, "POST", path, json=body)
 
-    def _joined(
+    def _answered(
         self,
         model: type[Results],
         path: str,
-        make_requests: Callable[[], Iterator[tuple[int, dict[str, Any]]]],
+        fields: dict[str, Any],
+        inputs: Iterable[Input],
+        served: Served | None,
     ) -> Results:
         """Send all parts of a query. If the server switches to another version of the model in the
         meantime, send them again, because an answer must not mix versions. Raises OSError if this
         happens too often."""
+        inputs = list(_not_single("inputs", inputs))
+        served = self.served() if served is None else served
+        self._check(inputs, served)
         for _ in range(_ATTEMPTS):
-            parts = [self._part(model, path, *request) for request in make_requests()]
+            parts = []
+            for first, request in _requests(fields, inputs, served.limits):
+                try:
+                    parts.append(self._transport.request(model, "POST", path, **request))
+                except RejectedError as error:
+                    reason = _renumbered(first, error.reason)
+                    raise RejectedError(self.url, error.status, error.code, reason) from None
             if len({part.version for part in parts}) == 1:
                 return joined(parts)
         raise OSError(f"the model at {self.url} changed during each of {_ATTEMPTS} queries")
 
-    def _part(
-        self, model: type[Results], path: str, first: int, request: dict[str, Any]
-    ) -> Results:
-        """Send one part of a query. `first` is the position of the part's first input."""
-        try:
-            return self._transport.request(model, "POST", path, **request)
-        except RejectedError as error:
-            reason = renumbered(first, error.reason)
-            raise RejectedError(self.url, error.status, error.code, reason) from None
-
-    def _check(self, inputs: list[Input], served: Served) -> None:
+    def _check(self, inputs: Sequence[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there are no inputs: pass images or texts")
+        most = served.limits.max_text_chars
         for position, one in enumerate(inputs):
-            check_input(one)
+            if not isinstance(one, Path | bytes | str):
+                raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
             if isinstance(one, str) != (served.reads == "texts"):
                 raise ValueError(
                     f"the model at {self.url} reads {served.reads}: pass {served.reads}"
                 )
-            if isinstance(one, str) and len(one) > served.limits.max_text_chars:
+            if isinstance(one, str) and len(one) > most:
                 raise ValueError(
                     f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
-                    f"{self.url} accepts at most {served.limits.max_text_chars}: shorten the text"
+                    f"{self.url} accepts at most {most}: shorten the text"
                 )
+
+
+def joined(parts: Sequence[Results]) -> Results:
+    """Merge the answers to several requests, numbering the inputs consecutively."""
+    results = [result for part in parts for result in part.results]
+    numbered = [
+        result.model_copy(update={"input": position}) for position, result in enumerate(results)
+    ]
+    return parts[0].model_copy(update={"results": numbered})
+
+
+def _renumbered(first: int, reason: str) -> str:
+    """Add `first`, the position of the request's first input, to the index in an error such as
+    "images[1]: …"."""
+    return _POSITION.sub(lambda match: f"{match[1]}[{first + int(match[2])}]", reason)
+
+
+def _classes(classes: Iterable[str | SupportsIndex]) -> list[str | int]:
+    """Return names and ids for JSON. Raises TypeError for a single string, or for values other than
+    names and ids."""
+    found: list[str | int] = []
+    for one in _not_single("classes", classes):
+        if isinstance(one, bool) or not isinstance(one, str | SupportsIndex):
+            raise TypeError(f"a class must be a name or an id, got {one!r}")
+        found.append(one if isinstance(one, str) else operator.index(one))
+    return found
+
+
+def _not_single(name: str, value: Iterable[Any]) -> Iterable[Any]:
+    """Return `value`. Raises TypeError for a single string, bytes or path, because the caller
+    probably meant a list."""
+    if isinstance(value, str | bytes | bytearray | Path):
+        raise TypeError(f"{name} is a single {type(value).__name__}: pass a list")
+    return value
+
+
+def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _requests(
+    fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Split the inputs into requests within the server's limits. Yields, for each request, the
+    position of its first input and its arguments for httpx."""
+    batch: list[tuple[str, bytes] | str] = []
+    size = 0
+    for position, one in enumerate(inputs):
+        part: tuple[str, bytes] | str
+        if isinstance(one, str):
+            part, added = one, len(json.dumps(one))
+        else:
+            part = ("image", one) if isinstance(one, bytes) else (one.name, one.read_bytes())
+            added = len(part[1])
+        added += _EXTRA_BYTES
+        if batch and (len(batch) == limits.max_inputs or size + added > limits.max_body_bytes):
+            yield position - len(batch), _request(fields, batch)
+            batch, size = [], 0
+        batch.append(part)
+        size += added
+    yield len(inputs) - len(batch), _request(fields, batch)
+
+
+def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
+    """Return the httpx arguments of one request. Texts are sent as JSON, images as form files."""
+    if isinstance(batch[0], str):
+        content = json.dumps({**fields, "texts": batch})
+        return {"content": content, "headers": {"Content-Type": "application/json"}}
+    if "classes" in fields:  # all values in a form are strings: an id becomes # and the number
+        names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
+        fields = fields | {"classes": names}
+    return {"data": fields, "files": [("images", file) for file in batch]}

@@ -2,21 +2,122 @@
 
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel
 
-from serving.client.messages import (
-    BUSY,
-    RejectedError,
-    error_of,
-    is_retryable,
-    read_response,
-    retry_after,
-)
+from serving.schemas import ErrorBody
+
+_BUSY = (429, 503)
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
+# The answer to the largest possible query is about 10 MB.
+_MAX_RESPONSE_BYTES = 256 * 2**20
+_HINT = "is it a kway server?"
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class RejectedError(ValueError):
+    """The server rejected a request. `status` is the HTTP status, `code` is machine-readable, and
+    `reason` is the message.
+    """
+
+    def __init__(self, url: str, status: int, code: str, reason: str) -> None:
+        super().__init__(f"{url} rejected the request: {reason}")
+        self.status, self.code, self.reason = status, code, reason
+
+
+class Transport:
+    """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`."""
+
+    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float) -> None:
+        self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
+        self._http = httpx.Client(
+            base_url=_checked(self.url), headers=_authorization(token), timeout=timeout
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
+        """Send an idempotent request and return the parsed response. Retry it, with backoff, until
+        there is a final response or `retry_seconds` have passed.
+
+        Raises RejectedError for an error response or a response that is not from kway, and OSError
+        if there is no final response.
+        """
+        began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
+        while True:
+            requested = 0.0
+            try:
+                status, retry_after, body = self._response(method, path, **request)
+            except httpx.RequestError as error:
+                failure = self._unreachable(str(error) or type(error).__name__)
+                if isinstance(error, httpx.ConnectError) and not self._has_responded:
+                    # Fail immediately: the URL is probably wrong.
+                    raise OSError(failure) from error
+            else:
+                self._has_responded = True
+                if 200 <= status < 300:
+                    with suppress(ValueError):
+                        return kind.model_validate_json(body)
+                code, reason = _error_of(status, body)
+                if not _is_transient(status, code):
+                    raise RejectedError(self.url, status, code, reason)
+                requested, failure = _seconds(retry_after), self._unreachable(reason)
+                if status in _BUSY:
+                    seconds = time.monotonic() - began
+                    failure = f"{self.url} was busy for {seconds:.1f} s: {reason}"
+            # Add random jitter, so that rejected clients do not all retry at the same time.
+            wait = max(requested, pause * random.uniform(0.5, 1.0))
+            if time.monotonic() + wait > began + self.retry_seconds:
+                raise OSError(failure)
+            time.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _response(self, method: str, path: str, **request: Any) -> tuple[int, str, bytes]:
+        """Send a request once and return the status, the header Retry-After and the body. Raises
+        RejectedError if the body is too large, and httpx.RequestError for a connection error."""
+        body = bytearray()
+        try:
+            with self._http.stream(method, path, **request) as response:
+                for part in response.iter_bytes():
+                    body += part
+                    if len(body) > _MAX_RESPONSE_BYTES:
+                        reason = f"response larger than {_MAX_RESPONSE_BYTES} bytes: {_HINT}"
+                        raise RejectedError(self.url, response.status_code, "", reason)
+        except httpx.LocalProtocolError:
+            # The original error may quote a header that contains the token.
+            raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
+        return response.status_code, response.headers.get("Retry-After", ""), bytes(body)
+
+    def _unreachable(self, reason: str) -> str:
+        return f"no response from {self.url} ({reason}): is `kway serve` running there?"
+
+
+def _is_transient(status: int, code: str) -> bool:
+    """Return whether the server is busy, or a proxy reports that a replica died (500) or that none
+    was available in time (408). Any other error from kway itself is final."""
+    return status in (*_BUSY, 502, 504) or (status in (408, 500) and code == "")
+
+
+def _error_of(status: int, body: bytes) -> tuple[str, str]:
+    """Return the code and the message of an error response. The code is "" if the response is not
+    from kway."""
+    try:
+        error = ErrorBody.model_validate_json(body).error
+    except ValueError:
+        return "", f"unexpected response with status {status}: {_HINT}"
+    return error.code, error.message
+
+
+def _seconds(retry_after: str) -> float:
+    """Return the delay that the server requests, at most 5 seconds."""
+    # Convert only the first 9 digits: Python rejects numbers with thousands of digits.
+    is_number = retry_after.isascii() and retry_after.isdecimal()
+    return min(float(retry_after[:9]), _LONGEST_PAUSE_SECONDS) if is_number else 0.0
 
 
 def _authorization(token: str | None) -> dict[str, str]:
@@ -39,79 +140,3 @@ def _checked(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ValueError(f"{url} is not the URL of a server: use http://HOST or https://HOST")
     return parsed
-
-
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
-
-Body = TypeVar("Body", bound=BaseModel)
-
-
-class Transport:
-    """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`."""
-
-    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float) -> None:
-        self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
-        self._http = httpx.Client(
-            base_url=_checked(self.url), headers=_authorization(token), timeout=timeout
-        )
-
-    def close(self) -> None:
-        self._http.close()
-
-    def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:
-        """Send an idempotent request, with retries, and return the parsed response.
-
-        Raises RejectedError for an error response or a response that is not from kway.
-        """
-        response = self._retried(lambda: self._response(method, path, **request))
-        if response.is_success:
-            with suppress(ValueError):
-                return kind.model_validate_json(response.content)
-        code, reason = error_of(response)
-        raise RejectedError(self.url, response.status_code, code, reason)
-
-    def _response(self, method: str, path: str, **request: Any) -> httpx.Response:
-        try:
-            response = self._http.send(
-                self._http.build_request(method, path, **request), stream=True
-            )
-        except httpx.LocalProtocolError:
-            # The original error may quote a header that contains the token.
-            raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
-        return read_response(response, self.url)
-
-    def _retried(self, attempt: Callable[[], httpx.Response]) -> httpx.Response:
-        """Call `attempt`, with backoff, until it returns a final response or `retry_seconds` have
-        passed."""
-        began, pause = time.monotonic(), _FIRST_PAUSE_SECONDS
-        while True:
-            try:
-                response = attempt()
-                self._has_responded = True
-                if not is_retryable(response):
-                    return response
-                requested, failure = retry_after(response), self._busy(response, began)
-            except httpx.RequestError as error:
-                requested, failure = 0.0, self._unreachable(_error_text(error))
-                if isinstance(error, httpx.ConnectError) and not self._has_responded:
-                    # Fail immediately: the URL is probably wrong.
-                    raise OSError(failure) from error
-            # Add random jitter, so that rejected clients do not all retry at the same time.
-            wait = max(requested, pause * random.uniform(0.5, 1.0))
-            if time.monotonic() + wait > began + self.retry_seconds:
-                raise OSError(failure)
-            time.sleep(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _busy(self, response: httpx.Response, began: float) -> str:
-        message = error_of(response)[1]
-        if response.status_code not in BUSY:
-            return self._unreachable(message)
-        return f"{self.url} was busy for {time.monotonic() - began:.1f} s: {message}"
-
-    def _unreachable(self, reason: str) -> str:
-        return f"no response from {self.url} ({reason}): is `kway serve` running there?"
-
-
-def _error_text(error: httpx.RequestError) -> str:
-    return str(error) or type(error).__name__

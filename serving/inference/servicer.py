@@ -6,22 +6,24 @@ including streaming methods, return UNIMPLEMENTED. This module does not import t
 gRPC proxy imports it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
 
 SERVICE = "inference.GRPCInferenceService"
-HEALTH_SERVICE = "grpc.health.v1.Health"
-_METHODS = (
-    "ServerLive",
-    "ServerReady",
-    "ServerMetadata",
-    "ModelReady",
-    "ModelMetadata",
-    "ModelInfer",
-)
+_METHODS = {
+    SERVICE: (
+        "ServerLive",
+        "ServerReady",
+        "ServerMetadata",
+        "ModelReady",
+        "ModelMetadata",
+        "ModelInfer",
+    ),
+    "grpc.health.v1.Health": ("Check",),
+}
 
 
 class Context(Protocol):
@@ -33,40 +35,27 @@ class Context(Protocol):
     def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
-class Methods(Protocol):
-    """The methods of the service."""
+def _method(name: str) -> Callable[["Servicer", bytes, Context], Awaitable[Message]]:
+    # Ray passes the context to methods with a parameter of this name.
+    async def method(self: "Servicer", raw: bytes, grpc_context: Context) -> Message:
+        return await self._call(name, raw, grpc_context)
 
-    async def call(self, method: str, raw: bytes, context: Context) -> Message:
-        """Return the response to `raw`, which is a request to `method`."""
-        ...
+    return method
 
 
 class Servicer:
-    """Passes calls to `methods`."""
+    """Passes each call to `call(method, raw, context)`, which returns the response to it."""
 
-    def __init__(self, methods: Methods) -> None:
-        self._methods = methods
+    def __init__(self, call: Callable[[str, bytes, Context], Awaitable[Message]]) -> None:
+        self._call = call
 
-    async def ServerLive(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ServerLive", raw, grpc_context)
-
-    async def ServerReady(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ServerReady", raw, grpc_context)
-
-    async def ServerMetadata(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ServerMetadata", raw, grpc_context)
-
-    async def ModelReady(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ModelReady", raw, grpc_context)
-
-    async def ModelMetadata(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ModelMetadata", raw, grpc_context)
-
-    async def ModelInfer(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("ModelInfer", raw, grpc_context)
-
-    async def Check(self, raw: bytes, grpc_context: Context) -> Message:  # noqa: N802
-        return await self._methods.call("Check", raw, grpc_context)
+    ServerLive = _method("ServerLive")
+    ServerReady = _method("ServerReady")
+    ServerMetadata = _method("ServerMetadata")
+    ModelReady = _method("ModelReady")
+    ModelMetadata = _method("ModelMetadata")
+    ModelInfer = _method("ModelInfer")
+    Check = _method("Check")
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
@@ -75,13 +64,12 @@ def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     def serialize(message: Message) -> bytes:  # Ray replaces it by its own
         return message.SerializeToString()
 
-    handlers = {
-        name: grpc.unary_unary_rpc_method_handler(
-            getattr(servicer, name), response_serializer=serialize
-        )
-        for name in (*_METHODS, "Check")
-    }
-    of_health = {"Check": handlers.pop("Check")}
-    for service, found in ((SERVICE, handlers), (HEALTH_SERVICE, of_health)):
-        # One at a time, because Ray registers only the first handler of a call.
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, found),))
+    # Ray registers only the first handler of a call, so each service needs a call of its own.
+    for service, names in _METHODS.items():
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(
+                getattr(servicer, name), response_serializer=serialize
+            )
+            for name in names
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))

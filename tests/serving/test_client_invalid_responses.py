@@ -64,7 +64,7 @@ def test_any_invalid_response_raises_oserror_or_rejected_error(
 def test_a_response_that_is_too_large_is_not_read_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("serving.client.messages._MAX_RESPONSE_BYTES", 10_000)
+    monkeypatch.setattr("serving.client.transport._MAX_RESPONSE_BYTES", 10_000)
     small = gzip.compress(b" " * 10**6)
     with (
         answering(http_response(small, head=b"Content-Encoding: gzip\r\n")) as (url, _),

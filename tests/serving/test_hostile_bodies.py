@@ -21,12 +21,13 @@ from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
 from serving.http import query_body
-from serving.http.inference_body import InferenceRequest
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
 from serving.inference import tensors
-from serving.inference.protobuf import inference_of, parsed
+from serving.inference.methods import inference_of
+from serving.inference.protobuf import parsed
+from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
 from tests.tiny_bundle import write

@@ -1,16 +1,21 @@
-"""The Open Inference Protocol over REST returns the same results as /v1/query."""
+"""The Open Inference Protocol over REST, in JSON and with tritonclient's binary tensors."""
 
 import base64
+import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cv2
 import httpx
 import numpy as np
 import pytest
 from fastapi import FastAPI
+from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.utils import InferenceServerException
 
-from tests.serving.in_process import application, ask
+from tests.serving.in_process import application, ask, listening
+from tests.serving.page_driver import image
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
 MAX_INPUTS, MAX_CLASSES, MAX_CHARS = 4, 5, 300
@@ -32,16 +37,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return api_of(write_of_texts(tmp_path_factory.mktemp("bundles") / "texts"))
 
 
-def encoded(seed: int) -> str:
-    pixels = np.random.default_rng(seed).integers(0, 256, (20, 33, 3), dtype=np.uint8)
-    return base64.b64encode(cv2.imencode(".png", pixels)[1].tobytes()).decode()
-
-
 def tensor(name: str, datatype: str, data: list, shape: list[int] | None = None) -> dict:
     return {"name": name, "datatype": datatype, "shape": shape or [len(data)], "data": data}
 
 
-ENCODED = [encoded(seed) for seed in range(3)]
+FILES = [image(seed) for seed in range(3)]
+ENCODED = [base64.b64encode(one).decode() for one in FILES]
 IMAGES = tensor("images", "BYTES", ENCODED)
 CLASS_IDS = tensor("class_ids", "INT64", [2, 0])
 
@@ -170,6 +171,7 @@ def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "high"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "nan"}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": "1e999"}}, 400, "a finite number"),
+        ([IMAGES, CLASS_IDS], {"parameters": {"recall": 10**400}}, 400, "a finite number"),
         ([IMAGES, CLASS_IDS], {"parameters": {"recall": 0.123}}, 422, "0.123"),
         ([], {}, 400, "'images' is missing"),
     ],
@@ -190,3 +192,165 @@ def test_malformed_bodies_are_rejected(pets: FastAPI, texts: FastAPI) -> None:
         assert (answer.status_code, list(answer.json())) == (400, ["error"])
     long = tensor("texts", "BYTES", ["x" * (MAX_CHARS + 1)])
     assert inferred(texts, long, CLASS_IDS, model="texts").status_code == 413
+
+
+# ---------------------------------------------------------------------------- binary tensors
+
+
+HEADER = "Inference-Header-Content-Length"
+
+
+@pytest.fixture(scope="module")
+def url(pets: FastAPI) -> Iterator[str]:
+    with listening(pets) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[InferenceServerClient]:
+    with InferenceServerClient(url.removeprefix("http://")) as opened:
+        yield opened
+
+
+def infer_input(name: str, values: list, datatype: str, *, binary: bool = True) -> InferInput:
+    dtype = np.int64 if datatype == "INT64" else object
+    tensor = InferInput(name, [len(values)], datatype)
+    tensor.set_data_from_numpy(np.array(values, dtype=dtype), binary_data=binary)
+    return tensor
+
+
+BINARY_IMAGES = infer_input("images", FILES, "BYTES")
+BINARY_IDS = infer_input("class_ids", [2, 0], "INT64")
+
+
+def assert_as_queried(answer: Any, pets: FastAPI) -> None:
+    expected = queried(pets, classes=[2, 0], images=ENCODED, recall=0.9)
+    for output, field in (("scores", "score"), ("matches", "match")):
+        wanted = np.array([one[field] for one in expected]).reshape(3, 2)
+        np.testing.assert_allclose(answer.as_numpy(output), wanted, rtol=1e-5, atol=1e-5)
+    thresholds = [one["threshold"] for one in expected[:2]]
+    np.testing.assert_allclose(answer.as_numpy("thresholds"), thresholds)
+    assert answer.as_numpy("scores").dtype == np.float32
+    assert answer.as_numpy("matches").dtype == np.bool_
+
+
+@pytest.mark.parametrize("algorithm", [None, "gzip", "deflate"])
+def test_a_client_with_binary_tensors_gets_the_same_results_as_the_query_api(
+    client: InferenceServerClient, pets: FastAPI, algorithm: str | None
+) -> None:
+    assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
+    assert client.is_model_ready("pets")
+    answer = client.infer(
+        "pets",
+        [BINARY_IMAGES, BINARY_IDS],
+        request_id="7",
+        parameters={"recall": 0.9},
+        request_compression_algorithm=algorithm,
+    )
+    assert_as_queried(answer, pets)
+    assert answer.get_response()["id"] == "7"
+    sizes = {one["name"]: one["parameters"] for one in answer.get_response()["outputs"]}
+    assert sizes["scores"] == {"binary_data_size": 4 * 3 * 2}
+    assert answer.get_response()["parameters"]["aligned"] is True
+
+
+def test_binary_and_json_may_be_mixed_in_inputs_and_outputs(
+    client: InferenceServerClient, pets: FastAPI
+) -> None:
+    names = infer_input("classes", [NAMES[2], NAMES[0]], "BYTES", binary=False)
+    outputs = [
+        InferRequestedOutput("thresholds", binary_data=False),
+        InferRequestedOutput("scores"),
+        InferRequestedOutput("matches", binary_data=False),
+    ]
+    answer = client.infer(
+        "pets", [BINARY_IMAGES, names], outputs=outputs, parameters={"recall": 0.9}
+    )
+    assert_as_queried(answer, pets)
+    forms = {one["name"]: "data" in one for one in answer.get_response()["outputs"]}
+    assert forms == {"thresholds": True, "scores": False, "matches": True}
+
+
+def test_texts_are_accepted_as_bytes(texts: FastAPI) -> None:
+    found = ["a cat", "猫 und hund 🐶"]
+    raw = infer_input("texts", [one.encode() for one in found], "BYTES")
+    with (
+        listening(texts) as url,
+        InferenceServerClient(url.removeprefix("http://")) as client,
+    ):
+        scores = client.infer("texts", [raw, BINARY_IDS]).as_numpy("scores")
+    wanted = [one["score"] for one in queried(texts, classes=[2, 0], texts=found)]
+    np.testing.assert_allclose(scores.ravel(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_the_client_receives_the_error_message(client: InferenceServerClient) -> None:
+    for files, message in (([b"no image"], r"images\[0\]"), (FILES * 2, "6 images")):
+        with pytest.raises(InferenceServerException, match=message):
+            client.infer("pets", [infer_input("images", files, "BYTES"), BINARY_IDS])
+
+
+IDS = np.array([2], "<i8").tobytes()
+IMAGE = len(FILES[0]).to_bytes(4, "little") + FILES[0]
+
+
+def body_of(sizes: tuple[Any, Any], binary: bytes, **more: Any) -> tuple[bytes, int]:
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [1], "parameters": {"binary_data_size": size}}
+        for name, kind, size in zip(("images", "class_ids"), ("BYTES", "INT64"), sizes, strict=True)
+    ]
+    inputs[0] |= more
+    text = json.dumps({"inputs": inputs}).encode()
+    return text + binary, len(text)
+
+
+VALID = body_of((len(IMAGE), 8), IMAGE + IDS)
+
+
+def sent(api: FastAPI, body: bytes, length: object) -> httpx.Response:
+    headers = {} if length is None else {HEADER: str(length)}
+    return ask(api, "POST", "/v2/models/pets/infer", content=body, headers=headers)
+
+
+def test_a_body_with_consistent_lengths_is_accepted(pets: FastAPI) -> None:
+    assert sent(pets, *VALID).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "length", "words"),
+    [
+        (VALID[0], "", "Inference-Header-Content-Length is ''"),
+        (VALID[0], "-5", "is '-5'"),
+        (VALID[0], "9" * 5000, "is '9999"),
+        (VALID[0], len(VALID[0]) + 1, "but the body has"),
+        (VALID[0], 0, "invalid JSON"),
+        (VALID[0], VALID[1] - 1, "invalid JSON"),
+        (VALID[0][:-1], VALID[1], "class_ids has binary_data_size 8, but only 7 bytes"),
+        (VALID[0] + b"x", VALID[1], "1 bytes follow the last input"),
+        (VALID[0][: VALID[1]], None, "0 bytes remain .* binary_data=False"),
+        (*body_of((len(IMAGE), 8.0), IMAGE + IDS), "binary_data_size 8.0"),
+        (*body_of((len(IMAGE), True), IMAGE + IDS), "binary_data_size True"),
+        (*body_of((len(IMAGE), -8), IMAGE + IDS), "binary_data_size -8"),
+        (*body_of((len(IMAGE), 8), IMAGE + IDS, data=["x"]), "images must have either data or"),
+        (*body_of((len(IMAGE) - 1, 9), IMAGE + IDS), r"images\[0\] is truncated"),
+        (
+            *body_of((len(IMAGE) + 1, 7), IMAGE + IDS),
+            r"images\[1\] is truncated within its 4-byte length",
+        ),
+        (*body_of((8, 8), b"\xff" * 8 + IDS), r"images\[0\] is truncated: .* 4294967295 bytes"),
+        (*body_of((len(IMAGE), 7), IMAGE + IDS[:7]), "class_ids has 7 raw bytes"),
+        (*body_of((len(IMAGE), 8), IMAGE + IDS, datatype="FP32"), "images has datatype FP32"),
+    ],
+)
+def test_a_body_with_inconsistent_lengths_is_rejected_with_the_reason(
+    pets: FastAPI, body: bytes, length: object, words: str
+) -> None:
+    answer = sent(pets, body, length)
+    assert answer.status_code == 400
+    assert re.search(words, answer.json()["error"])
+
+
+def test_the_number_of_elements_is_limited(pets: FastAPI) -> None:
+    empty = bytes(4) * 20_000
+    answer = sent(pets, *body_of((len(empty), 8), empty + IDS))
+    assert answer.status_code == 413
+    assert "images has more than" in answer.json()["error"]

@@ -14,8 +14,9 @@ from tritonclient.utils import serialize_byte_tensor
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference.protobuf import inference_of, parsed, response_of
-from serving.inference.tensors import Tensor, check_inference
+from serving.inference.methods import inference_of, response_of
+from serving.inference.protobuf import parsed
+from serving.inference.tensors import InferenceResponse, ResponseOutput, array_of, check_inference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ELEMENTS = st.one_of(
@@ -48,7 +49,7 @@ def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: 
     sent = request_of(*tensors, is_raw=is_raw).SerializeToString()
     found = inference_of(parsed(pb.ModelInferRequest, sent)).inputs
     assert [(one.datatype, one.data) for one in found] == tensors
-    assert [one.shape for one in found] == [(len(elements),) for _, elements in tensors]
+    assert [one.shape for one in found] == [[len(elements)] for _, elements in tensors]
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=8), st.data())
@@ -78,13 +79,17 @@ def test_a_response_uses_the_same_encoding_as_its_request(
     scores: list[float], is_raw: bool
 ) -> None:
     request = request_of(("INT64", [1]), is_raw=is_raw)
-    request.id = "seven"
-    shape = (len(scores), 1)
+    shape = [len(scores), 1]
     matches = [score > 0 for score in scores]
-    outputs = [Tensor("scores", "FP32", shape, scores), Tensor("matches", "BOOL", shape, matches)]
-    response = response_of(request, outputs, {"aligned": False, "notice": "unaligned"})
-    assert (response.model_name, response.id) == ("pets", "seven")
-    assert [(one.name, one.datatype, tuple(one.shape)) for one in response.outputs] == [
+    outputs = [
+        ResponseOutput(name="scores", datatype="FP32", shape=shape, data=scores),
+        ResponseOutput(name="matches", datatype="BOOL", shape=shape, data=matches),
+    ]
+    parameters = {"aligned": False, "notice": "unaligned"}
+    answer = InferenceResponse(model_name="pets", id="7", parameters=parameters, outputs=outputs)
+    response = response_of(request, answer, "v1")
+    assert (response.model_name, response.model_version, response.id) == ("pets", "v1", "7")
+    assert [(one.name, one.datatype, [*one.shape]) for one in response.outputs] == [
         ("scores", "FP32", shape),
         ("matches", "BOOL", shape),
     ]
@@ -102,11 +107,8 @@ def test_a_response_uses_the_same_encoding_as_its_request(
 
 
 def test_a_threshold_beyond_fp32_is_infinite() -> None:
-    thresholds = [Tensor("thresholds", "FP32", (2,), [1e300, -1e300])]
-    (raw,) = response_of(
-        request_of(("INT64", [1]), is_raw=True), thresholds, {}
-    ).raw_output_contents
-    assert struct.unpack("<2f", raw) == (float("inf"), float("-inf"))
+    thresholds = ResponseOutput(name="thresholds", datatype="FP32", shape=[2], data=[1e300, -1e300])
+    assert struct.unpack("<2f", array_of(thresholds).tobytes()) == (float("inf"), float("-inf"))
 
 
 def test_parameters_of_all_kinds_are_read() -> None:

@@ -1,79 +1,55 @@
-"""The Open Inference Protocol v2 over REST. Errors have the protocol's format, `{"error": "…"}`."""
+"""The Open Inference Protocol v2 over REST. Errors have the protocol's format, `{"error": "…"}`.
 
+The body of `POST /v2/models/{name}/infer` is JSON, optionally followed by binary tensors. With the
+binary tensor extension, the header `Inference-Header-Content-Length` is the length of the JSON. The
+elements of each input with a `binary_data_size` follow the JSON in order
+(`serving/inference/tensors.py`). A response has this format if the request asks for binary outputs.
+"""
+
+import re
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from serving.api_error import ApiError
-from serving.http.inference_body import (
-    BINARY,
-    HEADER,
-    InferenceRequest,
-    InferenceResponse,
-    read_inference,
-    response_of,
-)
+from serving.api_error import ApiError, validated
 from serving.http.openapi import request_body
 from serving.http.query_body import max_values
-from serving.http.request_body import read_body
+from serving.http.request_body import image_bytes, parse_json, read_body
 from serving.http.routing import ServiceDep, without_token
+from serving.inference import tensors
 from serving.inference.tensors import (
-    EXTENSIONS,
-    PLATFORM,
-    SERVER_NAME,
-    InferenceModel,
-    server_version,
+    InferenceRequest,
+    InferenceResponse,
+    RequestInput,
+    array_of,
+    check_model,
+    check_parameters,
+    elements_of,
+    invalid_inference,
+    is_ready,
+    model_metadata,
+    server_metadata,
 )
+
+_HEADER = "Inference-Header-Content-Length"
+_MEDIA_TYPE = "application/octet-stream"
 
 
 class ProtocolError(BaseModel):
     error: str
 
 
-class ServerMetadata(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
-
-
-class Live(BaseModel):
-    live: bool
-
-
-class Ready(BaseModel):
-    ready: bool
-
-
-class ModelReady(BaseModel):
-    name: str
-    ready: bool
-
-
-class TensorMetadata(BaseModel):
-    """Metadata of an input or output tensor. A dimension of -1 is variable."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class ModelMetadata(BaseModel):
-    name: str
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ProtocolError} for status in (400, 404, 408, 413, 415, 422, 429, 503)
 }
-_BINARY = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
+_BINARY = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
+_NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The model is not ready"}}
 _BODY = request_body(InferenceRequest)
 _BODY["requestBody"]["content"] |= _BINARY
 
@@ -94,59 +70,52 @@ class _ProtocolRoute(APIRoute):
         return answered
 
 
-async def _model(service: ServiceDep) -> InferenceModel:
-    return InferenceModel(service)
-
-
 router = APIRouter(route_class=_ProtocolRoute)
-ModelDep = Annotated[InferenceModel, Depends(_model)]
 
 
 @router.get("/v2")
-async def server() -> ServerMetadata:
+async def server() -> dict[str, Any]:
     """Return the metadata of the server."""
-    return ServerMetadata(name=SERVER_NAME, version=server_version(), extensions=list(EXTENSIONS))
+    return server_metadata()
 
 
 # As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
 @without_token
-async def live() -> Live:
+async def live() -> dict[str, bool]:
     """Check that the server is running."""
-    return Live(live=True)
+    return {"live": True}
 
 
-@router.get("/v2/health/ready", responses={503: {"model": Ready}})
+@router.get("/v2/health/ready", responses=_NOT_READY)
 @without_token
-async def ready(model: ModelDep, response: Response) -> Ready:
+async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    return Ready(ready=_ready(model, response))
+    found = is_ready(service)
+    response.status_code = 200 if found else 503
+    return {"ready": found}
 
 
 @router.get("/v2/models/{name}", responses=_NO_MODEL)
-async def metadata(name: str, model: ModelDep) -> ModelMetadata:
-    """Return the inputs and outputs of the model."""
-    model.check(name, "")
-    inputs, outputs = (
-        [TensorMetadata(name=t.name, datatype=t.datatype, shape=list(t.shape)) for t in tensors]
-        for tensors in (model.inputs, model.outputs)
-    )
-    return ModelMetadata(name=name, platform=PLATFORM, inputs=inputs, outputs=outputs)
+async def metadata(name: str, service: ServiceDep) -> dict[str, Any]:
+    """Return the inputs and outputs of the model. A dimension of -1 is variable."""
+    check_model(service, name)
+    return model_metadata(service)
 
 
-@router.get("/v2/models/{name}/ready", responses=_NO_MODEL | {503: {"model": ModelReady}})
-async def model_ready(name: str, model: ModelDep, response: Response) -> ModelReady:
+@router.get("/v2/models/{name}/ready", responses=_NO_MODEL | _NOT_READY)
+async def model_ready(name: str, service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    model.check(name, "")
-    return ModelReady(name=name, ready=_ready(model, response))
+    check_model(service, name)
+    return {"name": name, **await ready(service, response)}
 
 
 @router.api_route(
     "/v2/models/{name}/versions/{version:path}", methods=["GET", "POST"], include_in_schema=False
 )
-async def versioned(name: str, version: str, model: ModelDep) -> None:
+async def versioned(name: str, version: str, service: ServiceDep) -> None:
     """Reject requests for a version."""
-    model.check(name, version.partition("/")[0] or "/")
+    check_model(service, name, version.partition("/")[0] or "/")
 
 
 @router.post(
@@ -159,28 +128,106 @@ async def infer(
     name: str,
     request: Request,
     service: ServiceDep,
-    model: ModelDep,
     json_length: Annotated[
         str | None,
         Header(
-            alias=HEADER, description="length in bytes of the JSON that precedes the binary tensors"
+            alias=_HEADER,
+            description="length in bytes of the JSON that precedes the binary tensors",
         ),
     ] = None,
 ) -> Response:
     """Compute scores of images or texts for the classes in `class_ids` or `classes`."""
-    model.check(name, "")
+    check_model(service, name)
     async with service.admitted(request.state.client) as progress:
-        limits = service.config
         raw = await read_body(request, service, progress)
-        body, inference = await service.in_thread(
-            read_inference, raw, json_length, max_values(limits)
+        most = max_values(service.config)
+        body = await service.in_thread(_read, raw, json_length, most)
+        answer = await tensors.infer(service, body, progress)
+    return _response_of(body, answer)
+
+
+def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
+    """Parse a body whose first `json_length` bytes are JSON.
+
+    Raises ApiError: 400 if the body cannot be parsed, 413 if a tensor has more than `most`
+    elements.
+    """
+    length = len(raw)
+    if json_length is not None:
+        if not re.fullmatch("[0-9]{1,19}", json_length) or int(json_length) > length:
+            message = f"{_HEADER} is {json_length[:40]!r}, but the body has {length} bytes"
+            raise invalid_inference(message)
+        length = int(json_length)
+    found = parse_json(raw[:length], most)
+    body = validated(InferenceRequest, found, "invalid_inference", status=400)
+    for one in body.inputs:
+        check_parameters(one.parameters, ("binary_data_size",), f" of {one.name[:80]}")
+    for output in body.outputs:
+        check_parameters(output.parameters, ("binary_data",), f" of {output.name[:80]}")
+    for one in body.inputs:
+        length += _read_data(one, raw, length, most)
+    if length != len(raw):
+        raise invalid_inference(f"{len(raw) - length} bytes follow the last input. Remove them")
+    return body
+
+
+def _read_data(tensor: RequestInput, raw: bytes, start: int, most: int) -> int:
+    """Set the data of an input to its elements, which begin at `start` if they are binary. Returns
+    the number of binary bytes."""
+    name, size = tensor.name[:80], tensor.parameters.get("binary_data_size")
+    if (size is None) == ("data" not in tensor.model_fields_set):
+        raise invalid_inference(
+            f"{name} must have either data or binary_data_size. Send exactly one of them"
         )
-        outputs, answer = await model.infer(inference)
-        progress.inputs = len(answer.results)
-    return response_of(name, body, outputs, answer)
+    if size is None:
+        tensor.data = _elements(tensor)
+        return 0
+    if type(size) is not int or size < 0:
+        raise invalid_inference(
+            f"{name} has binary_data_size {str(size)[:40]}. Send a number of bytes"
+        )
+    if start + size > len(raw):
+        raise invalid_inference(
+            f"{name} has binary_data_size {size}, but only {len(raw) - start} bytes remain after "
+            f"the JSON. Set {_HEADER} to the length of the JSON, or send binary_data=False"
+        )
+    tensor.data = elements_of(tensor.name, tensor.datatype, raw[start : start + size], most)
+    return size
 
 
-def _ready(model: InferenceModel, response: Response) -> bool:
-    is_ready = model.is_ready()
-    response.status_code = 200 if is_ready else 503
-    return is_ready
+def _elements(tensor: RequestInput) -> list[Any]:
+    """Return the elements of JSON data, which may be nested, in row-major order."""
+    data = tensor.data
+    while data and isinstance(data[0], list):
+        if not all(isinstance(row, list) for row in data):
+            raise invalid_inference(
+                f"{tensor.name[:80]} mixes lists and elements. Send one element per index"
+            )
+        data = [one for row in data for one in row]
+    if tensor.datatype != "BYTES":
+        return data
+    if not all(isinstance(one, str) for one in data):
+        raise invalid_inference(
+            f"{tensor.name} contains elements that are not strings. Send only strings"
+        )
+    if tensor.name == "images":
+        return [image_bytes(one, f"images[{index}]") for index, one in enumerate(data)]
+    return [one.encode("utf-8", "surrogatepass") for one in data]
+
+
+def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Response:
+    """Return `answer` with each output in the format that the request specifies. An output's own
+    setting overrides the request's."""
+    default = request.parameters.get("binary_data_output")
+    is_binary = {one.name: one.parameters.get("binary_data", default) for one in request.outputs}
+    raw: list[bytes] = []
+    binary: dict[int, set[str]] = {}
+    for position, one in enumerate(answer.outputs):
+        if is_binary.get(one.name, default) is True:
+            raw.append(array_of(one).tobytes())
+            one.parameters, binary[position] = {"binary_data_size": len(raw[-1])}, {"data"}
+    head = answer.model_dump_json(exclude_unset=True, exclude={"outputs": binary}).encode()
+    if not raw:
+        return Response(head, media_type="application/json")
+    headers = {_HEADER: str(len(head))}
+    return Response(head + b"".join(raw), media_type=_MEDIA_TYPE, headers=headers)

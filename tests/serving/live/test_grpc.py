@@ -44,7 +44,6 @@ from tests.waiting import wait_until
 WITH_TOKEN = (("authorization", f"Bearer {TOKEN}"),)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 CODE = grpc.StatusCode
-STATUS = HealthCheckResponse
 
 
 @pytest.fixture
@@ -86,21 +85,6 @@ def typed(paths: list[Path], *class_ids: int, **parameters: float) -> pb.ModelIn
     ids.contents.int64_contents.extend(class_ids)
     for name, value in parameters.items():
         request.parameters[name].double_param = value
-    return request
-
-
-def raw(paths: list[Path], *class_ids: int) -> pb.ModelInferRequest:
-    """Build the same request as `typed`, but with raw_input_contents."""
-    request = typed(paths, *class_ids)
-    for tensor in request.inputs:
-        tensor.ClearField("contents")
-    images = (path.read_bytes() for path in paths)
-    request.raw_input_contents.extend(
-        [
-            b"".join(len(one).to_bytes(4, "little") + one for one in images),
-            b"".join(one.to_bytes(8, "little", signed=True) for one in class_ids),
-        ]
-    )
     return request
 
 
@@ -177,6 +161,9 @@ def test_server_and_model_metadata_are_the_same_over_grpc_and_rest(
     assert triton.is_server_ready()
     headers = dict(WITH_TOKEN)
     assert triton.is_model_ready("pets", headers=headers)
+    with pytest.raises(InferenceServerException) as caught:
+        triton.get_model_metadata("pets")
+    assert caught.value.status() == str(CODE.UNAUTHENTICATED)
     metadata = triton.get_server_metadata(headers=headers, as_json=True)
     assert metadata == {key: value for key, value in client.get("/v2").json().items() if value}
     model, there = triton.get_model_metadata("pets", headers=headers), client.get("/v2/models/pets")
@@ -336,23 +323,12 @@ def test_a_streaming_call_fails_as_unimplemented_before_it_ends(
 # ---------------------------------------------------------------------------- health
 
 
-@pytest.fixture
-def health(server: Server) -> Iterator[HealthStub]:
-    with grpc.insecure_channel(server.grpc) as channel:
-        yield HealthStub(channel)
-
-
-@pytest.mark.parametrize("service", ["", "inference.GRPCInferenceService"])
-def test_health_checks_need_no_token(health: HealthStub, service: str) -> None:
-    request = HealthCheckRequest(service=service)
-    assert health.Check(request).status == STATUS.SERVING
-
-
-def test_the_health_of_an_unknown_service_is_unknown(health: HealthStub) -> None:
-    request = HealthCheckRequest(service="ray.serve.RayServeAPIService")
-    with pytest.raises(grpc.RpcError) as caught:
-        health.Check(request)
-    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+def test_health_checks_need_no_token(channel: grpc.Channel) -> None:
+    check = HealthStub(channel).Check
+    for service in ("", SERVICE.full_name):
+        assert check(HealthCheckRequest(service=service)).status == HealthCheckResponse.SERVING
+    unknown = HealthCheckRequest(service="ray.serve.RayServeAPIService")
+    assert refusal(lambda: check(unknown))[0] == CODE.NOT_FOUND
 
 
 # ---------------------------------------------------------------------------- load and counts
@@ -361,8 +337,13 @@ def test_the_health_of_an_unknown_service_is_unknown(health: HealthStub) -> None
 def test_missed_deadlines_and_rejected_excess_calls_are_counted(
     stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
 ) -> None:
-    request = raw(images[:1], 2, 3)
-    expected_scores = stub.ModelInfer(request, metadata=WITH_TOKEN).raw_output_contents[0]
+    request = typed(images[:1], 2, 3)
+
+    def scores_of(answer: pb.ModelInferResponse) -> list[float]:
+        return list(answer.outputs[0].contents.fp32_contents)
+
+    expected_scores = scores_of(stub.ModelInfer(request, metadata=WITH_TOKEN))
+    assert len(expected_scores) == 2
     before = settled_counts(server, TOKEN)
 
     def call_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
@@ -383,10 +364,7 @@ def test_missed_deadlines_and_rejected_excess_calls_are_counted(
         assert dict(one.trailing_metadata())["retry-after"] == "1"
     for one in found:
         if not isinstance(one, grpc.RpcError):
-            scores = np.frombuffer(one.raw_output_contents[0], "<f4")
-            assert scores == pytest.approx(
-                np.frombuffer(expected_scores, "<f4"), rel=1e-4, abs=1e-5
-            )
+            assert scores_of(one) == pytest.approx(expected_scores, rel=1e-4, abs=1e-5)
     expected = {
         "kway_query_requests_total:client_left": 1,
         "kway_query_requests_total:unknown_model": 1,
@@ -446,9 +424,3 @@ def test_tokens_do_not_appear_in_logs_or_arguments(
         lines = of_each(server, lambda process: " ".join(process.cmdline()))
         assert [line for line in lines if secret in line] == []
     assert stub.ServerLive(pb.ServerLiveRequest()).live
-
-
-def test_tritonclient_reports_the_status_of_an_error(triton: InferenceServerClient) -> None:
-    with pytest.raises(InferenceServerException) as caught:
-        triton.get_model_metadata("pets")
-    assert caught.value.status() == str(CODE.UNAUTHENTICATED)
