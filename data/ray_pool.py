@@ -14,11 +14,14 @@ from pathlib import Path
 from threading import Event, Thread, current_thread, main_thread
 from typing import Any
 
+# By default, Ray tries for 14 minutes to connect to a server that is not a Ray cluster. It reads
+# the variable when it is imported.
+os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
+
 import ray
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 
 from data.messages import one_line, pluralize
-from data.private_ray import limit_tries
 from data.retry import TransientError
 
 _PACKAGES = Path(__file__).parents[1]
@@ -156,7 +159,6 @@ def ray_cluster(address: str) -> Iterator[None]:
 
 def _connect(address: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    limit_tries()
     try:
         _check_head(address)
         # Workers search the driver's working directory for modules. A folder data/ there would

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from data.messages import printable
 from launch.measures import is_ratio, measure_label
-from launch.options import AllowImport, RayAddress
+from launch.options import AllowImport
 from launch.output_path import check_writable, explain_write_errors
 from launch.terminal import table_cell
 
@@ -65,7 +65,6 @@ def evaluate(
         int, typer.Option(min=0, help="print this many of the most frequent confusions")
     ] = 0,
     allow_import: AllowImport = None,
-    ray: RayAddress = None,
 ) -> None:
     """Evaluate a run's newest checkpoint on its recipe's evaluation split."""
     from data.shards.mixture import load_manifest
@@ -79,10 +78,7 @@ def evaluate(
     recipe = wanted.recipe()
     if classes:
         check_writable(classes, "--classes")
-    if ray is not None:
-        step = _on_ray(wanted, nproc, ray)
-    else:
-        step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
+    step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
     result = load_evaluation(wanted.folder(), step=step)
     samples = f"{result.num_samples:,} samples of {recipe.data.eval_split}"
     print(printable(f"{run} at step {step:,}: {samples}"))
@@ -141,27 +137,6 @@ def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
         if code:
             raise typer.Exit(code)
         return int(step_to.read_text(encoding="utf-8"))
-
-
-def _on_ray(wanted: "EvaluationRequest", num_ranks: int, address: str) -> int:
-    """Evaluate on a Ray cluster and return the step. If the ranks fail, exit with their code."""
-    from launch.ranks.on_ray import run_ranks_on_ray
-    from launch.ranks.ray_rank import Ranks
-    from launch.ranks.run import threads_per_rank
-
-    device = wanted.recipe().train.device
-    ranks = Ranks(
-        "trainer.evaluation",
-        tuple(_arguments(wanted)),
-        num_ranks,
-        result_option=_STEP_TO,
-        gpu=None if device == "auto" else device == "cuda",
-        threads=threads_per_rank(num_ranks),
-    )
-    code, step = run_ranks_on_ray(ranks, address)
-    if code:
-        raise typer.Exit(code)
-    return int(step)
 
 
 def _arguments(wanted: "EvaluationRequest") -> Iterator[str]:

@@ -26,14 +26,10 @@ Processes = Sequence["subprocess.Popen[Any]"]
 
 
 class StopRequest:
-    """A context in which the first stop signal raises SignalException in the main thread.
+    """A context in which the first stop signal raises SignalException in the main thread. Later
+    signals are ignored, except that Ctrl-C sets `is_urgent`."""
 
-    Later signals are ignored, except that Ctrl-C sets `is_urgent`. raises: with False, only `check`
-    raises the exception, for main threads that call libraries which a handler must not interrupt.
-    """
-
-    def __init__(self, *, raises: bool = True) -> None:
-        self._raises = raises
+    def __init__(self) -> None:
         self.number: signal.Signals | None = None
         self.is_urgent = False
         self._before: dict[signal.Signals, Any] = {}
@@ -48,15 +44,8 @@ class StopRequest:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number is None:
             self.number = signal.Signals(number)
-            if self._raises:
-                self.check()
-            return
-        self.is_urgent |= number == signal.SIGINT
-
-    def check(self) -> None:
-        """Raise SignalException if there was a stop signal."""
-        if self.number is not None:
             raise SignalException("received a stop signal", self.number)
+        self.is_urgent |= number == signal.SIGINT
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
