@@ -35,29 +35,20 @@ _log = logging.getLogger("kway.data")
 
 
 class RayPool(Executor):
-    """Runs each job as a Ray task with `cpus` CPUs, or with one GPU and its share of the node's
-    CPUs if `gpu` is true.
+    """Runs each job as a Ray task.
 
     - `cpus`: number of CPUs per job. No more than the largest node has.
     - `num_workers`: number of jobs that the cluster can run at the same time when the pool is
       created.
     """
 
-    def __init__(self, *, gpu: bool = False, cpus: int = 1) -> None:
-        nodes = [node for node in alive_nodes() if num_jobs(node, cpus=1, gpus=int(gpu))]
-        if not nodes:
-            needed = "GPU" if gpu else "CPU"
-            raise ValueError(f"the Ray cluster has no {needed}: add a node with a {needed}")
-        if gpu:
-            cpus = max(1, min(int(node["CPU"] // node["GPU"]) for node in nodes))
-        self.cpus = min(cpus, max(int(node["CPU"]) for node in nodes))
-        self._gpus = int(gpu)
+    def __init__(self, *, cpus: int = 1) -> None:
+        most = max(_cpus_of_nodes(), default=0)
+        if not most:
+            raise ValueError("the Ray cluster has no CPU: add a node with a CPU")
+        self.cpus = min(cpus, most)
         self.num_workers = self._room()
-        # Unlike ray.remote(num_gpus=1), this keeps the worker processes, so that jobs can cache a
-        # model.
-        self._task = ray.remote(_call).options(
-            num_cpus=self.cpus, num_gpus=int(gpu), max_retries=_MAX_RETRIES
-        )
+        self._task = ray.remote(_call).options(num_cpus=self.cpus, max_retries=_MAX_RETRIES)
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
         self._running: set[ray.ObjectRef[Any]] = set()
         self._is_closed = Event()
@@ -88,12 +79,12 @@ class RayPool(Executor):
 
     def _room(self) -> int:
         """Return the number of jobs that the cluster can run at the same time."""
-        return sum(num_jobs(node, cpus=self.cpus, gpus=self._gpus) for node in alive_nodes())
+        return sum(cpus // self.cpus for cpus in _cpus_of_nodes())
 
     def _report_missing_nodes(self) -> None:
         """Log when no node can run the jobs any more, and when one can again. Ray itself waits
         silently."""
-        needed = pluralize(self.cpus, "CPU") + (" and a GPU" if self._gpus else "")
+        needed = pluralize(self.cpus, "CPU")
         missing_checks = 0
         while not self._is_closed.wait(_CHECK_SECONDS):
             with suppress(RayError, RuntimeError):  # the driver reports that the cluster has failed
@@ -107,23 +98,15 @@ class RayPool(Executor):
                     )
 
 
-def alive_nodes() -> list[dict[str, float]]:
-    """Return the resources of each node of the cluster."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
-def num_jobs(node: dict[str, float], *, cpus: int, gpus: int) -> int:
-    """Return how many jobs a node with these resources can run at the same time."""
-    limits = [node.get("CPU", 0) // cpus]
-    if gpus:
-        limits.append(node.get("GPU", 0) // gpus)
-    return int(min(limits))
+def _cpus_of_nodes() -> list[int]:
+    """Return the number of CPUs of each node of the cluster."""
+    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
 
 
 @contextmanager
-def ray_pool(address: str, *, gpu: bool = False, cpus: int = 1) -> Iterator[RayPool]:
+def ray_pool(address: str, *, cpus: int = 1) -> Iterator[RayPool]:
     """Like `ray_cluster`, but yields a pool. Unfinished jobs are canceled when the block ends."""
-    with ray_cluster(address), RayPool(gpu=gpu, cpus=cpus) as pool:
+    with ray_cluster(address), RayPool(cpus=cpus) as pool:
         yield pool
 
 
