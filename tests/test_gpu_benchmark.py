@@ -35,6 +35,7 @@ def result(folder: Path, name: str) -> dict[str, Any]:
     return record["result"]
 
 
+@pytest.mark.slow
 def test_a_slice_has_a_result_and_a_page_of_results_is_written(tmp_path: Path) -> None:
     assert main(["--out", str(tmp_path), "--toy", "--slice", "serving-100"]) == 0
     assert result(tmp_path, "serving-100")

@@ -348,6 +348,7 @@ def building_code(weights: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_without_a_network_a_model_whose_weights_are_not_cached_is_rejected_at_once(tmp_path):
     """transformers would request the weights in spite of `local_files_only`."""
     save_image_classifier(tmp_path / "model")
