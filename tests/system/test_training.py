@@ -15,18 +15,19 @@ from tests.system.runs import final_tensors, losses
 from trainer.__main__ import main
 
 
-def test_torchrun_and_the_installed_command_give_the_same_losses(glyphs, tmp_path):
+@pytest.mark.parametrize("ranks", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_torchrun_and_the_installed_command_give_the_same_losses(ranks, glyphs, tmp_path):
     """The working directory contains folders named after kway's packages, which must not shadow
     them.
     """
     recipe = glyph_recipe(glyphs, tmp_path / "a", telemetry__log_every=1)
     path = write_recipe(tmp_path, recipe)
-    by_torchrun = run([*TORCHRUN, "1", "-m", "trainer", str(path)])
+    by_torchrun = run([*TORCHRUN, ranks, "-m", "trainer", str(path)])
     for name in ("data", "trainer"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise ImportError('not the package')")
     command = [str(Path(sys.executable).with_name("kway")), "train", str(path)]
-    by_kway = run([*command, f"run={tmp_path / 'b'}"], cwd=tmp_path)
+    by_kway = run([*command, f"run={tmp_path / 'b'}", "--nproc", ranks], cwd=tmp_path)
     assert (by_torchrun.returncode, by_kway.returncode) == (0, 0), by_kway.stderr
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     assert len(losses(tmp_path / "a")) == 4
