@@ -151,7 +151,8 @@ def test_prometheus_scrapes_the_metrics_only_with_the_token(
         with prometheus(folder, config) as api:
 
             def scraped(api: httpx.Client = api) -> dict[str, str]:
-                return api.get("targets").json()["data"]["activeTargets"][0]
+                targets = api.get("targets").json()["data"]["activeTargets"]
+                return targets[0] if targets else {"health": "not discovered yet"}
 
             wait_until(lambda health=health: scraped()["health"] == health)  # type: ignore[misc]
             assert ("401" in scraped()["lastError"]) == (health == "down")
