@@ -222,11 +222,11 @@ def counts(server: Server, token: str = "none") -> dict[str, float]:
 
 
 def settled_counts(server: Server, token: str) -> dict[str, float]:
-    """Wait until the counts no longer change. Ray collects them every few seconds."""
+    """Wait until the counts no longer change. Ray collects them every 10 s."""
     found = [counts(server, token)]
 
     def is_stable() -> bool:
-        time.sleep(5)
+        time.sleep(12 if server.metrics != f"{server.url}/metrics" else 0.5)
         found.append(counts(server, token))
         return found[-1] == found[-2]
 
