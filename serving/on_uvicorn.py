@@ -6,18 +6,20 @@ apply to each worker.
 
 import asyncio
 import gc
+import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import httpx
-import psutil
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,6 +31,7 @@ from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
 from serving.http.error_responses import reject
 from serving.metrics import FOLDER_VARIABLE, Prometheus
+from serving.stop_signal import StopSignal
 from serving.temporary import temporary_folder
 
 if TYPE_CHECKING:  # grpcio is imported only if gRPC is enabled
@@ -41,15 +44,23 @@ _GRACE_SECONDS = 10
 # Connections beyond those of the requests and uploads that the configuration allows. uvicorn
 # answers further ones with status 503.
 _SPARE_CONNECTIONS = 128
-# The workers read these variables.
-_BUNDLE, _CONFIG = "KWAY_SERVED_BUNDLE", "KWAY_SERVING_CONFIG"
+# The exit code of a worker that cannot load the bundle.
+_NOT_LOADED = 3
+# A worker that exits sooner than this after its start is replaced only then.
+_RESTART_SECONDS = 5.0
 
 
 class Application:
-    """The ASGI application of a process. It loads the model when the server has started."""
+    """The ASGI application of a process. It loads the model when the server has started or, with
+    `loaded_first`, before the server accepts connections; it then calls `loaded_first`."""
 
-    def __init__(self, bundle: Path, config: ServingConfig) -> None:
-        self._bundle, self._config = bundle, config
+    def __init__(
+        self,
+        bundle: Path,
+        config: ServingConfig,
+        loaded_first: Callable[[], None] | None = None,
+    ) -> None:
+        self._bundle, self._config, self._loaded_first = bundle, config, loaded_first
         self._app: ASGIApp | None = None
         self._grpc: GrpcServer | None = None
         # Set when the model is loaded, or cannot be loaded because of `error`.
@@ -68,7 +79,14 @@ class Application:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         loop = asyncio.get_running_loop()
-        threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
+        if self._loaded_first is None:
+            threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
+        else:
+            await asyncio.to_thread(self._load, loop)
+            if self.error is not None:
+                await send({"type": "lifespan.startup.failed"})
+                return
+            self._loaded_first()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self._grpc is not None:
@@ -120,37 +138,81 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
         gc.unfreeze()  # nanobind reports objects that are not collected at exit
 
 
-def run_workers(bundle: Path, config: ServingConfig, workers: int, curl: str) -> None:
-    """Serve the bundle in `workers` processes until SIGINT or SIGTERM, and print the addresses once
-    one of them is ready. uvicorn restarts a worker that exits."""
+def run_workers(
+    bundle: Path, config: ServingConfig, workers: int, stop: StopSignal, curl: str
+) -> None:
+    """Serve the bundle in `workers` processes until a stop signal, and print the addresses once one
+    of them is ready. A worker that exits is replaced, and accepts connections once it is loaded.
+
+    Raises ChildProcessError if the first workers cannot load the bundle.
+    """
     # prometheus_client collects the metrics of all workers from files in this folder.
-    with temporary_folder("kway-metrics-") as folder:
-        os.environ |= {
-            FOLDER_VARIABLE: str(folder),
-            _BUNDLE: str(bundle),
-            _CONFIG: config.model_dump_json(),
-        }
-        threading.Thread(target=_announce, args=(config, curl), daemon=True).start()
-        threading.Thread(target=_remove_lost, args=(folder,), daemon=True).start()
-        uvicorn.run(
-            f"{__name__}:worker_application", factory=True, workers=workers, **_options(config)
+    with temporary_folder("kway-metrics-") as folder, _listener(config) as listener:
+        os.environ[FOLDER_VARIABLE] = str(folder)
+        running = [_Worker.start(bundle, config, listener) for _ in range(workers)]
+        was_ready = False
+
+        def check() -> None:
+            nonlocal was_ready
+            if not was_ready and any(worker.is_ready.is_set() for worker in running):
+                was_ready = True
+                print(Addresses.of(config).ready(curl), flush=True)
+            for index, worker in enumerate(running):
+                if worker.process.is_alive():
+                    continue
+                mark_process_dead(worker.process.pid, str(folder))
+                if not was_ready and worker.process.exitcode == _NOT_LOADED:
+                    raise ChildProcessError("no worker could load the bundle: see its error above")
+                if time.monotonic() - worker.started > _RESTART_SECONDS:
+                    running[index] = _Worker.start(bundle, config, listener)
+
+        try:
+            stop.wait(check)
+        finally:
+            for worker in running:
+                worker.process.terminate()
+            for worker in running:
+                worker.process.join(_GRACE_SECONDS + 5)
+                worker.process.kill()
+                worker.process.join()
+
+
+def _listener(config: ServingConfig) -> socket.socket:
+    """Return the socket that all workers share. Connections wait until a worker accepts them."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server((config.host, config.port), family=family, backlog=2048)
+
+
+class _Worker(NamedTuple):
+    """A process that serves the bundle, and when it was started. `is_ready`: it has loaded it."""
+
+    process: SpawnProcess
+    is_ready: Event
+    started: float
+
+    @classmethod
+    def start(cls, bundle: Path, config: ServingConfig, listener: socket.socket) -> "_Worker":
+        context = multiprocessing.get_context("spawn")
+        is_ready = context.Event()
+        process = context.Process(
+            target=_work, args=(bundle, config, listener, is_ready), name="worker"
         )
+        process.start()
+        return cls(process, is_ready, time.monotonic())
 
 
-def worker_application() -> Application:
-    """Return the application of a worker process."""
+def _work(bundle: Path, config: ServingConfig, listener: socket.socket, is_ready: Event) -> None:
     die_with_parent()
-    config = ServingConfig.model_validate_json(os.environ[_CONFIG])
-    application = Application(Path(os.environ[_BUNDLE]), config)
-
-    def stop_if_failed() -> None:
-        application.loaded.wait()
-        if application.error is not None:
-            print(f"error: {one_line(application.error)}", file=sys.stderr, flush=True)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop_if_failed, daemon=True).start()
-    return application
+    # A terminal sends these to all processes, but only the parent decides.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    application = Application(bundle, config, is_ready.set)
+    server = uvicorn.Server(uvicorn.Config(application, **_options(config)))
+    server.run(sockets=[listener])
+    gc.unfreeze()  # nanobind reports objects that are not collected at exit
+    if application.error is not None:
+        print(f"error: {one_line(application.error)}", file=sys.stderr, flush=True)
+        sys.exit(_NOT_LOADED)
 
 
 def _options(config: ServingConfig) -> dict[str, Any]:
@@ -167,28 +229,3 @@ def _options(config: ServingConfig) -> dict[str, Any]:
         "timeout_keep_alive": 30,
         "timeout_graceful_shutdown": _GRACE_SECONDS,
     }
-
-
-def _announce(config: ServingConfig, curl: str) -> None:
-    """Print the addresses once a worker is ready."""
-    addresses = Addresses.of(config)
-    with httpx.Client(trust_env=False) as client:
-        while True:
-            try:
-                if client.get(f"{addresses.url}/health").is_success:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.2)
-    print(addresses.ready(curl), flush=True)
-
-
-def _remove_lost(folder: Path) -> None:
-    """Remove the gauges of workers that have exited from the metrics."""
-    this, before = psutil.Process(), set[int]()
-    while True:
-        found = {child.pid for child in this.children()}
-        for pid in before - found:
-            mark_process_dead(pid, str(folder))
-        before = found
-        time.sleep(1)

@@ -100,7 +100,7 @@ def serve(
     if workers is not None and workers > 1:
         from serving.on_uvicorn import run_workers
 
-        run_workers(bundle, config, workers, curl)
+        run_workers(bundle, config, workers, stop, curl)
         return
     if no_ray:
         from serving.on_uvicorn import running
