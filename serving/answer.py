@@ -87,9 +87,12 @@ def make_query(
     if threshold is not None and not math.isfinite(threshold):
         raise ValueError(f"threshold is {threshold}. Pass a finite number")
     class_ids = tuple(bundle.class_id(name_or_id) for name_or_id in classes)
-    if recall is not None:  # reject an unknown recall before any work
-        bundle.threshold(class_ids[0] if class_ids else 0, recall)
-    return Query(class_ids, recall, threshold, require, overrides or {})
+    overrides = overrides or {}
+    measured = [class_id for class_id in class_ids if class_id not in overrides]
+    if recall is not None and (measured or not class_ids):
+        # Reject an unknown recall before any work.
+        bundle.threshold(measured[0] if measured else 0, recall)
+    return Query(class_ids, recall, threshold, require, overrides)
 
 
 def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:

@@ -22,8 +22,13 @@ def read_overrides(file: Path, bundle: Bundle) -> dict[int, float]:
     Raises OSError or ValueError, with the line, if the file cannot be read, a class is unknown or
     occurs twice, or a threshold is not a finite number.
     """
-    with file.open("rb") as opened:
-        raw = opened.read(_MAX_BYTES + 1)
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise OSError(
+            f"thresholds {file} cannot be read ({error.strerror}). Pass a CSV file"
+        ) from error
     if len(raw) > _MAX_BYTES:
         raise ValueError(f"thresholds {file} are larger than {_MAX_BYTES} bytes. Check the path")
     try:

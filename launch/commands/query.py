@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 import typer
 
@@ -16,6 +16,8 @@ from launch.options import AllowImport
 from launch.terminal import table_cell
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from serving.model import Model
     from serving.schemas import Answer, Classification, ClassThreshold
 
@@ -180,7 +182,7 @@ def _ask_bundle(
     query = make_query(model.bundle, classes or (), **rule)
     size = max(1, _BATCH // model.crops)
     parts = [inputs[start : start + size] for start in range(0, len(inputs), size)]
-    features = (model.features(_prepared(model, part)) for part in parts)
+    features = (_features(model, part) for part in parts)
     if classes:
         return joined([answer(opened, part, query) for part in features])
     return joined(
@@ -188,7 +190,7 @@ def _ask_bundle(
     )
 
 
-def _prepared(model: "Model", inputs: Inputs) -> list[Any]:
+def _features(model: "Model", inputs: Inputs) -> "Tensor":
     prepared = []
     for item in inputs:
         try:
@@ -196,7 +198,13 @@ def _prepared(model: "Model", inputs: Inputs) -> list[Any]:
         except ValueError as error:
             shown = item if isinstance(item, Path) else item[:_SHOWN]
             raise ValueError(f"{shown}: {error}") from error
-    return prepared
+    features = model.features(prepared)
+    if not features.isfinite().all():
+        raise ValueError(
+            f"{model.bundle.path} computes features that are not finite: its weights are corrupted "
+            "or training diverged: export it again"
+        )
+    return features
 
 
 def _ask_server(
@@ -249,8 +257,11 @@ def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
     )
     verdicts = [verdict for result in results for verdict in result]
     decides = any(verdict.threshold is not None for verdict in verdicts)
+    shows_promise = decides and not isinstance(found, Answer)
     for name in ("score", "threshold", "match") if decides else ("score",):
         table.add_column(name, justify="right")
+    if shows_promise:
+        table.add_column("promise")
     for item, result in zip(inputs, results, strict=True):
         text = str(item)
         shown = Text(printable(text)) if isinstance(item, Path) else table_cell(text, _SHOWN)
@@ -259,7 +270,9 @@ def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
             match = {True: "yes", False: "no", None: ""}[verdict.match]
             class_name = Text(printable(verdict.class_name))
             score = f"{verdict.score:.3f}"
-            table.add_row(shown, class_name, *((score, limit, match) if decides else (score,)))
+            cells = (score, limit, match) if decides else (score,)
+            promise = (verdict.threshold_source or "none",) if shows_promise else ()
+            table.add_row(shown, class_name, *cells, *promise)
     console = Console()
     console.print(table)
     if not isinstance(found, Answer):

@@ -77,6 +77,8 @@ def serve(
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     if no_ray and (least, most) != (1, None):
         raise ValueError("--replicas requires Ray: pass --workers instead")
+    if no_ray and config.high_throughput:
+        raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
     if not no_ray and workers is not None:
         raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:

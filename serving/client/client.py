@@ -165,6 +165,7 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
+        require: Literal["guaranteed"] | None = None,
         exact: bool | None = True,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
@@ -182,6 +183,7 @@ class Client:
             [class_name],
             recall=recall,
             threshold=threshold,
+            require=require,
             exact=exact,
             limit=page_size,
         )
@@ -206,6 +208,7 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
+        require: Literal["guaranteed"] | None = None,
         exact: bool | None = None,
         limit: int = 20,
         offset: int = 0,
@@ -217,7 +220,7 @@ class Client:
         """
         if gallery in ("", ".", ".."):  # these would change the path
             raise ValueError(f"{gallery!r} is not a valid name or id for /v1/galleries")
-        rule = {"recall": recall, "threshold": threshold}
+        rule = {"recall": recall, "threshold": threshold, "require": require}
         page = {"exact": exact, "limit": limit, "offset": offset}
         body = {"classes": _classes(classes), **_present(rule), **_present(page)}
         path = f"/v1/galleries/{quote(gallery, safe='')}/search"
@@ -231,9 +234,9 @@ class Client:
         inputs: Iterable[Input],
         served: Served | None,
     ) -> Results:
-        """Send all parts of a query. If the server switches to another version of the model in the
-        meantime, send them again, because an answer must not mix versions. Raises OSError if this
-        happens too often."""
+        """Send all parts of a query. If the server switches to another version of the model or to
+        other thresholds in the meantime, send them again, because an answer must not mix them.
+        Raises OSError if this happens too often."""
         inputs = list(_not_single("inputs", inputs))
         served = self.served() if served is None else served
         self._check(inputs, served)
@@ -245,7 +248,8 @@ class Client:
                 except RejectedError as error:
                     reason = _renumbered(first, error.reason)
                     raise RejectedError(self.url, error.status, error.code, reason) from None
-            if len({part.version for part in parts}) == 1:
+            states = {(part.version, str(getattr(part, "thresholds", ""))) for part in parts}
+            if len(states) == 1:
                 return joined(parts)
         raise OSError(f"the model at {self.url} changed during each of {_ATTEMPTS} queries")
 

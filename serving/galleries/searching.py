@@ -92,7 +92,9 @@ class Galleries:
             scores = class_scores(gallery.features[found], row, spec.logits, spec.loss)
             total = min(len(scores), MAX_HITS)
         decided, matches = threshold_of(self._bundle, class_id, query), None
-        if decided.threshold is not None:
+        if decided.reason is not None:  # a hit would look like a match
+            total = 0
+        elif decided.threshold is not None:
             reaching = np.count_nonzero(scores >= np.float64(decided.threshold))
             total = min(total, int(reaching))
             matches = total if index is None else None

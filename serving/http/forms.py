@@ -5,8 +5,8 @@ import codecs
 from collections.abc import AsyncGenerator, Collection
 from email.message import Message as Headers
 
-from fastapi import Request
 from starlette.datastructures import FormData, UploadFile
+from starlette.datastructures import Headers as FormHeaders
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.api_error import ApiError
@@ -14,6 +14,8 @@ from serving.config import ServingConfig
 from serving.http.request_body import parameter
 
 _PIECE = 2**16
+# The final boundary is in this many bytes at the end of a form, even if other data follows it.
+_EPILOGUE = 2**16
 
 # Fields that can occur several times, and what their values are.
 _LISTS = {"classes": "names or ids", "texts": "texts"}
@@ -37,9 +39,7 @@ def known_charset(name: str) -> str:
     return codec
 
 
-async def parse_form(
-    raw: bytes, request: Request, header: Headers, limits: ServingConfig
-) -> FormData:
+async def parse_form(raw: bytes, header: Headers, limits: ServingConfig) -> FormData:
     """Parse the form `raw` in memory, including its files. Close it after use. Raises ApiError 400
     or 415.
 
@@ -47,18 +47,22 @@ async def parse_form(
     as Latin-1, so both are checked here.
     """
     codec = known_charset(parameter(header, "charset"))
-    if f"--{parameter(header, 'boundary')}--".encode("latin-1", "replace") not in raw:
-        raise _invalid_form("the body does not contain the final boundary")
+    boundary = parameter(header, "boundary")
+    if f"--{boundary}--".encode("latin-1", "replace") not in raw[-_EPILOGUE:]:
+        raise _invalid_form("the body does not end with the final boundary")
 
     async def pieces() -> AsyncGenerator[bytes, None]:
         for start in range(0, len(raw), _PIECE):
             yield raw[start : start + _PIECE]
             await asyncio.sleep(0)  # let other requests run
 
+    # Every byte is a character of Latin-1, so that the text can be decoded strictly afterwards.
+    quoted = boundary.replace("\\", "\\\\").replace('"', '\\"')
+    kind = f'multipart/form-data; boundary="{quoted}"; charset=latin-1'
     # High enough that a form with slightly too many parts reaches the caller, which rejects it with
     # a specific error.
     parser = MultiPartParser(
-        request.headers,
+        FormHeaders({"content-type": kind}),
         pieces(),
         max_files=limits.max_inputs + 1000,
         max_fields=limits.max_classes + limits.max_inputs + 1000,
@@ -69,11 +73,26 @@ async def parse_form(
         form = await parser.parse()
     except (MultiPartException, LookupError, UnicodeError) as error:
         raise _invalid_form(getattr(error, "message", None) or "the body is malformed") from error
-    for name, value in form.multi_items():
-        if isinstance(value, str) and value.encode(codec, "replace") not in raw:
-            await form.close()
-            raise _invalid_form(f"field {name[:80]!r} is not valid {codec}")
-    return form
+    try:
+        return FormData(
+            [
+                (
+                    _decoded(name, codec, name),
+                    _decoded(value, codec, name) if isinstance(value, str) else value,
+                )
+                for name, value in form.multi_items()
+            ]
+        )
+    except ApiError:
+        await form.close()
+        raise
+
+
+def _decoded(text: str, codec: str, name: str) -> str:
+    try:
+        return text.encode("latin-1").decode(codec)
+    except UnicodeError as error:
+        raise _invalid_form(f"field {name[:80]!r} is not valid {codec}") from error
 
 
 def _invalid_form(reason: str) -> ApiError:

@@ -163,7 +163,7 @@ async def _read(
         parameters.check(limits)
     raw = await read_body(request, service, progress)
     if kind == "multipart/form-data":
-        form = await parse_form(raw, request, header, limits)
+        form = await parse_form(raw, header, limits)
         try:
             found, inputs = await _from_form(form, model, reads)
         finally:

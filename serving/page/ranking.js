@@ -132,6 +132,8 @@ export class Ranking {
       this.#status.textContent = this.#matches
         ? `${this.#matches.toLocaleString("en")} of ${items} ${verb} the ${this.#thresholdText()}. ${validationText(this.#decided)}`
         : `None of ${items} reaches the ${this.#thresholdText()}. ${validationText(this.#decided)}`;
+    } else if (this.#decided?.reason) {
+      this.#status.textContent = this.#decided.reason;
     } else if (this.#decides) {
       this.#status.textContent = `This class does not have a threshold from validation. ${items}, sorted by descending score.`;
     } else {

@@ -7,6 +7,7 @@ import base64
 import json
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,23 @@ def test_invalid_forms_are_rejected_with_a_reason(
         status,
         code,
     )
+
+
+def test_fields_after_a_large_file_are_not_searched_for_in_it(tmp_path: Path) -> None:
+    """Searching the whole body for each of them would take minutes."""
+    large = application(write(tmp_path / "b"))
+    fields = [('"classes"', b"a" * 40 + b"b")] * 1100
+    body = form(('"images"; filename="a"', b"a" * 2**24), *fields)
+    started = time.thread_time()
+    answer = post(large, "/v1/query", body, "multipart/form-data; boundary=b")
+    assert refusal(answer) == (413, "too_many_classes")
+    assert time.thread_time() - started < 20
+
+
+@pytest.mark.parametrize("boundary", ['"a b"', "'()+_,-./:=?", '"--"'])
+def test_unusual_boundaries_are_accepted(api: FastAPI, boundary: str) -> None:
+    body = form(HUSKY, ('"images"; filename="a"', PNG), boundary=boundary.strip('"'))
+    assert post(api, "/v1/query", body, f"multipart/form-data; boundary={boundary}").is_success
 
 
 def test_files_in_a_form_are_not_written_to_disk(

@@ -7,14 +7,19 @@ from typing import Any
 
 import httpx
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from launch.commands.index import index as index_command
+from serving.answer import make_query, threshold_of
 from serving.client import Client
 from serving.config import ServingConfig
 from serving.replica import checked
-from tests.serving.in_process import application, ask, refusal
+from tests.serving.in_process import application, ask, listening, refusal
 from tests.serving.published import ADDED, REMOVED, Published, serving
 from tests.serving.started import ask as ask_command
-from tests.tiny_bundle import NAMES, WAYS_TO_ASK, write_of_texts
+from tests.tiny_bundle import NAMES, WAYS_TO_ASK, write, write_of_texts
+from trainer.bundle.bundle import Bundle
 
 TEXT = "a cat and a dog"
 # What the bundle promises for recall 0.9 (`tests/tiny_bundle.py`).
@@ -78,6 +83,22 @@ def test_tensors_cannot_express_a_missing_verdict(bundle: Path) -> None:
     assert "shrunk" in answer.json()["error"]
     body["parameters"]["require"] = "pooled"
     assert ask(api, "POST", "/v2/models/texts/infer", json=body).status_code == 400
+
+
+def test_a_search_for_a_class_without_the_required_promise_has_no_hits(tmp_path: Path) -> None:
+    bundle, lines = write_of_texts(tmp_path / "texts"), tmp_path / "lines.txt"
+    lines.write_text("a cat\na dog\nund hund\n")
+    app = typer.Typer()
+    app.command()(index_command)
+    arguments = [str(bundle), str(lines), "-o", str(tmp_path / "gallery")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    api = application(bundle, galleries={"lines": str(tmp_path / "gallery")})
+    body = {"classes": ["#5"], "recall": 0.9, "require": "guaranteed"}
+    (found,) = ask(api, "POST", "/v1/galleries/lines/search", json=body).json()["results"]
+    assert (found["total"], found["hits"], found["threshold"]) == (0, [], None)
+    assert "shrunk" in found["reason"]
+    with listening(api) as url, Client(url) as client:
+        assert list(client.search("lines", "#5", recall=0.9, require="guaranteed")) == []
 
 
 # ---------------------------------------------------------------------------- overridden thresholds
@@ -166,8 +187,19 @@ def test_invalid_thresholds_are_reported_with_their_line(
         checked(bundle, ServingConfig(thresholds=thresholds), verify=False, on_this_machine=True)
 
 
+def test_a_bundle_without_thresholds_answers_for_overridden_classes(tmp_path: Path) -> None:
+    path = write(tmp_path / "pets", changes={"recalls": []}, measured=None)
+    overrides = {0: 0.5}
+    with Bundle.open(path) as opened:
+        query = make_query(opened, ["husky"], recall=0.8, overrides=overrides)
+        found = threshold_of(opened, 0, query)
+        assert (found.threshold, found.threshold_source) == (0.5, "override")
+        with pytest.raises(ValueError, match="no thresholds"):
+            make_query(opened, ["husky", "samoyed"], recall=0.8, overrides=overrides)
+
+
 def test_a_missing_file_of_thresholds_is_reported(bundle: Path, thresholds: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"thresholds\.csv"):
+    with pytest.raises(OSError, match=r"thresholds\.csv cannot be read"):
         checked(bundle, ServingConfig(thresholds=thresholds), verify=False, on_this_machine=True)
 
 
