@@ -12,8 +12,7 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.checks import problems
-from launch.kubernetes.objects import load, load_all
+from launch.kubernetes.objects import load
 
 # k8s/ is next to the packages both in a checkout and in an installation.
 FOLDER = Path(__file__).parents[2] / "k8s"
@@ -77,17 +76,7 @@ def render_tree(
         whole["namespace"] = checked_name("--namespace", namespace)
     whole["patches"] = [*tree.get("patches", ()), *_stored(claims)]
     write(folder, whole)
-    return build(folder)
-
-
-def checked(text: str, claims: Claims, what: str) -> str:
-    """Return the manifests, without claims if they are not to be printed.
-
-    Raises ValueError with the first problem of the manifests of `what`.
-    """
-    if found := problems(load_all(text)):
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(f"{what}: {found[0]}{more}")
+    text = build(folder)
     return text if claims.printed else _without_claims(text)
 
 

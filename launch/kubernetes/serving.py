@@ -13,7 +13,6 @@ import yaml
 from launch.kubernetes.kustomize import (
     ALL_CLAIMS,
     Claims,
-    checked,
     copied,
     json_patch,
     render_tree,
@@ -43,7 +42,7 @@ def render_server(
     namespace: str | None = None,
     claims: Claims = ALL_CLAIMS,
 ) -> str:
-    """Render the overlay of the server's kind as YAML, and check the result.
+    """Render the overlay of the server's kind as YAML.
 
     Raises ValueError for options that contradict each other and for a bundle that is not on the
     claim, and FileNotFoundError if kustomize is not installed.
@@ -63,7 +62,7 @@ def render_server(
         }
         if server.token_file is not None:
             tree["secretGenerator"] = [_secret(folder, server.token_file)]
-        text = render_tree(
+        return render_tree(
             folder,
             tree,
             needs_cuda=server.device == "cuda",
@@ -71,7 +70,6 @@ def render_server(
             namespace=namespace,
             claims=claims,
         )
-    return checked(text, claims, f"overlay serving/{server.kind}")
 
 
 def _secret(folder: Path, token_file: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from launch.kubernetes import problems
 from launch.kubernetes.agreement import on_devices
 from launch.kubernetes.kustomize import FOLDER, Claims
 from launch.kubernetes.objects import jobs, load, load_all, option, words
@@ -36,7 +35,6 @@ def _rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **more: Any)
 def test_manifests_have_the_requested_pods_and_ranks(overlay, nodes, gpus):
     manifests = rendered(nodes, gpus, overlay)
     assert [line for manifest in manifests for line in schema_errors(manifest)] == []
-    assert problems(manifests) == []
     (job,) = jobs(manifests)
     (container,) = job.pod.containers
     line = words(container, job.given)
@@ -179,7 +177,6 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["train.device=cpu", "--gpus", "2"], "train.device is cpu, but --gpus is 2"),
         (["train.device=cuda", "--gpus", "0"], "train.device is cuda, but --gpus is 0"),
         (["--overlay", "cpu-smoke"], "--gpus is 1, but overlay cpu-smoke is written for 0"),
-        (["--gpus", "17"], "metrics on ports 9400 to 9416"),
         (["run=runs/../../etc/x"], "run is runs/../../etc/x (/work/runs/../../etc/x in the pods"),
         (["data.shards=shards/../x"], "data.shards is shards/../x"),
         (["data.shards=/var/run/secrets/kway/x"], "data.shards is /var/run/secrets/kway/x"),
