@@ -7,9 +7,7 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.objects import pods
-from tests.k8s.built import ROOT, needs_kustomize
-from tests.k8s.test_manifests import parameters
+from tests.k8s.manifests import ROOT, needs_kustomize, parameters, pods
 from tests.k8s.test_render_serving import rendered
 
 pytestmark = needs_kustomize
