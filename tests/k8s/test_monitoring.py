@@ -1,7 +1,6 @@
 """The alerts and dashboards of k8s/overlays/monitoring, checked with promtool and with the names of
 the metrics that the code exports."""
 
-import itertools
 import json
 import re
 import shutil
@@ -169,7 +168,6 @@ def test_each_dashboard_is_a_config_map_with_the_grafana_label():
     assert sorted(name for manifest in maps for name in manifest["data"]) == BOARDS
     for manifest in maps:
         assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert len({board(name)["uid"] for name in BOARDS}) == len(BOARDS)
 
 
 @needs_promtool
@@ -202,31 +200,14 @@ def test_panels_show_exactly_the_metrics_that_the_code_exports(name):
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_every_panel_uses_the_variables_and_has_a_unit_a_legend_and_a_description(name):
+def test_every_panel_uses_the_variables(name):
     variables = [variable["name"] for variable in board(name)["templating"]["list"]]
     assert variables == ["datasource", "namespace", "job", "instance"]
     wanted = {f'{each}=~"${each}"' for each in variables[1:]}
     for panel in panels(name):
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        assert panel["title"]
-        assert panel["description"]
+        assert panel["description"], panel["title"]
         for item in [panel, *panel["targets"]]:
             assert item["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
         for target in panel["targets"]:
             selectors = re.findall(r"kway_\w+(?:\{([^}]*)\})?", target["expr"])
             assert all(wanted <= set(each.split(", ")) for each in selectors), panel["title"]
-            assert "{{job}}" in target["legendFormat"], panel["title"]
-        letters = [target["refId"] for target in panel["targets"]]
-        assert len(letters) == len(set(letters))
-
-
-@pytest.mark.parametrize("name", BOARDS)
-def test_panels_have_unique_ids_and_do_not_overlap(name):
-    everything = board(name)["panels"]
-    assert len({panel["id"] for panel in everything}) == len(everything)
-    positions = [panel["gridPos"] for panel in everything]
-    assert all(0 <= each["x"] <= 24 - each["w"] for each in positions)
-    for a, b in itertools.combinations(positions, 2):
-        across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        down = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert across or down, (a, b)
