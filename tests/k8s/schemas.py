@@ -56,22 +56,20 @@ def schema_errors(manifest: dict[str, Any]) -> Iterator[str]:
 def _of_kubernetes(kind: str, api_version: str, version: str) -> Draft202012Validator:
     """Return the validator of `kubernetes_validate.validate(manifest, version, strict=True)`, which
     itself would read megabytes of definitions for each manifest."""
+    folder, definitions = _definitions(version)
     group, _, name = api_version.rpartition("/")
     file = "-".join([kind.lower(), *filter(None, [group.partition(".")[0]]), name])
-    schema = schema_contents(f"{_schemas(version)}/{file}.json", version)
-    return Draft202012Validator(schema, registry=_definitions(version))
+    schema = schema_contents(f"{folder}/{file}.json", version)
+    return Draft202012Validator(schema, registry=definitions)
 
 
 @cache
-def _definitions(version: str) -> Registry:
-    definitions = schema_contents(f"{_schemas(version)}/_definitions.json", version)
-    return (Resource.from_contents(definitions) @ Registry()).crawl()
-
-
-def _schemas(version: str) -> str:
-    """Return the folder of the newest schemas of a Kubernetes version."""
+def _definitions(version: str) -> tuple[str, Registry]:
+    """Return the folder with the newest schemas of a Kubernetes version, and its definitions."""
     newest = [each for each in all_versions() if major_minor(each) == version][-1]
-    return f"kubernetes-json-schema/v{newest}-local-strict"
+    folder = f"kubernetes-json-schema/v{newest}-local-strict"
+    definitions = schema_contents(f"{folder}/_definitions.json", version)
+    return folder, (Resource.from_contents(definitions) @ Registry()).crawl()
 
 
 @cache

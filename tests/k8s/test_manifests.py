@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 import tomllib
 from fnmatch import fnmatch
 
@@ -16,9 +15,9 @@ from serving.on_ray import variables
 from tests.k8s.manifests import (
     ROOT,
     built,
+    by_name,
     load_all,
     needs_kustomize,
-    of_kind,
     one,
     option,
     parameters,
@@ -91,30 +90,6 @@ def test_shards_training_export_and_serving_use_the_same_folders(above):
     assert application["args"]["bundle"] == f"/work/{exported['out']}"
 
 
-# Run in a separate process, because importing Ray prints warnings.
-_PRINT = """
-import sys, yaml
-from pathlib import Path
-from ray.serve.schema import ServeDeploySchema
-from serving.config import ServingConfig
-from serving.on_ray import config_file
-tokens = Path("/var/run/secrets/kway/tokens")
-config = ServingConfig(host="0.0.0.0", replicas=1, max_replicas=4, threads=2, token_file=tokens)
-text = config_file("/work/bundles/glyphs", config)
-ServeDeploySchema.model_validate(yaml.safe_load(text))
-print(text, end="")
-"""
-
-
-def test_the_service_config_is_the_output_of_kway_serve():
-    done = subprocess.run(
-        [sys.executable, "-c", _PRINT], capture_output=True, text=True, cwd=ROOT, timeout=120
-    )
-    assert (done.returncode, done.stdout) == (0, ray_service()["serveConfigV2"]), done.stderr
-    (group,) = ray_service()["rayClusterConfig"]["workerGroupSpecs"]
-    assert (group["minReplicas"], group["maxReplicas"]) == (1, 4)
-
-
 def test_ray_pods_use_the_tested_version_and_the_serving_environment():
     version = ray_service()["rayClusterConfig"]["rayVersion"]
     assert f"ray=={version}" in (ROOT / "constraints.txt").read_text().split()
@@ -132,16 +107,11 @@ def test_pods_use_the_image_of_this_version():
 
 def test_the_small_overlays_fit_one_machine():
     """They are applied one after another and share their volume claims."""
-    folders = [f"overlays/cpu-smoke{name}" for name in ("", "/shards", "/export", "/serving")]
-    claims = [
-        {each["metadata"]["name"]: each["spec"] for each in of_kind(made, "PersistentVolumeClaim")}
-        for made in map(built, folders)
-    ]
-    for specs in claims:
-        assert specs.items() <= claims[0].items()
-        assert "bundles" in specs
-    assert all(spec["accessModes"] == ["ReadWriteOnce"] for spec in claims[0].values())
-    for pod in (pod for folder in folders for pod in pods(built(folder))):
+    made = [built(f"overlays/cpu-smoke{name}") for name in ("", "/shards", "/export", "/serving")]
+    first, *others = (by_name(each, "PersistentVolumeClaim") for each in made)
+    assert all(claims.items() <= first.items() for claims in others)
+    assert {tuple(each["spec"]["accessModes"]) for each in first.values()} == {("ReadWriteOnce",)}
+    for pod in (pod for each in made for pod in pods(each)):
         assert all(each["resources"]["limits"]["cpu"] == "1" for each in pod.containers)
 
 

@@ -44,6 +44,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 def board(name: str) -> dict[str, Any]:
     maps = of_kind(built("overlays/monitoring"), "ConfigMap")
     (text,) = (each["data"][name] for each in maps if name in each["data"])
+    assert {each["metadata"]["labels"]["grafana_dashboard"] for each in maps} == {"1"}
     return dict(json.loads(text))
 
 
@@ -161,13 +162,6 @@ def test_every_alert_has_a_severity_a_summary_and_exactly_one_runbook():
         for part in ("**Meaning.**", "**Diagnosis.**", "**Mitigation.**"):
             assert section.count(part) == 1, section
         assert names_in(section) <= metric_names(), section
-
-
-def test_each_dashboard_is_a_config_map_with_the_grafana_label():
-    maps = of_kind(built("overlays/monitoring"), "ConfigMap")
-    assert sorted(name for manifest in maps for name in manifest["data"]) == BOARDS
-    for manifest in maps:
-        assert manifest["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 @needs_promtool

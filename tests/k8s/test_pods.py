@@ -171,12 +171,9 @@ def test_selectors_match_pods_that_declare_the_ports(folder):
 def test_pod_monitors_select_a_port_of_every_pod(name, folder, num):
     spec = by_name(built("overlays/monitoring"), "PodMonitor")[name]["spec"]
     absent = {each["key"] for each in spec["selector"].get("matchExpressions", ())}
-    labels = spec["selector"]["matchLabels"].items()
-    selected = [
-        pod
-        for pod in pods(built(folder))
-        if labels <= pod.labels.items() and not absent & pod.labels.keys()
-    ]
+    wanted = spec["selector"]["matchLabels"].items()
+    found = [pod for pod in pods(built(folder)) if wanted <= pod.labels.items()]
+    selected = [pod for pod in found if not absent & pod.labels.keys()]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert [endpoint["port"] in pod.ports for pod in selected] == [True] * num
 
@@ -230,6 +227,10 @@ def test_a_stopped_run_has_time_to_save_a_checkpoint(folder):
 def test_all_pods_of_a_run_join(folder):
     manifests, pod = built(folder), trainer(folder)
     line = words(pod.main, given(pod))
+    recipe = one(manifests, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"recipe-[a-z0-9]{10}", recipe)  # with a hash, so it cannot change
+    assert pod.volumes["recipe"]["configMap"]["name"] == recipe
+    assert "/etc/kway/recipe.yaml" in line
     num_pods = pod.job.get("completions", 2)
     assert option(line, "--nnodes") == str(num_pods) == str(pod.job.get("parallelism", 2))
     assert pod.job["completionMode"] == "Indexed"
@@ -281,21 +282,6 @@ def test_only_the_pods_of_a_run_reach_its_ranks(folder):
     first = pod.ports["metrics"]
     ports = [{"port": first, "endPort": first + 15, "protocol": "TCP"}]  # up to 16 ranks
     assert metrics == {"ports": ports}
-
-
-@pytest.mark.parametrize("folder", TRAINING_FOLDERS)
-def test_the_recipe_is_mounted_and_its_run_folder_is_writable(folder):
-    manifests, pod = built(folder), trainer(folder)
-    recipe = one(manifests, "ConfigMap")
-    # The hash in the name changes with the content, so the recipe of a run cannot change.
-    assert re.fullmatch(r"recipe-[a-z0-9]{10}", recipe["metadata"]["name"])
-    assert pod.volumes["recipe"]["configMap"]["name"] == recipe["metadata"]["name"]
-    mounts = {each["name"]: each for each in pod.main["volumeMounts"]}
-    assert f"{mounts['recipe']['mountPath']}/recipe.yaml" in words(pod.main)
-    run = PurePosixPath("/work") / yaml.safe_load(recipe["data"]["recipe.yaml"])["run"]
-    assert run.is_relative_to(mounts["runs"]["mountPath"])
-    assert "readOnly" not in mounts["runs"]
-    assert "readOnly" not in pod.volumes["runs"][CLAIM]
 
 
 # ---- servers ----

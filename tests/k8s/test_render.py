@@ -1,7 +1,6 @@
 """`kway k8s render`: consistent manifests for a recipe and a size, or a one-line error."""
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,18 +96,6 @@ def test_rendering_does_not_change_the_shipped_files():
     before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
     rendered(4, 8, "jobset", "seed=9")
     assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
-
-
-@pytest.fixture
-def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run `kway k8s render` and return its exit code, standard output and standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = kway("k8s", "render", *arguments)
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 def test_the_command_prints_the_output_of_render(kway_render):

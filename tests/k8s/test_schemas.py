@@ -79,12 +79,6 @@ def test_a_schema_detects_the_mistake(folder, kind, path, value, message):
     assert any(message in line for line in lines), lines
 
 
-def test_null_is_not_a_valid_value():
-    job_set = first(JOBSET, "JobSet")
-    job_set["spec"]["suspend"] = None
-    assert any("None is not of type 'boolean'" in line for line in schema_errors(job_set))
-
-
 def test_the_defaults_of_the_crds_are_set_before_the_rules_are_evaluated():
     listeners = [{"name": "a", "port": 80, "protocol": "HTTPS", "tls": {"certificateRefs": [{}]}}]
     gateway = {"spec": {"gatewayClassName": "x", "listeners": listeners}}
