@@ -27,7 +27,6 @@ CRDS = {
     for path in Path(__file__).parent.glob("crds/*")
     if path.suffix == ".json"
 }
-_FREE = "x-kubernetes-preserve-unknown-fields"
 
 
 def schema_errors(manifest: dict[str, Any]) -> Iterator[str]:
@@ -40,7 +39,7 @@ def schema_errors(manifest: dict[str, Any]) -> Iterator[str]:
         return
     if manifest["apiVersion"] != crd["apiVersion"]:
         yield f"apiVersion is {manifest['apiVersion']}, not {crd['apiVersion']}"
-    errors = [*_of_resource(manifest["kind"]).iter_errors(manifest)]
+    errors = [*Draft202012Validator(crd["schema"]).iter_errors(manifest)]
     yield from (f"{error.json_path}: {error.message}" for error in errors)
     if not errors:
         yield from broken_rules(crd["schema"], defaulted(crd["schema"], manifest))
@@ -70,28 +69,6 @@ def _definitions(version: str) -> tuple[str, Registry]:
     folder = f"kubernetes-json-schema/v{newest}-local-strict"
     definitions = schema_contents(f"{folder}/_definitions.json", version)
     return folder, (Resource.from_contents(definitions) @ Registry()).crawl()
-
-
-@cache
-def _of_resource(kind: str) -> Draft202012Validator:
-    return Draft202012Validator(_closed(CRDS[kind]["schema"]))
-
-
-def _closed(schema: Schema) -> Schema:
-    """Return the schema with patterns as Python requires them, in which objects have no other
-    fields."""
-    found = dict(schema)
-    if "pattern" in found:
-        found["pattern"] = found["pattern"].replace("^(?i)", "(?i)^")
-    if isinstance(found.get("items"), dict):
-        found["items"] = _closed(found["items"])
-    if isinstance(found.get("additionalProperties"), dict):
-        found["additionalProperties"] = _closed(found["additionalProperties"])
-    if fields := found.get("properties"):
-        found["properties"] = {name: _closed(field) for name, field in fields.items()}
-        if _FREE not in found:
-            found["additionalProperties"] = False
-    return found
 
 
 def defaulted(schema: Schema, value: Any) -> Any:

@@ -25,7 +25,7 @@ from tests.k8s.manifests import (
     words,
 )
 from tests.k8s.schemas import schema_errors
-from tests.k8s.test_pods import FIXED_RANKS, RAY, TRAINING_FOLDERS, given, ray_service, trainer
+from tests.k8s.test_pods import FIXED_RANKS, GIVEN, RAY, TRAINING_FOLDERS, ray_service, trainer
 from trainer.recipe import load_recipe
 
 pytestmark = needs_kustomize
@@ -41,22 +41,16 @@ def test_the_shipped_recipe_is_the_glyphs_recipe():
 @pytest.mark.parametrize("folder", TRAINING_FOLDERS)
 def test_kway_train_accepts_the_arguments(folder):
     pod = trainer(folder)
-    line = words(pod.main, given(pod))
+    line = words(pod.main, GIVEN)
     options = parameters(["train", *line[4 if line[0] == "sh" else 2 :]])
     recipe = load_recipe(RECIPE, options["overrides"])
     assert (recipe.telemetry.host, recipe.telemetry.port) == ("0.0.0.0", 9400)
     assert recipe.train.duration.steps == (40 if "cpu-smoke" in folder else None)
     assert recipe.train.device == {"h100-8x": "cuda", "cpu-smoke": "cpu"}.get(folder[9:], "auto")
-    placement = Placement(
-        num_processes=options["nproc"],
-        min_nodes=int(options["nnodes"]),
-        max_nodes=int(options["nnodes"]),
-        rdzv_endpoint=options["rdzv_endpoint"],
-        local_addr=options["local_addr"],
-        node_rank=options["node_rank"],
-        master_addr=options["master_addr"],
-        max_restarts=options["max_restarts"],
-    )
+    same = ("rdzv_endpoint", "local_addr", "node_rank", "master_addr", "max_restarts")
+    num_nodes = int(options["nnodes"])
+    others = {name: options[name] for name in same}
+    placement = Placement(options["nproc"], num_nodes, num_nodes, **others)
     assert placement.is_static == (folder in FIXED_RANKS)
     assert placement.world_size == ("16" if "h100-8x" in folder else "2")
 

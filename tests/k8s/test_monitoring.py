@@ -83,18 +83,11 @@ def metric_names() -> frozenset[str]:
         for end in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
     }
     cpu = torch.device("cpu")
-    metrics = Metrics(
-        World(0, 2, 0, 2, cpu, None),
-        start_step=0,
-        num_steps=10,
-        global_batch=4,
-        restarts=0,
-        checkpoint_every=5,
-        phases=Phases(cpu),
-    )
+    given = {"start_step": 0, "num_steps": 10, "global_batch": 4, "restarts": 0}
+    world, phases = World(0, 2, 0, 2, cpu, None), Phases(cpu)
+    metrics = Metrics(world, **given, checkpoint_every=5, phases=phases)
     numbers = dict.fromkeys(_STEP_GAUGES, 1.0)
-    phases = dict.fromkeys(PHASES, 1.0)
-    metrics.step({**numbers, "phases": phases, "memory": {"resident": 1}})
+    metrics.step({**numbers, "phases": dict.fromkeys(PHASES, 1.0), "memory": {"resident": 1}})
     metrics.busy([1.0, 2.0], {1: 2.0})
     metrics.event("checkpoint", {})
     metrics.event("evaluation", {"top1": 0.5})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.kubernetes.kustomize import FOLDER, Settings
+from launch.kubernetes.kustomize import Settings
 from launch.kubernetes.render import render
 from tests.k8s.manifests import ROOT, load_all, needs_kustomize, of_kind, one, option, pods, words
 from tests.k8s.schemas import schema_errors
@@ -92,12 +92,6 @@ def test_image_and_namespace_are_set(overlay):
         assert [pod.main["image"] for pod in pods(manifests)] == [image]
 
 
-def test_rendering_does_not_change_the_shipped_files():
-    before = {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()}
-    rendered(4, 8, "jobset", "seed=9")
-    assert {path: path.read_bytes() for path in FOLDER.rglob("*") if path.is_file()} == before
-
-
 def test_the_command_prints_the_output_of_render(kway_render):
     code, printed, errors = kway_render(str(RECIPE), "seed=3", "--nodes", "3", "--gpus", "2")
     assert (code, errors) == (0, "")
@@ -120,13 +114,11 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["train.strategy={kind: fsdp, shard_group: 4}", "--gpus", "3"], "shard_group is 4"),
         (["--nodes", "16", "--gpus", "16"], "train.global_batch is 128"),
         (["--overlay", "h100-8x", "--gpus", "4"], "--gpus (ranks per pod) is 4, but overlay"),
-        (["--overlay", "cpu-smoke", "--nodes", "3"], "--nodes is 3, but overlay cpu-smoke"),
         (["--overlay", "cpu-smoke"], "--gpus is 1, but overlay cpu-smoke is written for 0"),
         (["train.device=cpu", "--gpus", "2"], "train.device is cpu, but --gpus is 2"),
         (["train.device=cuda", "--gpus", "0"], "train.device is cuda, but --gpus is 0"),
         (["run=runs/../../etc/x"], "run is runs/../../etc/x (/work/runs/../../etc/x in the pods"),
         (["run=shards/x"], "no writable claim is mounted there"),
-        (["data.shards=/var/run/secrets/kway/x"], "data.shards is /var/run/secrets/kway/x"),
         (["data.shards=/tmp/x"], "no claim is mounted there"),
         ([REMOTE, "data.cache.folder=shards/c"], "no writable volume is mounted there"),
         (["data.stream={shards: '/a/{0..9}.tar', samples: 9}"], "data.stream.shards is /a"),
@@ -134,7 +126,6 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["--image", "reg:5000/kway"], "--image reg:5000/kway has no fixed tag"),
         (["--storage-class", "A_b"], "--storage-class A_b is not a valid name"),
         (["--namespace", "A_b"], "--namespace A_b is not a valid name"),
-        (["optimizer.lrr=1"], "optimizer"),
     ],
 )
 def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):

@@ -21,7 +21,6 @@ from tests.k8s.manifests import (
     by_name,
     load_all,
     needs_kustomize,
-    of_kind,
     one,
     parameters,
     pods,
@@ -175,8 +174,8 @@ def test_grpc_has_a_port_and_a_listener():
     assert {each["hostname"] for each in listeners} == {"kway.acme.org"}
     (rule,) = one(manifests, "GRPCRoute")["spec"]["rules"]
     assert rule["backendRefs"] == [{"name": "kway-serve", "port": 9000}]
-    policy = one(manifests, "NetworkPolicy")["spec"]
-    assert policy["ingress"] == [{"ports": [{"port": "serve"}, {"port": "grpc"}]}]
+    opened = [{"ports": [{"port": "serve"}, {"port": "grpc"}]}]
+    assert one(manifests, "NetworkPolicy")["spec"]["ingress"] == opened
 
 
 def test_upgrades_start_a_second_cluster_or_pod_only_if_there_is_room():
@@ -205,12 +204,6 @@ def test_a_token_file_becomes_the_secret_that_pods_mount(tmp_path):
     assert base64.b64decode(secret["data"]["metrics"]) == b"t" * 32
 
 
-def test_claims_have_the_storage_class_or_are_omitted():
-    claim = one(rendered(Settings(storage_class="fast")), CLAIM)
-    assert (claim["metadata"]["name"], claim["spec"]["storageClassName"]) == ("bundles", "fast")
-    assert of_kind(rendered(Settings(has_claims=False)), CLAIM) == []
-
-
 @pytest.fixture(scope="module")
 def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A working folder with a bundle, a damaged one, and a file with an invalid token."""
@@ -226,10 +219,9 @@ def working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.mark.usefixtures("working_folder")
 def test_the_command_prints_the_output_of_render(kway_render):
-    given = [str(BUNDLE), "--replicas", "3", "--grpc", "--host", "kway.acme.org", "--no-surge"]
-    code, printed, errors = kway_render(
-        "serving", *given, "--gateway-class", "eg", "--tls-secret", "acme-tls"
-    )
+    given = ["serving", "bundles/glyphs", "--replicas", "3", "--grpc", "--no-surge"]
+    given += ["--host", "kway.acme.org", "--gateway-class", "eg", "--tls-secret", "acme-tls"]
+    code, printed, errors = kway_render(*given)
     assert (code, errors) == (0, "")
     assert load_all(printed) == rendered(**HOST, replicas=(3, 3), has_grpc=True, has_surge=False)
 

@@ -1,8 +1,8 @@
 """Prunes a CustomResourceDefinition to the parts that the tests use.
 
 `python -m tests.k8s.crds ORIGIN CRD.yaml` writes KIND.json, with ORIGIN (project, version, file) in
-it. It omits descriptions and `status`. The fields of pods and containers accept anything, because
-the tests validate them with the schemas of Kubernetes.
+it, but without descriptions and `status`. Objects accept only the listed fields. The fields of pods
+and containers accept anything, because the tests validate them with the schemas of Kubernetes.
 """
 
 import json
@@ -14,39 +14,34 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parent
-# Fields with types of Kubernetes itself.
+# Fields with types of Kubernetes itself, whose content is not kept.
 _OF_KUBERNETES = re.compile(
-    "affinity|containers|dnsConfig|env|envFrom|ephemeralContainers|hostAliases|imagePullSecrets|"
-    "initContainers|lifecycle|livenessProbe|metadata|ports|readinessProbe|readinessGates|"
-    "resources|securityContext|startupProbe|tolerations|topologySpreadConstraints|volumeDevices|"
-    "volumeMounts|volumes"
+    ".*[cC]ontainers|.*Probe|affinity|dnsConfig|env|envFrom|hostAliases|imagePullSecrets|lifecycle|"
+    "metadata|ports|readinessGates|resources|securityContext|tolerations|topologySpread.*|"
+    "volume(s|Mounts|Devices)"
 )
-# Parts of KServe's services that kway does not use, each with all fields of a pod.
-_UNUSED = re.compile(
+# Documentation, and parts of KServe's services that kway does not use.
+_OMITTED = re.compile(
+    "description|externalDocs|format|title|x-kubernetes-(list|map)-.*|"
     "explainer|huggingface|lightgbm|onnx|paddle|pmml|predictive|pytorch|sklearn|tensorflow|"
     "transformer|triton|workerSpec|xgboost"
 )
-_OPEN = {"x-kubernetes-preserve-unknown-fields": True}
-_NOT_USED = re.compile("description|externalDocs|format|title|x-kubernetes-(list|map)-.*")
+_OPEN = "x-kubernetes-preserve-unknown-fields"
 
 
-def pruned(schema: Any, name: str = "") -> Any:
-    """Return the schema of a field without what the tests do not use."""
-    if isinstance(schema, list):
-        return [pruned(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: value for key, value in schema.items() if not _NOT_USED.fullmatch(key)}
-    fields = schema.get("properties", {})
+def pruned(value: Any, name: str = "") -> Any:
+    """Return a part of a schema without what the tests do not use, and with no other fields."""
+    if isinstance(value, list):
+        return [pruned(each) for each in value]
+    if not isinstance(value, dict):
+        return value.replace("^(?i)", "(?i)^") if name == "pattern" else value  # as in Python
+    fields = value.get("properties", {})
     is_pod = fields.keys() >= {"containers", "volumes", "restartPolicy"} and "model" not in fields
-    if is_pod or (_OF_KUBERNETES.fullmatch(name) and "type" in schema):
-        return {"type": schema["type"], **_OPEN}
-    for key in ("items", "additionalProperties", "allOf", "anyOf", "oneOf", "not"):
-        if key in kept:
-            kept[key] = pruned(kept[key])
-    if fields:
-        used = {key: value for key, value in fields.items() if not _UNUSED.fullmatch(key)}
-        kept["properties"] = {key: pruned(value, key) for key, value in used.items()}
+    if is_pod or (_OF_KUBERNETES.fullmatch(name) and "type" in value):
+        return {"type": value["type"], _OPEN: True}
+    kept = {key: pruned(each, key) for key, each in value.items() if not _OMITTED.fullmatch(key)}
+    if fields and value.get("type") == "object" and _OPEN not in value:
+        kept["additionalProperties"] = False
     return kept
 
 
