@@ -1,6 +1,5 @@
 """`kway k8s render`: consistent manifests for a recipe and a size, or a one-line error."""
 
-import copy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,10 @@ RECIPE = ROOT / "launch/recipes/glyphs.yaml"
 REMOTE = "data.shards=s3://bucket/shards"
 
 
-def rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **settings: Any) -> list[Any]:
-    return copy.deepcopy(_rendered(nodes, gpus, overlay, overrides, Settings(**settings)))
-
-
 @cache
-def _rendered(nodes: int, gpus: int, overlay: str, overrides: Any, settings: Settings) -> list[Any]:
+def rendered(nodes: int, gpus: int, overlay: str, *overrides: str, **settings: Any) -> list[Any]:
     recipe = load_recipe(RECIPE, overrides)
-    return load_all(render(recipe, settings, nodes=nodes, gpus=gpus, overlay=overlay))
+    return load_all(render(recipe, Settings(**settings), nodes=nodes, gpus=gpus, overlay=overlay))
 
 
 def recipe_of(manifests: list[Any]) -> Any:

@@ -1,5 +1,6 @@
 """Every kustomization matches the published schemas, which detect mistakes."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def first(folder: str, kind: str) -> Manifest:
 
 def changed(folder: str, kind: str, path: str, value: Any) -> Manifest:
     """Return a manifest with the value at a path such as `a/0/b` changed. None deletes it."""
-    manifest = tree = first(folder, kind)
+    manifest = tree = copy.deepcopy(first(folder, kind))
     *above, last = (int(key) if key.isdecimal() else key for key in path.split("/"))
     for key in above:
         tree = tree[key]
