@@ -1,19 +1,15 @@
-"""The command whose output the tests of this folder check."""
+"""The fixture of the tests that run `kway k8s render`."""
 
 from collections.abc import Callable
 
 import pytest
 
-Render = Callable[..., tuple[int, str, str]]
-
 
 @pytest.fixture
-def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Render:
+def kway_render(kway: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable:
     """Run `kway k8s render` and return its exit code, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = kway("k8s", "render", *arguments)
-        output = capsys.readouterr()
-        return code, output.out, output.err
+        return kway("k8s", "render", *arguments), *capsys.readouterr()
 
     return run

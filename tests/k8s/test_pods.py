@@ -97,15 +97,12 @@ def test_resources_are_reserved_and_include_shared_memory(folder):
             limits = container["resources"]["limits"]
             assert container["resources"]["requests"] == limits
             assert {"cpu", "memory"} <= limits.keys()
-            memory = {
-                mount["mountPath"]: folder["sizeLimit"]
-                for mount in container["volumeMounts"]
-                if (folder := pod.volumes[mount["name"]].get("emptyDir", {})).get("medium")
-            }
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            folders = {path: pod.volumes[name].get("emptyDir") for path, name in mounts.items()}
+            memory = {path: each for path, each in folders.items() if each and "medium" in each}
             assert ("/dev/shm" in memory) == needs_it
-            # A memory volume counts towards the limit of the container.
-            for size in memory.values():
-                assert mebibytes(size) < mebibytes(limits["memory"])
+            for each in memory.values():  # counts towards the limit of the container
+                assert mebibytes(each["sizeLimit"]) < mebibytes(limits["memory"])
 
 
 @pytest.mark.parametrize("folder", EVERYTHING)
@@ -344,13 +341,12 @@ def test_only_the_api_and_the_metrics_of_ray_are_open_to_all():
     assert len(operator["from"]) == 2
 
 
-@pytest.mark.parametrize("folder", ["overlays/serving/deployment", "overlays/cpu-smoke/serving"])
-def test_the_autoscaler_has_a_target_that_sets_no_replicas(folder):
-    manifests = built(folder)
-    spec = one(manifests, "HorizontalPodAutoscaler")["spec"]
-    target = by_name(manifests, spec["scaleTargetRef"]["kind"])[spec["scaleTargetRef"]["name"]]
-    assert "replicas" not in target["spec"]  # each `kubectl apply` would restore it
-    assert spec["minReplicas"] <= spec["maxReplicas"]
+def test_the_autoscaler_has_a_target_that_sets_no_replicas():
+    for manifests in map(built, ("overlays/serving/deployment", "overlays/cpu-smoke/serving")):
+        spec = one(manifests, "HorizontalPodAutoscaler")["spec"]
+        target = by_name(manifests, spec["scaleTargetRef"]["kind"])[spec["scaleTargetRef"]["name"]]
+        assert "replicas" not in target["spec"]  # each `kubectl apply` would restore it
+        assert spec["minReplicas"] <= spec["maxReplicas"]
 
 
 @pytest.mark.parametrize("kind", ["deployment", "rayservice"])

@@ -120,7 +120,6 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["data.mixture=[{shards: /data/x}]"], "data.mixture.0.shards is /data/x"),
         (["--image", "reg:5000/kway"], "--image reg:5000/kway has no fixed tag"),
         (["--storage-class", "A_b"], "--storage-class A_b is not a valid name"),
-        (["--namespace", "A_b"], "--namespace A_b is not a valid name"),
     ],
 )
 def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):

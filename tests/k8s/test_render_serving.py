@@ -241,7 +241,6 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/glyphs", "--token-file", "none"], "--token-file none cannot be read"),
         (["bundles/glyphs", "--token-file", "tokens"], "must have 24 to 512"),
         (["bundles/glyphs", "--token-file", "tokens", "--no-tokens"], "contradict each other"),
-        (["bundles/glyphs", "--image", "kway"], "--image kway has no fixed tag"),
     ],
 )
 def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):

@@ -51,10 +51,7 @@ if __name__ == "__main__":
     (_version,) = (each for each in _crd["versions"] if each["storage"])
     _schema = pruned(_version["schema"]["openAPIV3Schema"])
     _schema["properties"].pop("status", None)
-    _whole = {
-        "origin": f"{_origin}, Apache-2.0 (LICENSE)",
-        "apiVersion": f"{_crd['group']}/{_version['name']}",
-        "schema": _schema,
-    }
+    _version_of = f"{_crd['group']}/{_version['name']}"
+    _whole = {"origin": f"{_origin}, Apache-2.0", "apiVersion": _version_of, "schema": _schema}
     _text = json.dumps(_whole, separators=(",", ":"))
     (FOLDER / f"{_crd['names']['kind']}.json").write_text(_text + "\n")
