@@ -19,7 +19,7 @@ RUN apt-get update \
 # ---- dependencies: a large layer that changes only with these two files ----
 FROM cpu AS packages
 ARG TORCH_INDEX
-ARG EXTRAS=data,train,serve,remote,tensorboard
+ARG EXTRAS=data,train,serve,ray,remote,tensorboard
 ENV PIP_NO_CACHE_DIR=1 PACKAGES=/opt/kway/lib/python3.11/site-packages
 # kway's C extensions need the compiler and Python's headers.
 RUN apt-get update \

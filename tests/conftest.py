@@ -122,12 +122,12 @@ def _one_thread() -> None:
 
 
 # For each prefix, one worker runs all files whose path starts with it. These files share servers, a
-# browser or a scan of the sources, or start runs that would slow each other down.
+# browser or rendered manifests, or start runs that would slow each other down.
 _RUN_TOGETHER = (
     "tests/serving/live/",
     "tests/serving/page/",
     "tests/system/",
-    "tests/k8s/test_monitoring_",
+    "tests/k8s/",
 )
 # These take the longest, so they must not be the last to start.
 _RUN_FIRST = ("tests/serving/live/", "tests/system/")

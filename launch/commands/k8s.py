@@ -84,24 +84,14 @@ def training(
     train.device is set to cuda. CPU and memory requests are proportional to the number of ranks
     per pod.
     """
-    from launch.kubernetes.agreement import check_fit
-    from launch.kubernetes.kustomize import Claims, kustomize_command
-    from launch.kubernetes.render import Size
+    from launch.kubernetes.kustomize import Settings, kustomize_command
     from launch.kubernetes.render import render as rendered
     from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     kustomize_command()
-    size = Size(nodes, gpus)
-    check_fit(resolved, nodes=nodes, ranks=size.ranks)
-    text = rendered(
-        resolved,
-        size,
-        overlay=overlay,
-        image=image,
-        namespace=namespace,
-        claims=Claims(storage_class, printed=claims),
-    )
+    settings = Settings(image, namespace, storage_class, has_claims=claims)
+    text = rendered(resolved, settings, nodes=nodes, gpus=gpus, overlay=overlay)
     typer.echo(text, nl=False)
 
 
@@ -184,6 +174,14 @@ def serving(
     grpc: Annotated[
         bool, typer.Option("--grpc", help="also serve the Open Inference Protocol over gRPC")
     ] = False,
+    surge: Annotated[
+        bool,
+        typer.Option(
+            "--surge/--no-surge",
+            help="no surge: an upgrade needs no room for more pods. A deployment stops one pod "
+            "before it starts the next; a rayservice does not start a second Ray cluster",
+        ),
+    ] = True,
     incremental_upgrade: Annotated[
         bool,
         typer.Option(
@@ -202,9 +200,8 @@ def serving(
 
     The bundle is checked as `kway serve` checks it.
     """
-    from launch.kubernetes.kustomize import Claims, kustomize_command
-    from launch.kubernetes.server import Gateway, Server, check_options
-    from launch.kubernetes.serving import render_server
+    from launch.kubernetes.kustomize import Settings, kustomize_command
+    from launch.kubernetes.serving import Server, check_options, render_server
 
     kustomize_command()
     allowed = tuple(allow_import or ())
@@ -221,21 +218,19 @@ def serving(
         token_file=token_file,
         has_grpc=grpc,
         has_incremental_upgrade=incremental_upgrade,
+        has_surge=surge,
         allow_imports=allowed,
+        host=host,
+        gateway_class=gateway_class,
+        tls_secret=tls_secret,
+        has_limits=edge_limits,
     )
-    gateway = Gateway(host, gateway_class, tls_secret, has_limits=edge_limits)
-    check_options(server, gateway)
+    check_options(server)
     if token_file is not None:
         check_tokens(token_file)
     _check_bundle(bundle, device, allowed)
-    text = render_server(
-        server,
-        gateway,
-        image=image,
-        namespace=namespace,
-        claims=Claims(storage_class, printed=claims),
-    )
-    typer.echo(text, nl=False)
+    settings = Settings(image, namespace, storage_class, has_claims=claims)
+    typer.echo(render_server(server, settings), nl=False)
 
 
 def _check_bundle(bundle: Path, device: Literal["cpu", "cuda"], allowed: tuple[str, ...]) -> None:

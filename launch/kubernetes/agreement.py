@@ -1,126 +1,101 @@
-"""Checks that the recipe and the numbers of pods and ranks agree with the manifests."""
+"""Checks what only kway knows: that a recipe fits the ranks and the volumes of its pods."""
 
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+import yaml
 from pydantic import BaseModel
 
 from data.config import StreamConfig
-from launch.kubernetes.objects import (
-    CLAIM,
-    GPU,
-    Job,
-    Manifest,
-    at,
-    environment,
-    is_below,
-    jobs,
-    mount_paths,
-    option,
-    words,
-    writable_mounts,
-)
+from launch.kubernetes.kustomize import CLAIM, GPU, YAML_LOADER
 from trainer.config import Recipe
 
 _URL = "://"
-_CACHE = "data.cache.folder"
 
 
-def check_fit(recipe: Recipe, *, nodes: int, ranks: int) -> None:
-    """Raise ValueError if nodes x ranks does not fit the recipe's groups of ranks or its batch."""
+def check_fit(recipe: Recipe, *, nodes: int, gpus: int) -> None:
+    """Raise ValueError if nodes x ranks does not fit the recipe's groups of ranks or its batch, or
+    if its device contradicts the number of GPUs."""
     from trainer.world import mesh_shape  # imports torch
 
-    mesh_shape(recipe.train.class_group, size=nodes * ranks, local_size=ranks)
-    recipe.train.strategy.shard_ranks(nodes * ranks, ranks)
-    if recipe.train.global_batch < nodes * ranks:
+    local, device = max(1, gpus), recipe.train.device
+    num = nodes * local
+    mesh_shape(recipe.train.class_group, size=num, local_size=local)
+    recipe.train.strategy.shard_ranks(num, local)
+    if recipe.train.global_batch < num:
         raise ValueError(
             f"train.global_batch is {recipe.train.global_batch}, less than one sample for each of "
-            f"the {nodes * ranks} ranks: raise it, or use fewer ranks"
+            f"the {num} ranks: raise it, or use fewer ranks"
         )
-
-
-def on_devices(recipe: Recipe, *, gpus: int) -> Recipe:
-    """Set `train.device` to cuda if the pods reserve GPUs.
-
-    A pod whose image cannot use its GPUs then fails at startup, whereas with `auto` it would train
-    on CPUs. Raises ValueError if `train.device` contradicts `gpus`.
-    """
-    device = recipe.train.device
-    if gpus and device == "cpu":
+    if device in ("cpu", "cuda") and (device == "cuda") != (gpus > 0):
         raise ValueError(
-            f"train.device is cpu, but --gpus is {gpus}, so the pods would reserve GPUs without "
-            "using them: pass --gpus 0, or train.device=cuda"
+            f"train.device is {device}, but --gpus is {gpus}: pass --gpus 0 for the device "
+            "cpu, and the number of GPUs per pod for cuda"
         )
-    if not gpus and device == "cuda":
-        raise ValueError(
-            "train.device is cuda, but --gpus is 0: pass the number of GPUs per pod, or "
-            "train.device=cpu"
-        )
-    if not gpus:
-        return recipe
-    train = recipe.train.model_copy(update={"device": "cuda"})
-    return recipe.model_copy(update={"train": train})
 
 
-def check_agreement(
-    manifests: Sequence[Manifest], recipe: Recipe, *, nodes: int, gpus: int, overlay: str
-) -> None:
-    """Raise ValueError if the manifests start a different number of pods or ranks than requested,
-    or if a path in the recipe is not on one of the mounted volumes."""
-    found = [job for job in jobs(manifests) if job.trainer is not None]
+def check_pods(text: str, recipe: Recipe, *, nodes: int, gpus: int, overlay: str) -> None:
+    """Raise ValueError if the overlay is written for another size, or if a path in the recipe is
+    not on a volume of its pods."""
+    found = [each for tree in yaml.load_all(text, YAML_LOADER) for each in _training_pods(tree)]
     if not found:
-        raise ValueError(
-            f"overlay {overlay} has no training job: apply it with kubectl apply -k, or choose "
-            "another overlay"
-        )
-    for job in found:
-        requested = {"--nodes": nodes, "--gpus (ranks per pod)": max(1, gpus), "--gpus": gpus}
-        actual = _size(job)
-        for name, number in requested.items():
-            if str(actual[name]) != str(number):
+        raise ValueError(f"overlay {overlay} has no training job: apply it with kubectl apply -k")
+    for pod, container in found:
+        variables = {each["name"]: each.get("value") for each in container["env"]}
+        actual = {
+            "--nodes": (nodes, variables["NUM_NODES"]),
+            "--gpus (ranks per pod)": (max(1, gpus), variables["NUM_RANKS"]),
+            "--gpus": (gpus, container["resources"]["limits"].get(GPU, 0)),
+        }
+        for name, (requested, number) in actual.items():
+            if str(requested) != str(number):
                 raise ValueError(
-                    f"{name} is {number}, but overlay {overlay} is written for {actual[name]}: "
-                    f"pass {actual[name]}, or choose another overlay"
+                    f"{name} is {requested}, but overlay {overlay} is written for {number}: "
+                    f"pass {number}, or choose another overlay"
                 )
-        _check_files(job, recipe, overlay)
+        _check_files(recipe, pod, container, str(variables["HOME"]), overlay)
 
 
-def _size(job: Job) -> dict[str, object]:
-    trainer = job.trainer or {}
-    return {
-        "--nodes": job.num_pods,
-        "--gpus (ranks per pod)": option(words(trainer, job.given), "--nproc"),
-        "--gpus": at(trainer, "resources", "limits").get(GPU, 0),
-    }
+def _training_pods(tree: Any) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield the pods inside an object that run `kway train`, each with its container."""
+    if isinstance(tree, dict):
+        for container in tree.get("containers", ()):
+            if "kway train" in " ".join(container.get("command", ())):
+                yield tree, container
+    branches = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
+    for branch in branches:
+        yield from _training_pods(branch)
 
 
-def _check_files(job: Job, recipe: Recipe, overlay: str) -> None:
-    trainer = job.trainer or {}
-    folder = PurePosixPath(trainer.get("workingDir", "/"))
-    home = environment(trainer).get("HOME", "/")
+def _check_files(
+    recipe: Recipe, pod: dict[str, Any], container: dict[str, Any], home: str, overlay: str
+) -> None:
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = [(each, volumes[each["name"]]) for each in container["volumeMounts"]]
     # Inputs must be on claims: an emptyDir starts empty, and Secrets do not contain data.
-    reading = ("claim", mount_paths(job.pod, trainer, (CLAIM,)))
-    writing = {
-        "run": ("writable claim", writable_mounts(job.pod, trainer, (CLAIM,))),
-        _CACHE: ("writable volume", writable_mounts(job.pod, trainer, (CLAIM, "emptyDir"))),
+    claims = {each["mountPath"] for each, volume in mounts if CLAIM in volume}
+    writable = {
+        each["mountPath"]
+        for each, volume in mounts
+        if not each.get("readOnly") and not volume.get(CLAIM, {}).get("readOnly")
+    }
+    scratch = {each["mountPath"] for each, volume in mounts if "emptyDir" in volume}
+    allowed = {
+        "run": ("writable claim", writable & claims),
+        "data.cache.folder": ("writable volume", writable & (claims | scratch)),
     }
     for key, path in _files(recipe, ""):
-        if key == _CACHE and not _is_fetched(recipe):
-            continue
-        what, allowed = writing.get(key, reading)
-        resolved = str(folder / (f"{home}{path[1:]}" if path.startswith("~/") else path))
-        if not is_below(resolved, allowed):
+        what, folders = allowed.get(key, ("claim", claims))
+        inside = f"{home}{path[1:]}" if path.startswith("~/") else path
+        resolved = str(PurePosixPath(container["workingDir"]) / inside)
+        normal = PurePosixPath(posixpath.normpath(resolved))
+        if not any(normal.is_relative_to(folder) for folder in folders):
             raise ValueError(
                 f"{key} is {path} ({resolved} in the pods of overlay {overlay}), but no {what} "
-                f"is mounted there: choose a folder below {', '.join(sorted(allowed))}"
+                f"is mounted there: choose a folder below {', '.join(sorted(folders))}"
             )
-
-
-def _is_fetched(recipe: Recipe) -> bool:
-    """Return whether the recipe reads remote data and therefore uses the cache."""
-    tars = () if recipe.data.stream is None else recipe.data.stream.addresses
-    folders = [recipe.data.shards, *(one.shards for one in recipe.data.mixture)]
-    return not all(isinstance(f, Path) for f in folders) or any(_URL in tar for tar in tars)
 
 
 def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
@@ -129,11 +104,9 @@ def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
         folders = {str(PurePosixPath(tar).parent) for tar in tree.addresses if _URL not in tar}
         yield from ((f"{above}shards", folder) for folder in sorted(folders))
     for name, value in tree:
-        if isinstance(value, BaseModel):
-            yield from _files(value, f"{above}{name}.")
-        elif isinstance(value, tuple):
-            for number, one in enumerate(value):
-                if isinstance(one, BaseModel):
-                    yield from _files(one, f"{above}{name}.{number}.")
-        elif isinstance(value, Path):
+        several = enumerate(value) if isinstance(value, tuple) else ()
+        for key, one in ((name, value), *((f"{name}.{number}", one) for number, one in several)):
+            if isinstance(one, BaseModel):
+                yield from _files(one, f"{above}{key}.")
+        if isinstance(value, Path):
             yield f"{above}{name}", str(value)

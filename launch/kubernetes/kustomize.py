@@ -3,7 +3,7 @@
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,36 +12,30 @@ from typing import Any
 
 import yaml
 
-from launch.kubernetes.checks import problems
-from launch.kubernetes.objects import load, load_all
-
 # k8s/ is next to the packages both in a checkout and in an installation.
 FOLDER = Path(__file__).parents[2] / "k8s"
+GPU = "nvidia.com/gpu"
+CLAIM = "persistentVolumeClaim"
 _BUILD_SECONDS = 60
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_CLASS = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-_PART = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
-_IMAGE = re.compile(
-    rf"(?P<name>(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PART}(?:/{_PART})*)"
-    r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?",
-    re.ASCII,
-)
+# The C parser, which PyYAML's wheels include, is ten times as fast as the Python parser.
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True)
-class Claims:
-    """Options for the claims.
+class Settings:
+    """Settings of any overlay.
 
-    storage_class: overrides the cluster's default. printed: False to omit the claims, for example
-    because they already exist.
+    image: NAME:TAG or NAME@sha256:DIGEST; None: the image of the manifests, or its CUDA variant for
+    pods with GPUs. namespace: None for kubectl's. storage_class: None for the cluster's default.
+    has_claims: False to omit the PersistentVolumeClaims, for example because they already exist.
     """
 
+    image: str | None = None
+    namespace: str | None = None
     storage_class: str | None = None
-    printed: bool = True
-
-
-ALL_CLAIMS = Claims()
+    has_claims: bool = True
 
 
 @contextmanager
@@ -55,86 +49,57 @@ def copied() -> Iterator[Path]:
         yield Path(name)
 
 
-def render_tree(
-    folder: Path,
-    tree: Mapping[str, Any],
-    *,
-    needs_cuda: bool,
-    image: str | None,
-    namespace: str | None,
-    claims: Claims,
+def build_with(
+    settings: Settings, folder: Path, tree: Mapping[str, Any], *, needs_cuda: bool
 ) -> str:
-    """Return the YAML of a kustomization in `folder`, with these settings added to `tree`.
-
-    `image` defaults to the image of the manifests, or to its CUDA variant if `needs_cuda`.
-    """
-    whole = dict(tree)
-    if image is not None:
-        whole["images"] = [{"name": "kway", **_image(image)}]
+    """Return the YAML of the kustomization `tree` in `folder`, with the settings added to it."""
+    patches = list(tree.get("patches", ()))
+    if settings.storage_class is not None:
+        name = checked_name("--storage-class", settings.storage_class)
+        patches.append(json_patch("PersistentVolumeClaim", {"/spec/storageClassName": name}))
+    if not settings.has_claims:
+        patches.append(removed_claims())
+    whole = {**tree, "patches": patches}
+    if settings.image is not None:
+        whole["images"] = [{"name": "kway", **_image(settings.image)}]
     elif needs_cuda:
         whole["components"] = [*tree.get("components", ()), "k8s/components/cu130"]
-    if namespace is not None:
-        whole["namespace"] = checked_name("--namespace", namespace)
-    whole["patches"] = [*tree.get("patches", ()), *_stored(claims)]
+    if settings.namespace is not None:
+        whole["namespace"] = checked_name("--namespace", settings.namespace)
     write(folder, whole)
     return build(folder)
 
 
-def checked(text: str, claims: Claims, what: str) -> str:
-    """Return the manifests, without claims if they are not to be printed.
-
-    Raises ValueError with the first problem of the manifests of `what`.
-    """
-    if found := problems(load_all(text)):
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(f"{what}: {found[0]}{more}")
-    return text if claims.printed else _without_claims(text)
-
-
-def _stored(claims: Claims) -> list[dict[str, Any]]:
-    """Return a kustomize patch that sets the storage class of every claim."""
-    if (name := claims.storage_class) is None:
-        return []
-    if not _CLASS.fullmatch(name):
-        raise ValueError(f"--storage-class {name} is not a valid name: use only a-z, 0-9, - and .")
-    patch = [{"op": "add", "path": "/spec/storageClassName", "value": name}]
-    return [json_patch("PersistentVolumeClaim", patch)]
-
-
-def _without_claims(text: str) -> str:
-    documents = re.split(r"^---\n", text, flags=re.MULTILINE)
-    remaining = [each for each in documents if load(each)["kind"] != "PersistentVolumeClaim"]
-    return "---\n".join(remaining)
-
-
 def _image(text: str) -> dict[str, str]:
-    if (found := _IMAGE.fullmatch(text)) is None:
-        raise ValueError(
-            f"--image {text} is not a valid image: pass NAME:TAG or NAME@sha256:DIGEST without "
-            "https://, with only a-z, 0-9, ., _, - and / in NAME"
-        )
-    parts = found.groupdict()
-    if not parts["tag"] and not parts["digest"]:
+    found = re.fullmatch(r"(.*?)(?::([\w.-]+))?(?:@(.+))?", text)
+    if found is None or not (found[2] or found[3]):
         raise ValueError(f"--image {text} has no fixed tag: pass NAME:TAG or NAME@sha256:DIGEST")
-    named = {"newName": parts["name"], "newTag": parts["tag"], "digest": parts["digest"]}
-    if named["digest"]:
-        del named["newTag"]
-    return {key: value for key, value in named.items() if value}
+    return {"newName": found[1], **({"digest": found[3]} if found[3] else {"newTag": found[2]})}
 
 
 def checked_name(option: str, name: str) -> str:
-    """Return the name of an object. Raises ValueError if it is not a DNS label."""
+    """Return the name of an object or host. Raises ValueError if it is not a DNS name."""
     if not _NAME.fullmatch(name):
-        raise ValueError(
-            f"{option} {name} is not a valid name: use at most 63 characters, only a-z, 0-9 and -"
-        )
+        raise ValueError(f"{option} {name} is not a valid name: use only a-z, 0-9, - and .")
     return name
 
 
-def json_patch(kind: str, operations: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the patch of a kustomization that applies JSON patch operations to all objects of a
-    kind."""
-    return {"target": {"kind": kind}, "patch": yaml.safe_dump(operations)}
+def json_patch(
+    kind: str, values: Mapping[str, Any], more: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return the patch of a kustomization that sets the values at these JSON pointers, and then
+    applies more JSON patch operations, in all objects of a kind."""
+    operations = [{"op": "add", "path": path, "value": value} for path, value in values.items()]
+    return {"target": {"kind": kind}, "patch": yaml.safe_dump([*operations, *more])}
+
+
+def removed_claims(name: str = ".*") -> dict[str, Any]:
+    """Return the patch that removes the PersistentVolumeClaims with this name."""
+    kind = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "any"}}
+    return {
+        "target": {"kind": "PersistentVolumeClaim", "name": name},
+        "patch": yaml.safe_dump({**kind, "$patch": "delete"}),
+    }
 
 
 def write(folder: Path, tree: Mapping[str, Any]) -> None:
@@ -154,8 +119,7 @@ def kustomize_command() -> list[str]:
     if (path := shutil.which("kubectl")) is not None:
         return [path, "kustomize"]
     raise FileNotFoundError(
-        "neither kubectl nor kustomize is on PATH: install kubectl 1.27 or newer, which includes "
-        "kustomize (https://kubernetes.io/docs/tasks/tools)"
+        "neither kubectl nor kustomize is on PATH: install kubectl 1.27 or newer"
     )
 
 

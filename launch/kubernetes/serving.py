@@ -2,76 +2,125 @@
 
 kustomize builds the overlay `serving/KIND` unchanged. A kustomization between the overlay and
 base/serving sets the arguments and the resources of a pod. Another one on top of the overlay sets
-what depends on the kind, the gateway, the image and the namespace.
+what depends on the kind, the gateway, and the settings of all overlays.
 """
 
-from pathlib import Path
-from typing import Any
-
-import yaml
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
 
 from launch.kubernetes.kustomize import (
-    ALL_CLAIMS,
-    Claims,
-    checked,
+    GPU,
+    Settings,
+    build_with,
+    checked_name,
     copied,
     json_patch,
-    render_tree,
+    removed_claims,
     write,
 )
-from launch.kubernetes.objects import GPU
-from launch.kubernetes.server import (
-    FOLDER,
-    ONLY_IN_THE_CLUSTER,
-    TOKENS,
-    Gateway,
-    Server,
-    arguments,
-    check_options,
-)
 
-Patch = dict[str, Any]
+Kind = Literal["deployment", "rayservice", "kserve"]
+TOKENS = "/var/run/secrets/kway/tokens"
+# The working folder of the pods, where the claim `bundles` is mounted, and the folder of bundles
+# that are part of the image.
+_FOLDER, _IN_IMAGE = PurePosixPath("/work"), PurePosixPath("/usr/share/kway")
 _POD = "/spec/template/spec"
-_WORKERS = "/spec/rayClusterConfig/workerGroupSpecs/0"
+_RAY = "/spec/rayClusterConfig"
+_UPGRADE = "/spec/upgradeStrategy/clusterUpgradeOptions"
+_WORKERS = f"{_RAY}/workerGroupSpecs/0"
 
 
-def render_server(
-    server: Server,
-    gateway: Gateway = ONLY_IN_THE_CLUSTER,
-    *,
-    image: str | None = None,
-    namespace: str | None = None,
-    claims: Claims = ALL_CLAIMS,
-) -> str:
-    """Render the overlay of the server's kind as YAML, and check the result.
+@dataclass(frozen=True)
+class Server:
+    """A bundle and how to serve it.
+
+    is_in_image: the bundle is part of the image instead of being on the claim. replicas: minimum
+    and maximum number of copies of the model, each with `cpus` and `memory`. requires_tokens:
+    whether clients must send one of the tokens in the Secret kway-tokens. token_file: file to
+    create it from; None: it already exists. has_surge: whether an upgrade may start more pods than
+    replicas. host: DNS name for clients outside the cluster; None: they cannot reach the server.
+    tls_secret: Secret with the certificate. has_limits: add the limits of Envoy Gateway.
+    """
+
+    bundle: Path
+    kind: Kind = "deployment"
+    replicas: tuple[int, int] = (2, 4)
+    device: Literal["cpu", "cuda"] = "cpu"
+    cpus: int = 2
+    memory: str | None = None
+    is_in_image: bool = False
+    requires_tokens: bool = True
+    token_file: Path | None = None
+    has_grpc: bool = False
+    has_surge: bool = True
+    has_incremental_upgrade: bool = False
+    allow_imports: tuple[str, ...] = ()
+    host: str | None = None
+    gateway_class: str = "envoy-gateway"
+    tls_secret: str = "kway-tls"
+    has_limits: bool = True
+
+    @property
+    def path(self) -> str:
+        """The bundle's folder in the pods: absolute, or relative to their working folder."""
+        return str(_IN_IMAGE / self.bundle.name if self.is_in_image else self.bundle)
+
+
+def check_options(server: Server) -> None:
+    """Raise ValueError if options contradict each other, or if no volume contains the bundle."""
+    kind, incremental = server.kind, server.has_incremental_upgrade
+    parts = PurePosixPath(server.bundle).parts
+    contradictions = {
+        "--grpc requires --kind deployment": server.has_grpc and kind != "deployment",
+        "--incremental-upgrade requires --kind rayservice": incremental and kind != "rayservice",
+        "--incremental-upgrade creates its own Gateway without TLS: omit --host, and use a TLS "
+        "proxy in front of the Gateway": incremental and server.host is not None,
+        "--incremental-upgrade needs room for more pods: omit --no-surge": incremental
+        and not server.has_surge,
+        "--host, --in-image and --no-surge do not apply to --kind kserve: KServe creates the route "
+        "and the Deployment, and mounts the model": kind == "kserve"
+        and (server.host is not None or server.is_in_image or not server.has_surge),
+        "--token-file and --no-tokens contradict each other: omit one": not server.requires_tokens
+        and server.token_file is not None,
+        f"--memory {server.memory} is not a quantity: pass one such as 6Gi": server.memory
+        and not re.fullmatch(r"\d+(\.\d+)?([kMGT]|[KMGT]i)?", server.memory),
+        f"BUNDLE is {server.bundle}, but the claim bundles is mounted at {_FOLDER}/bundles: pass a "
+        f"relative path bundles/NAME, or --in-image if the image contains the bundle at "
+        f"{_IN_IMAGE}/NAME": not server.is_in_image
+        and (parts[:1] != ("bundles",) or len(parts) < 2 or ".." in parts),
+    }
+    if found := [message for message, is_wrong in contradictions.items() if is_wrong]:
+        raise ValueError(found[0])
+    checked_name("--tls-secret", server.tls_secret)
+    checked_name("--gateway-class", server.gateway_class)
+    checked_name("--host", server.host or "none")
+
+
+def render_server(server: Server, settings: Settings) -> str:
+    """Render the overlay of the server's kind as YAML.
 
     Raises ValueError for options that contradict each other and for a bundle that is not on the
     claim, and FileNotFoundError if kustomize is not installed.
     """
-    check_options(server, gateway)
+    check_options(server)
+    components = ["incremental-upgrade"] if server.has_incremental_upgrade else []
+    if server.host is not None:
+        components += ["gateway", *(["grpc-route"] if server.has_grpc else [])]
+        components += ["envoy-gateway"] if server.has_limits else []
+    claims = [removed_claims("bundles")] if server.is_in_image else []
     with copied() as folder:
         if server.kind != "rayservice":
             _fill_the_base(folder / "k8s" / "base", server)
         tree: dict[str, Any] = {
             "resources": [f"k8s/overlays/serving/{server.kind}"],
-            "components": _components(server, gateway),
-            "patches": [
-                *_removed_claim(server),
-                *_kind_patches(server),
-                *_gateway_patches(server, gateway),
-            ],
+            "components": [f"k8s/components/{name}" for name in components],
+            "patches": [*claims, *_kind_patches(server), *_gateway_patches(server)],
         }
         if server.token_file is not None:
             tree["secretGenerator"] = [_secret(folder, server.token_file)]
-        text = render_tree(
-            folder,
-            tree,
-            needs_cuda=server.device == "cuda",
-            image=image,
-            namespace=namespace,
-            claims=claims,
-        )
-    return checked(text, claims, f"overlay serving/{server.kind}")
+        return build_with(settings, folder, tree, needs_cuda=server.device == "cuda")
 
 
 def _secret(folder: Path, token_file: Path) -> dict[str, Any]:
@@ -89,33 +138,36 @@ def _fill_the_base(base: Path, server: Server) -> None:
     """Wrap base/serving in a kustomization that the overlays then build on."""
     (base / "serving").rename(base / "serving-as-shipped")
     (base / "serving").mkdir()
-    container = f"{_POD}/containers/0"
-    operations = [
-        {"op": "replace", "path": f"{container}/args", "value": arguments(server)},
-        *_resources(container, server),
-        *_removed_volumes(_POD, server),
-    ]
+    values = {f"{_POD}/containers/0/args": arguments(server), **_resources(_POD, server)}
     tree = {
         "resources": ["../serving-as-shipped"],
         "components": ["../../components/grpc"] if server.has_grpc else [],
-        "patches": [json_patch("Deployment", operations)],
+        "patches": [json_patch("Deployment", values, _removed_volumes(_POD, server))],
     }
     write(base / "serving", tree)
 
 
-def _resources(container: str, server: Server) -> list[Patch]:
-    """Return operations that set the resources of a container, which runs one replica."""
-    amounts = {"cpu": str(server.cpus), "memory": server.memory_each}
+def arguments(server: Server) -> list[str]:
+    """Return the arguments of `kway serve` in the pod of base/serving."""
+    line = [server.path, "--host", "0.0.0.0", "--port", "8000"]
+    line += ["--no-ray", "--threads", str(server.cpus)]
+    line += ["--token-file", TOKENS] if server.requires_tokens else ["--no-tokens"]
+    line += ["--device", "cuda"] if server.device == "cuda" else []
+    line += ["--grpc-port", "9000"] if server.has_grpc else []
+    return [*line, *(word for name in server.allow_imports for word in ("--allow-import", name))]
+
+
+def _resources(pod: str, server: Server) -> dict[str, Any]:
+    """Return the resources of a pod that runs one replica."""
+    memory = server.memory or ("8Gi" if server.kind == "rayservice" else "4Gi")
+    amounts = {"cpu": str(server.cpus), "memory": memory}
     if server.device == "cuda":
-        amounts[GPU.replace("/", "~1")] = "1"
-    return [
-        {"op": "add", "path": f"{container}/resources/{which}/{name}", "value": amount}
-        for which in ("requests", "limits")
-        for name, amount in amounts.items()
-    ]
+        amounts[GPU] = "1"
+    both = {"limits": amounts, "requests": dict(amounts)}
+    return {f"{pod}/containers/0/resources": both}
 
 
-def _removed_volumes(pod: str, server: Server) -> list[Patch]:
+def _removed_volumes(pod: str, server: Server) -> list[dict[str, Any]]:
     """Return operations that remove the volumes that the server does not need.
 
     All pods list `bundles` and then `tokens` first. The last one is removed first, because a
@@ -126,64 +178,43 @@ def _removed_volumes(pod: str, server: Server) -> list[Patch]:
     return [
         operation
         for index, name in removed
-        for part in ("volumes", "containers/0/volumeMounts")
+        for part in (f"{pod}/volumes/{index}", f"{pod}/containers/0/volumeMounts/{index}")
         for operation in (
-            {"op": "test", "path": f"{pod}/{part}/{index}/name", "value": name},
-            {"op": "remove", "path": f"{pod}/{part}/{index}"},
+            {"op": "test", "path": f"{part}/name", "value": name},
+            {"op": "remove", "path": part},
         )
     ]
 
 
-def _removed_claim(server: Server) -> list[Patch]:
-    if not server.is_in_image:
-        return []
-    about = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "bundles"}}
-    return [{"patch": yaml.safe_dump({**about, "$patch": "delete"})}]
+def _kind_patches(server: Server) -> list[dict[str, Any]]:
+    def bounds(above: str) -> dict[str, Any]:
+        names = (f"{above}/minReplicas", f"{above}/maxReplicas")
+        return dict(zip(names, server.replicas, strict=True))
 
-
-def _components(server: Server, gateway: Gateway) -> list[str]:
-    names = ["incremental-upgrade"] if server.has_incremental_upgrade else []
-    if gateway.host is not None:
-        names.append("gateway")
-        names += ["grpc-route"] if server.has_grpc else []
-        names += ["envoy-gateway"] if gateway.has_limits else []
-    return [f"k8s/components/{name}" for name in names]
-
-
-def _kind_patches(server: Server) -> list[Patch]:
-    least, most = server.replicas
     match server.kind:
         case "deployment":
-            return [json_patch("HorizontalPodAutoscaler", _bounds("/spec", least, most))]
+            patches = [json_patch("HorizontalPodAutoscaler", bounds("/spec"))]
+            if not server.has_surge:
+                rolling = {"maxUnavailable": 1, "maxSurge": 0}
+                patches.append(json_patch("Deployment", {"/spec/strategy/rollingUpdate": rolling}))
+            return patches
         case "kserve":
-            predictor = "/spec/predictor"
-            uri = {"op": "replace", "path": f"{predictor}/model/storageUri"}
-            operations = [*_bounds(predictor, least, most), {**uri, "value": _address(server)}]
-            return [json_patch("InferenceService", operations)]
+            uri = {"/spec/predictor/model/storageUri": f"pvc://{server.bundle.as_posix()}"}
+            return [json_patch("InferenceService", {**uri, **bounds("/spec/predictor")})]
         case "rayservice":
-            return [json_patch("RayService", _ray_operations(server))]
-
-
-def _bounds(above: str, least: int, most: int) -> list[Patch]:
-    bounds = {"minReplicas": least, "maxReplicas": most}
-    return [{"op": "replace", "path": f"{above}/{k}", "value": v} for k, v in bounds.items()]
-
-
-def _address(server: Server) -> str:
-    return f"pvc://{server.bundle.as_posix()}"
-
-
-def _ray_operations(server: Server) -> list[Patch]:
-    least, most = server.replicas
-    pod = f"{_WORKERS}/template/spec"
-    return [
-        {"op": "replace", "path": "/spec/serveConfigV2", "value": _serve_config(server)},
-        {"op": "replace", "path": f"{_WORKERS}/replicas", "value": least},
-        *_bounds(_WORKERS, least, most),
-        *_resources(f"{pod}/containers/0", server),
-        *_removed_volumes(pod, server),
-        *_removed_volumes("/spec/rayClusterConfig/headGroupSpec/template/spec", server),
-    ]
+            pod, head = f"{_WORKERS}/template/spec", f"{_RAY}/headGroupSpec/template/spec"
+            values = {
+                "/spec/serveConfigV2": _serve_config(server),
+                f"{_WORKERS}/replicas": server.replicas[0],
+                **bounds(_WORKERS),
+                **_resources(pod, server),
+            }
+            if not server.has_surge:
+                values["/spec/upgradeStrategy"] = {"type": "None"}
+            if server.has_incremental_upgrade:
+                values[f"{_UPGRADE}/gatewayClassName"] = server.gateway_class
+            removed = [*_removed_volumes(pod, server), *_removed_volumes(head, server)]
+            return [json_patch("RayService", values, removed)]
 
 
 def _serve_config(server: Server) -> str:
@@ -200,26 +231,19 @@ def _serve_config(server: Server) -> str:
         token_file=Path(TOKENS) if server.requires_tokens else None,
         allow_imports=server.allow_imports,
     )
-    return config_file(str(FOLDER / server.path), config)
+    return config_file(str(_FOLDER / server.path), config)
 
 
-def _gateway_patches(server: Server, gateway: Gateway) -> list[Patch]:
-    if server.has_incremental_upgrade:
-        path = "/spec/upgradeStrategy/clusterUpgradeOptions/gatewayClassName"
-        return [json_patch("RayService", [_replaced(path, gateway.gateway_class)])]
-    if gateway.host is None:
+def _gateway_patches(server: Server) -> list[dict[str, Any]]:
+    if server.host is None:
         return []
-    listeners = [f"/spec/listeners/{index}" for index in range(2 if server.has_grpc else 1)]
-    of_gateway = [_replaced("/spec/gatewayClassName", gateway.gateway_class)]
-    for listener in listeners:
-        of_gateway.append(_replaced(f"{listener}/hostname", gateway.host))
-        of_gateway.append(_replaced(f"{listener}/tls/certificateRefs/0/name", gateway.tls_secret))
-    of_route = [_replaced("/spec/hostnames/0", gateway.host)]
-    patches = [json_patch("GRPCRoute", of_route)] if server.has_grpc else []
+    of_gateway: dict[str, Any] = {"/spec/gatewayClassName": server.gateway_class}
+    for index in range(2 if server.has_grpc else 1):
+        of_gateway[f"/spec/listeners/{index}/hostname"] = server.host
+        of_gateway[f"/spec/listeners/{index}/tls/certificateRefs/0/name"] = server.tls_secret
+    of_route: dict[str, Any] = {"/spec/hostnames": [server.host]}
+    patches = [json_patch("Gateway", of_gateway)]
+    patches += [json_patch("GRPCRoute", of_route)] if server.has_grpc else []
     if server.kind == "rayservice":  # KubeRay creates this Service
-        of_route.append(_replaced("/spec/rules/0/backendRefs/0/name", "kway-serve-svc"))
-    return [json_patch("Gateway", of_gateway), json_patch("HTTPRoute", of_route), *patches]
-
-
-def _replaced(path: str, value: str) -> Patch:
-    return {"op": "replace", "path": path, "value": value}
+        of_route["/spec/rules/0/backendRefs/0/name"] = "kway-serve-svc"
+    return [*patches, json_patch("HTTPRoute", of_route)]

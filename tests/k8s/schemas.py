@@ -1,207 +1,127 @@
-"""Schemas of custom resources: their fields, defaults, and rules in CEL.
+"""Validates manifests with published schemas: those of Kubernetes, and the CRDs in crds/.
 
-Fields, types and required fields come from published models, except for RayService, KServe and the
-Gateway API, whose schemas in crds/ are written by hand:
-
-- JobSet, TrainJob, TrainingRuntime: from the models of the installed kubeflow-trainer-api
-  (Apache-2.0), for its versions of Kubeflow Trainer and JobSet.
-- PodMonitor, PrometheusRule: from the files in crds/, which state their origin.
-
-These models do not contain the enumerations, defaults and rules of the CRDs. We add them below by
-hand and in our own words, based on JobSet's api/jobset/v1alpha2/jobset_types.go at 816ba51e81df,
-and Trainer's manifests/base/crds: trainjobs at 0f13bb7a0197 and trainingruntimes at 029b90c3d546.
-Some limits are deliberately stricter than the published ones, because our manifests do not need
-more.
+Like an API server, it rejects unknown fields of a custom resource, sets the defaults, and evaluates
+the CEL rules (`x-kubernetes-validations`). Jobs and pods inside a custom resource are validated as
+objects of Kubernetes.
 """
 
 import copy
+import json
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-import kubeflow_trainer_api.models as models
-import yaml
+import cel
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+from kubernetes_validate.utils import all_versions, major_minor, schema_contents
+from referencing import Registry, Resource
 
-from tests.k8s.cel_rules import Schema, rules
-from tests.k8s.crds.gateways import GATEWAYS
-from tests.k8s.crds.kserve import KSERVE
-from tests.k8s.crds.of_models import spec_of
-from tests.k8s.crds.parts import COUNT, NAME, SERVICE_NAME, TEXT, resource
-from tests.k8s.crds.rayservices import RAY_SERVICE
-
-_DURATION: Schema = {"pattern": "^([0-9]+h)?([0-9]+m)?([0-9]+s)?$", "minLength": 2}
-
-
-def limited(published: Schema, limits: dict[str, Schema]) -> Schema:
-    """Add limits at paths such as `a.b[].c`. Raises KeyError for a path that does not exist."""
-    schema = copy.deepcopy(published)
-    for path, limit in limits.items():
-        field = schema
-        for name in path.replace("[]", ".[]").split(".") if path else ():
-            field = field["items"] if name == "[]" else field["properties"][name]
-        needed = {*field.get("required", ()), *limit.get("required", ())}
-        field |= limit | ({"required": sorted(needed)} if needed else {})
-    return schema
-
-
-def _below(path: str, limits: dict[str, Schema]) -> dict[str, Schema]:
-    return {f"{path}.{inner}".strip("."): limit for inner, limit in limits.items()}
-
-
-_JOB_SET: dict[str, Schema] = {
-    "": {
-        "required": ["replicatedJobs"],
-        **rules(
-            (
-                "!has(self.startupPolicy) || self.startupPolicy.startupPolicyOrder != 'InOrder' || "
-                "!self.replicatedJobs.exists(job, has(job.dependsOn))",
-                "startupPolicyOrder InOrder and dependsOn are mutually exclusive",
-            )
-        ),
-    },
-    "network.subdomain": NAME,
-    "ttlSecondsAfterFinished": COUNT,
-    "startupPolicy.startupPolicyOrder": {"enum": ["AnyOrder", "InOrder"]},
-    "successPolicy.operator": {"enum": ["All", "Any"]},
-    "failurePolicy.maxRestarts": COUNT,
-    "failurePolicy.restartStrategy": {
-        "enum": ["Recreate", "BlockingRecreate", "InPlaceRestart"],
-        "default": "Recreate",
-    },
-    "failurePolicy.rules": {"maxItems": 20},
-    "failurePolicy.rules[].name": {"pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-    "failurePolicy.rules[].action": {
-        "enum": [
-            "FailJobSet",
-            "RestartJobSet",
-            "RestartJobSetAndIgnoreMaxRestarts",
-            "RestartJob",
-            "RestartJobAndIgnoreMaxRestarts",
-        ]
-    },
-    "failurePolicy.rules[].onJobFailureReasons[]": {
-        "enum": [
-            "BackoffLimitExceeded",
-            "DeadlineExceeded",
-            "FailedIndexes",
-            "MaxFailedIndexesExceeded",
-            "PodFailurePolicy",
-        ]
-    },
-    "replicatedJobs": {
-        "minItems": 1,
-        **rules(
-            (
-                "self.all(a, self.exists_one(b, b.name == a.name))",
-                "names of replicated jobs must be unique",
-            ),
-            ("!has(self[0].dependsOn)", "the first replicated job must not have dependsOn"),
-        ),
-    },
-    "replicatedJobs[].name": NAME,
-    "replicatedJobs[].groupName": {"default": "default"},
-    "replicatedJobs[].replicas": {**COUNT, "default": 1},
-    "replicatedJobs[].dependsOn": {"maxItems": 5},
-    "replicatedJobs[].dependsOn[].name": NAME,
-    "replicatedJobs[].dependsOn[].status": {"enum": ["Ready", "Complete"]},
+Schema = dict[str, Any]
+# The oldest version with a stable podFailurePolicy, a later one, and the newest version that
+# kubernetes-validate supports.
+KUBERNETES = ("1.31", "1.34", "1.37")
+CRDS = {
+    path.stem: json.loads(path.read_text())
+    for path in Path(__file__).parent.glob("crds/*")
+    if path.suffix == ".json"
 }
 
-_TRAIN_JOB: dict[str, Schema] = {
-    "suspend": {"default": False},
-    "activeDeadlineSeconds": {"minimum": 1},
-    "managedBy": {
-        "enum": ["trainer.kubeflow.org/trainjob-controller", "kueue.x-k8s.io/multikueue"],
-        "default": "trainer.kubeflow.org/trainjob-controller",
-    },
-    "runtimeRef.name": NAME,
-    "runtimeRef.apiGroup": {"const": "trainer.kubeflow.org", "default": "trainer.kubeflow.org"},
-    "runtimeRef.kind": {
-        "enum": ["TrainingRuntime", "ClusterTrainingRuntime"],
-        "default": "ClusterTrainingRuntime",
-    },
-    "runtimePatches": {"maxItems": 16},
-    "trainer.numNodes": {"minimum": 1},
-    "trainer.numProcPerNode": {"minimum": 1},
-}
 
-_TRAINING_RUNTIME: dict[str, Schema] = {
-    "": {"required": ["template"]},
-    "mlPolicy": rules(
-        (
-            "(has(self.torch) ? 1 : 0) + (has(self.mpi) ? 1 : 0) + (has(self.jax) ? 1 : 0) <= 1",
-            "only one of torch, mpi and jax may be set",
+def schema_errors(manifest: dict[str, Any]) -> Iterator[str]:
+    """Yield the errors of a manifest against its schema. Raises an error for an unknown kind."""
+    if (crd := CRDS.get(manifest["kind"])) is None:
+        for version in KUBERNETES:
+            validator = _of_kubernetes(manifest["kind"], manifest["apiVersion"], version)
+            if (error := best_match(validator.iter_errors(manifest))) is not None:
+                yield f"{error.json_path}: {error.message}"
+        return
+    if manifest["apiVersion"] != crd["apiVersion"]:
+        yield f"apiVersion is {manifest['apiVersion']}, not {crd['apiVersion']}"
+    errors = [*Draft202012Validator(crd["schema"]).iter_errors(manifest)]
+    yield from (f"{error.json_path}: {error.message}" for error in errors)
+    if not errors:
+        yield from broken_rules(crd["schema"], defaulted(crd["schema"], manifest))
+    for kind, spec in _inside(manifest):
+        api = "batch/v1" if kind == "Job" else "v1"
+        inner = {"spec": spec} if kind == "Job" else {"template": {"spec": spec}}
+        yield from schema_errors(
+            {"apiVersion": api, "kind": kind, "metadata": {"name": "inside"}, **inner}
         )
-    ),
-    "mlPolicy.numNodes": {"minimum": 1},
-    "template": {"required": ["spec"]},
-    # The runtime does not set its size: Trainer sets completions and parallelism.
-    **_below("template.spec", _JOB_SET),
-}
-
-_POD_MONITOR: dict[str, Schema] = {
-    "": {"required": ["podMetricsEndpoints"]},
-    "jobLabel": TEXT,
-    "podMetricsEndpoints": {"minItems": 1},
-    "podMetricsEndpoints[]": {"required": ["port"]},
-    "podMetricsEndpoints[].port": TEXT,
-    "podMetricsEndpoints[].path": TEXT,
-    "podMetricsEndpoints[].interval": _DURATION,
-    "podMetricsEndpoints[].authorization": {"required": ["credentials"]},
-    "podMetricsEndpoints[].authorization.type": TEXT,
-    "podMetricsEndpoints[].authorization.credentials": {"required": ["name"]},
-    "podMetricsEndpoints[].authorization.credentials.name": TEXT,
-    "podMetricsEndpoints[].authorization.credentials.key": TEXT,
-    "selector.matchExpressions[].key": TEXT,
-    "selector.matchExpressions[].operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist"]},
-    "selector.matchExpressions[].values": {"minItems": 1},
-}
-
-_RULE = "groups[].rules[]"
-_PROMETHEUS_RULE: dict[str, Schema] = {
-    "": {"required": ["groups"]},
-    "groups": {"minItems": 1},
-    "groups[]": {"required": ["rules"]},
-    "groups[].interval": _DURATION,
-    "groups[].rules": {"minItems": 1},
-    # All of our rules are alerts with annotations.
-    _RULE: {"required": ["alert", "labels", "annotations"]},
-    f"{_RULE}.alert": TEXT,
-    f"{_RULE}.expr": TEXT,
-    f"{_RULE}.for": _DURATION,
-}
 
 
-def _file(name: str) -> Schema:
-    spec: Schema = yaml.safe_load((Path(__file__).parent / f"crds/{name}.yaml").read_text())
-    return spec
+@cache
+def _of_kubernetes(kind: str, api_version: str, version: str) -> Draft202012Validator:
+    """Return the validator of `kubernetes_validate.validate(manifest, version, strict=True)`, which
+    itself would read megabytes of definitions for each manifest."""
+    folder, definitions = _definitions(version)
+    group, _, name = api_version.rpartition("/")
+    file = "-".join([kind.lower(), *filter(None, [group.partition(".")[0]]), name])
+    schema = schema_contents(f"{folder}/{file}.json", version)
+    return Draft202012Validator(schema, registry=definitions)
 
 
-def _trainer(kind: str, spec: Schema, *own_rules: tuple[str, str]) -> Schema:
-    return resource("trainer.kubeflow.org/v1alpha1", kind, spec, *own_rules)
+@cache
+def _definitions(version: str) -> tuple[str, Registry]:
+    """Return the folder with the newest schemas of a Kubernetes version, and its definitions."""
+    newest = [each for each in all_versions() if major_minor(each) == version][-1]
+    folder = f"kubernetes-json-schema/v{newest}-local-strict"
+    definitions = schema_contents(f"{folder}/_definitions.json", version)
+    return folder, (Resource.from_contents(definitions) @ Registry()).crawl()
 
 
-def _prometheus(kind: str, spec: Schema) -> Schema:
-    return resource("monitoring.coreos.com/v1", kind, spec)
+def defaulted(schema: Schema, value: Any) -> Any:
+    """Return `value` as the server stores it: missing fields have the defaults of their schemas.
+
+    A default inside a missing field does not create that field.
+    """
+    if isinstance(value, dict):
+        filled = dict(value)
+        for name, field in schema.get("properties", {}).items():
+            if name not in filled and "default" in field:
+                filled[name] = copy.deepcopy(field["default"])
+            if name in filled:
+                filled[name] = defaulted(field, filled[name])
+        return filled
+    if isinstance(value, list):
+        return [defaulted(schema.get("items", {}), item) for item in value]
+    return value
 
 
-SCHEMAS = {
-    "JobSet": resource(
-        "jobset.x-k8s.io/v1alpha2",
-        "JobSet",
-        limited(spec_of(models.JobsetV1alpha2JobSet), _JOB_SET),
-    ),
-    "TrainJob": _trainer(
-        "TrainJob",
-        limited(spec_of(models.TrainerV1alpha1TrainJob), _TRAIN_JOB),
-        SERVICE_NAME,
-    ),
-    "TrainingRuntime": _trainer(
-        "TrainingRuntime",
-        limited(spec_of(models.TrainerV1alpha1TrainingRuntime), _TRAINING_RUNTIME),
-    ),
-    "RayService": RAY_SERVICE,
-    **GATEWAYS,
-    **KSERVE,
-    "PodMonitor": _prometheus("PodMonitor", limited(_file("podmonitors"), _POD_MONITOR)),
-    "PrometheusRule": _prometheus(
-        "PrometheusRule", limited(_file("prometheusrules"), _PROMETHEUS_RULE)
-    ),
-}
+def broken_rules(schema: Schema, value: Any, path: str = "$") -> Iterator[str]:
+    """Yield the violated rules of a value that matches the schema and has its defaults."""
+    for rule in schema.get("x-kubernetes-validations", ()):
+        # Rules with oldSelf apply to changes of an object.
+        if (
+            "oldSelf" not in rule["rule"]
+            and cel.evaluate(rule["rule"], {"self": value}) is not True
+        ):
+            yield f"{path}: {rule.get('message', rule['rule'])}"
+    if isinstance(value, dict):
+        for name, field in schema.get("properties", {}).items():
+            if name in value:
+                yield from broken_rules(field, value[name], f"{path}.{name}")
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]")
+
+
+def _inside(manifest: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the specifications of Jobs and pods in a custom resource."""
+    spec = manifest["spec"]
+    match manifest["kind"]:
+        case "JobSet" | "TrainingRuntime":
+            of_set = spec["template"]["spec"] if "template" in spec else spec
+            for replicated in of_set["replicatedJobs"]:
+                yield "Job", replicated["template"]["spec"]
+        case "ServingRuntime":
+            yield "PodTemplate", {"containers": spec["containers"], "volumes": spec["volumes"]}
+        case "InferenceService":
+            of_kserve = {"model", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget"}
+            pod = {key: value for key, value in spec["predictor"].items() if key not in of_kserve}
+            yield "PodTemplate", {**pod, "containers": [{"name": "inside"}]}
+        case "RayService":
+            cluster = spec["rayClusterConfig"]
+            for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+                yield "PodTemplate", group["template"]["spec"]

@@ -1,321 +1,371 @@
-"""The emulated pods and Jobs, which slow tests use instead of a cluster."""
+"""The rendered pods: privileges, resources, volumes, failures, shutdown, probes, and the objects
+that refer to them."""
 
-import textwrap
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+import re
+from pathlib import PurePosixPath
 
 import pytest
+import yaml
 
-from tests.k8s.cluster import Cluster, cluster
-from tests.k8s.environments import expanded
-from tests.k8s.job_controller import Job
+from launch.kubernetes.kustomize import CLAIM, GPU
+from serving.config import ServingConfig
+from tests.k8s.manifests import (
+    FOLDERS,
+    ROOT,
+    Manifest,
+    Pod,
+    built,
+    by_name,
+    needs_kustomize,
+    of_kind,
+    one,
+    option,
+    pods,
+    words,
+)
+from tests.k8s.test_render_serving import HOST, rendered
+from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 
-pytestmark = pytest.mark.slow  # like every test that uses this emulator
-OBJECTS = [
-    {
-        "kind": "ConfigMap",
-        "metadata": {"name": "words"},
-        "data": {"one.txt": "first", "two": "second"},
-    },
-    {"kind": "Secret", "metadata": {"name": "key"}, "data": {"password": "aHVzaA=="}},
-    {"kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}},
-    {
-        "kind": "Service",
-        "metadata": {"name": "team"},
-        "spec": {"clusterIP": "None", "selector": {"app": "made-up"}},
-    },
-]
-
-
-def job(script: str, **spec: Any) -> dict[str, Any]:
-    """Return a Job whose container runs this shell script and mounts all volumes."""
-    container = {
-        "name": "main",
-        "command": ["sh", "-c", textwrap.dedent(script), "name"],
-        "args": ["$(GREETING)", "$$(GREETING)", "$(UNKNOWN)"],
-        "env": [
-            {"name": "WHO", "value": "$$you"},
-            {"name": "GREETING", "value": "hello $(WHO)"},
-            {"name": "ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        ],
-        "workingDir": "/work",
-        "volumeMounts": [
-            {"name": "words", "mountPath": "/etc/words", "readOnly": True},
-            {"name": "key", "mountPath": "/var/run/secrets/key", "readOnly": True},
-            {"name": "none", "mountPath": "/var/run/secrets/none", "readOnly": True},
-            {"name": "shared", "mountPath": "/work/shared"},
-            {"name": "shared", "mountPath": "/work/shared-to-read", "readOnly": True},
-            {"name": "scratch", "mountPath": "/tmp"},
-            {"name": "memory", "mountPath": "/dev/shm"},
-        ],
-        "securityContext": {
-            "readOnlyRootFilesystem": True,
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    }
-    pod = {
-        "restartPolicy": "Never",
-        "subdomain": "team",
-        "terminationGracePeriodSeconds": 2,
-        "securityContext": {
-            "runAsUser": 1000,
-            "runAsGroup": 1000,
-            "fsGroup": 1000,
-            "runAsNonRoot": True,
-        },
-        "containers": [container],
-        "volumes": [
-            {"name": "words", "configMap": {"name": "words"}},
-            {"name": "key", "secret": {"secretName": "key", "defaultMode": 0o440}},
-            {"name": "none", "secret": {"secretName": "none", "optional": True}},
-            {"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
-            {"name": "scratch", "emptyDir": {}},
-            {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
-        ],
-    }
-    template = {"metadata": {"labels": {"app": "made-up"}}, "spec": pod}
-    return {"kind": "Job", "metadata": {"name": "made"}, "spec": {"template": template, **spec}}
+pytestmark = needs_kustomize
+TRAINING = ("cpu-smoke", "h100-8x", "job", "jobset", "kueue", "trainjob")
+TRAINING_FOLDERS = [f"overlays/{name}" for name in TRAINING]
+FIXED_RANKS = ("overlays/jobset", "overlays/trainjob")
+RAY = "overlays/serving/rayservice"
+SERVERS = ["base/serving", "overlays/cpu-smoke/serving", "overlays/serving/deployment"]
+SERVERS += ["overlays/serving/kserve", "with a gateway"]
+SECRETS = {"kway-credentials", "kway-redis", "kway-tokens"}
 
 
-def indexed(number: int, **more: Any) -> dict[str, Any]:
-    return {"completionMode": "Indexed", "completions": number, "parallelism": number, **more}
+def read(folder: str) -> list[Manifest]:
+    return rendered(**HOST, has_grpc=True) if folder == "with a gateway" else built(folder)
 
 
-def rule(action: str, *codes: int) -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}
+EVERYTHING = [name for name in FOLDERS if not re.search("claims|monitoring", name)]
+EVERYTHING.append("with a gateway")
+# The variables that Kubernetes or Kubeflow Trainer set in the second pod.
+GIVEN = {"PET_NODE_RANK": "1", "PET_MASTER_PORT": "29400", "JOB_COMPLETION_INDEX": "1"}
+GIVEN |= {"PET_MASTER_ADDR": "kway-node-0-0.kway", "PET_NNODES": "2", "POD_IP": "10.0.0.7"}
 
 
-def started(made: Cluster, manifest: dict[str, Any]) -> Job:
-    return Job(made, manifest, first_delay_seconds=0.1)
+def mebibytes(amount: str) -> float:
+    number, unit = re.fullmatch(r"(\d+)(\w+)", amount).groups()
+    return float(number) * {"Mi": 1, "Gi": 1024}[unit]
 
 
-def ended(made: Cluster, manifest: dict[str, Any]) -> Job:
-    running = started(made, manifest)
-    running.run_to_end(seconds=30)
-    return running
+def trainer(folder: str) -> Pod:
+    (pod,) = (pod for pod in pods(built(folder)) if pod.trains)
+    return pod
 
 
-@contextmanager
-def made_up(folder: Path):
-    with cluster(folder, OBJECTS, addresses=3) as made:
-        yield made
+# ---- every pod ----
 
 
-def last_log(made: Cluster) -> list[str]:
-    return made.pods[-1].log.splitlines()
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_pods_have_no_privileges(folder):
+    """They meet the pod security standard `restricted`, except for the network of h100-8x."""
+    for pod in pods(read(folder)):
+        spec = pod.spec
+        is_ray_head = pod.labels.get("kway/ray-node") == "head"  # creates pods through the API
+        assert spec["automountServiceAccountToken"] is is_ray_head
+        assert spec.get("hostNetwork", False) == (folder == "overlays/h100-8x")
+        assert spec.get("dnsPolicy") == (
+            "ClusterFirstWithHostNet" if "hostNetwork" in spec else None
+        )
+        assert not {"hostPID", "hostIPC"} & spec.keys()
+        assert not [volume for volume in pod.volumes.values() if "hostPath" in volume]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in pod.containers:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            # Child processes inherit environment variables, so Secrets are mounted as files.
+            assert "envFrom" not in container
+            for entry in container.get("env", ()):
+                assert "secretKeyRef" not in entry.get("valueFrom", {})
 
 
-def test_variable_references_are_expanded():
-    known = {"A": "1", "B.C": "2"}
-    given = "$(A) $(B.C) $(D) $$(A) $$$(A) $A ${A} $(A"
-    assert expanded(given, known) == "1 2 $(D) $(A) $1 $A ${A} $(A"
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_resources_are_reserved_and_include_shared_memory(folder):
+    """The default of 64 MiB is too small for loaders, NCCL and Ray."""
+    for pod in pods(read(folder)):
+        needs_it = pod.trains or pod.owner.startswith("RayService") or "export" in pod.owner
+        for container in pod.containers:
+            limits = container["resources"]["limits"]
+            assert container["resources"]["requests"] == limits
+            assert {"cpu", "memory"} <= limits.keys()
+            mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+            folders = {path: pod.volumes[name].get("emptyDir") for path, name in mounts.items()}
+            memory = {path: each for path, each in folders.items() if each and "medium" in each}
+            assert ("/dev/shm" in memory) == needs_it
+            for each in memory.values():  # counts towards the limit of the container
+                assert mebibytes(each["sizeLimit"]) < mebibytes(limits["memory"])
 
 
-def test_a_container_runs_as_its_manifest_specifies(tmp_path):
-    script = """
-        printf '%s\\n' "$1" "$2" "$3" "$(id -u):$(id -g):$(id -G)" "$(pwd)" "$(hostname)"
-        cat /etc/words/one.txt /etc/words/two /var/run/secrets/key/password; echo
-        ls -A /var/run/secrets/none
-        [ "$(hostname -i)" = "$ADDRESS" ] && ip -o -4 addr show eth0 | grep -c "$ADDRESS"
-        for folder in / /etc /work /usr /etc/words /work/shared-to-read; do
-            touch $folder/new 2>/dev/null && echo "$folder is writable"
-        done
-        echo from the pod > shared/file && touch /tmp/new && cat shared-to-read/file
-        head -c 900000 /dev/zero > /dev/shm/less && echo fits
-        head -c 9000000 /dev/zero 2>/dev/null > /dev/shm/more || echo full
-        grep -E '^(CapBnd|CapEff|NoNewPrivs)' /proc/self/status
-        ls /proc | grep -c '^[0-9]'
-    """
-    with made_up(tmp_path) as made:
-        assert ended(made, job(script)).condition == "Complete", made.logs
-        name = made.pods[0].name
-        assert (tmp_path / "claims/shared/file").read_text() == "from the pod\n"
-        lines = last_log(made)
-    assert lines[:6] == ["hello $you", "$(GREETING)", "$(UNKNOWN)", "1000:1000:1000", "/work", name]
-    assert lines[6:12] == ["firstsecondhush", "1", "from the pod", "fits", "full", lines[11]]
-    assert [line.split()[1] for line in lines[11:14]] == ["0" * 16, "0" * 16, "1"]
-    # The shell, ls and grep, but no processes of the host.
-    assert lines[14] == "3"
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_volumes_probes_and_arguments_refer_to_what_exists(folder):
+    manifests = read(folder)
+    maps, claims = by_name(manifests, "ConfigMap"), by_name(manifests, "PersistentVolumeClaim")
+    for pod in pods(manifests):
+        for volume in pod.volumes.values():
+            assert volume.get(CLAIM, {}).get("claimName") in {None, *claims}
+            assert volume.get("configMap", {}).get("name") in {None, *maps}
+            assert volume.get("secret", {}).get("secretName") in {None, *SECRETS}
+        for container in pod.containers:
+            assert {each["name"] for each in container["volumeMounts"]} <= pod.volumes.keys()
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                for asks in ("httpGet", "tcpSocket"):
+                    wanted = container.get(probe, {}).get(asks, {})
+                    assert wanted.get("port") in {None, *pod.ports}
+            variables = {entry["name"]: "x" for entry in container.get("env", ())}
+            line = " ".join(words(container, {**GIVEN, **variables}))
+            assert not re.search(r"\$\(\w+\)", line)
 
 
-@pytest.mark.parametrize("read_only", [True, False])
-def test_a_read_only_root_is_read_only_for_root(read_only, tmp_path):
-    manifest = job("touch /new && echo written; touch /usr/new /etc/words/new || true")
-    pod = manifest["spec"]["template"]["spec"]
-    del pod["securityContext"]
-    pod["containers"][0]["securityContext"] = {"readOnlyRootFilesystem": read_only}
-    with made_up(tmp_path) as made:
-        assert ended(made, manifest).condition == "Complete", made.logs
-        assert ("written" in last_log(made)) != read_only
-        assert made.logs.count("Read-only file system") == (3 if read_only else 2)
-
-
-def test_running_pods_are_removed_at_the_end(tmp_path):
-    with made_up(tmp_path) as made:
-        running = started(made, job("sleep 1000 & sleep 1001", **indexed(2)))
-
-        def both_run() -> bool:
-            return len(made.pods) == 2 and all(pod.first_process() for pod in made.pods)
-
-        running.until(both_run, "process", seconds=30)
-        firsts = [pod.first_process() for pod in made.pods]
-    assert not [pid for pid in firsts if Path(f"/proc/{pid}").exists()]
-    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
-
-
-def test_pods_resolve_each_other_by_index(tmp_path):
-    """The pod with index 0 is reachable by its name in the headless Service."""
-    script = """
-        cd /tmp
-        [ $JOB_COMPLETION_INDEX = 0 ] && exec python -c "
-        import socket
-        with socket.create_server(('made-0.team', 4000)) as server:
-            print(server.accept()[0].recv(100).decode())
-        "
-        python -c "
-        import os, socket, time
-        while True:
-            try:
-                connection = socket.create_connection(('made-0.team', 4000))
-                connection.sendall(os.uname().nodename.encode())
-                break
-            except OSError:
-                time.sleep(0.1)
-        "
-    """.replace("\n        ", "\n")
-    with made_up(tmp_path) as made:
-        done = ended(made, job(script, **indexed(2)))
-        assert done.condition == "Complete", made.logs
-        assert done.pods[0][0].log == "made-1\n"
-
-
-def test_pods_without_a_service_have_no_dns_names(tmp_path):
-    script = "getent hosts made-1.team; getent hosts made-0 > /dev/null || exit 3"
-    manifest = job(script, **indexed(2))
-    manifest["spec"]["template"]["metadata"]["labels"] = {"app": "another"}
-    with made_up(tmp_path) as made:
-        done = ended(made, manifest | {"spec": manifest["spec"] | {"backoffLimit": 0}})
-        assert [pod.log for pod in done.pods[0]] == [""], made.logs
-        assert done.reason == "BackoffLimitExceeded"  # made-1 cannot resolve made-0 either
-
-
-def test_a_failed_init_container_ends_the_pod(tmp_path):
-    manifest = job("echo main")
-    pod = manifest["spec"]["template"]["spec"]
-    (main,) = pod["containers"]
-    first = main | {"name": "first", "command": ["sh", "-c", "echo first > /dev/shm/a"]}
-    second = main | {"name": "second", "command": ["sh", "-c", "cat /dev/shm/a; exit 7"]}
-    pod["initContainers"] = [first, second]
-    manifest["spec"]["podFailurePolicy"] = {"rules": [rule("FailJob", 7)]}
-    with made_up(tmp_path) as made:
-        done = ended(made, manifest)
-        assert (done.condition, done.reason) == ("Failed", "PodFailurePolicy"), made.logs
-        assert last_log(made) == ["first"]
+@pytest.mark.parametrize("folder", EVERYTHING)
+def test_selectors_match_pods_that_declare_the_ports(folder):
+    manifests = read(folder)
+    everything = pods(manifests)
+    wanted: list[tuple[Manifest, list[object]]] = []
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        match manifest["kind"]:
+            case "Service":
+                ports = [port["targetPort"] for port in spec["ports"]]
+                wanted.append((spec["selector"], ports))
+            case "Deployment" | "PodDisruptionBudget":
+                wanted.append((spec["selector"]["matchLabels"], []))
+            case "NetworkPolicy":
+                rules = spec.get("ingress", ())
+                ports = [port["port"] for rule in rules for port in rule.get("ports", ())]
+                wanted.append((spec["podSelector"]["matchLabels"], ports))
+                peers = [peer for rule in rules for peer in rule.get("from", ())]
+                peers += [peer for rule in spec.get("egress", ()) for peer in rule.get("to", ())]
+                own = [peer for peer in peers if "namespaceSelector" not in peer]
+                wanted += [(peer["podSelector"]["matchLabels"], []) for peer in own]
+    for labels, ports in wanted:
+        selected = [pod for pod in everything if labels.items() <= pod.labels.items()]
+        assert selected, labels
+        named = {name for pod in selected for name in pod.ports}
+        assert {port for port in ports if isinstance(port, str)} <= named
 
 
 @pytest.mark.parametrize(
-    ("more", "script", "condition", "pods"),
+    ("name", "folder", "num"),
     [
-        ({}, "exit 0", "Complete", 1),
-        ({"backoffLimit": 2}, "exit 1", "Failed BackoffLimitExceeded", 3),
-        (
-            {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule("Ignore", 75)]}},
-            "[ -e shared/ran ] || { touch shared/ran; exit 75; }",
-            "Complete",
-            2,
-        ),
-        (
-            {"podFailurePolicy": {"rules": [rule("Ignore", 75), rule("FailJob", 2, 130)]}},
-            "exit 130",
-            "Failed PodFailurePolicy",
-            1,
-        ),
-        (
-            indexed(2, backoffLimitPerIndex=1),
-            "exit $JOB_COMPLETION_INDEX",
-            "Failed FailedIndexes",
-            3,
-        ),
-        (
-            indexed(2, backoffLimitPerIndex=0, maxFailedIndexes=0),
-            "[ $JOB_COMPLETION_INDEX = 0 ] && exit 1; sleep 1000",
-            "Failed MaxFailedIndexesExceeded",
-            2,
-        ),
+        ("kway-training", "base/training", 1),
+        ("kway-serving", RAY, 2),  # the workers serve while the head is down
+        ("kway-servers", RAY, 0),
+        ("kway-servers", "overlays/serving/deployment", 1),
     ],
 )
-def test_exit_codes_and_limits_determine_the_result_of_a_job(
-    more, script, condition, pods, tmp_path
-):
-    with made_up(tmp_path) as made:
-        done = ended(made, job(script, **more))
-        assert " ".join((done.condition, done.reason)).strip() == condition, made.logs
-        assert len(made.pods) == pods
+def test_pod_monitors_select_a_port_of_every_pod(name, folder, num):
+    spec = by_name(built("overlays/monitoring"), "PodMonitor")[name]["spec"]
+    absent = {each["key"] for each in spec["selector"].get("matchExpressions", ())}
+    wanted = spec["selector"]["matchLabels"].items()
+    found = [pod for pod in pods(built(folder)) if wanted <= pod.labels.items()]
+    selected = [pod for pod in found if not absent & pod.labels.keys()]
+    (endpoint,) = spec["podMetricsEndpoints"]
+    assert [endpoint["port"] in pod.ports for pod in selected] == [True] * num
 
 
-def test_a_failed_job_stops_its_other_pods(tmp_path):
-    script = """
-        trap 'echo stopping; exit 75' TERM
-        [ $JOB_COMPLETION_INDEX = 1 ] && { until [ -e shared/ready ]; do sleep 0.1; done; exit 2; }
-        touch shared/ready; while :; do sleep 0.1; done
-    """
-    policy = {"rules": [rule("FailJob", 2)]}
-    with made_up(tmp_path) as made:
-        done = ended(made, job(script, **indexed(2, podFailurePolicy=policy)))
-        assert done.reason == "PodFailurePolicy", made.logs
-        assert [pod.exit_code for pod in made.pods] == [75, 2]
-        assert made.pods[0].log == "stopping\n"
+# ---- Jobs and training ----
 
 
-def test_a_killed_pod_counts_as_a_failure_and_its_replacement_has_a_new_address(tmp_path):
-    script = (
-        "echo $ADDRESS; [ -e shared/again ] || { touch shared/again; sleep 1000 & sleep 1001; }"
-    )
-    with made_up(tmp_path) as made:
-        running = started(made, job(script, **indexed(1)))
-        marker = tmp_path / "claims/shared/again"
-        running.until(marker.exists, "first pod", seconds=30)
-        (pod,) = made.pods
-        pod.kill()
-        running.run_to_end(seconds=30)
-        assert running.condition == "Complete", made.logs
-        assert running.verdicts == [(pod.name, "Count")]
-        assert [each.exit_code for each in running.pods[0]] == [137, 0]
-        first, second = (each.log.splitlines()[0] for each in running.pods[0])
-        assert first != second
-        assert {each.host_name for each in running.pods[0]} == {"made-0"}
+def action(job: Manifest, code: int) -> str | None:
+    """Return the action of the first rule of a Job for an exit code."""
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule.get("onExitCodes", {"operator": "In", "values": []})
+        assert codes["operator"] == "In"
+        assert "containerName" not in codes
+        if code in codes["values"]:
+            return str(rule["action"])
+    return None
 
 
-DISRUPTED = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+@pytest.mark.parametrize("folder", [*TRAINING_FOLDERS, "base/shards", "base/export"])
+def test_jobs_distinguish_failures(folder):
+    """A preempted pod is replaced, bad input and Ctrl-C end the Job, and other failures count."""
+    (pod,) = pods(built(folder))
+    assert pod.spec["restartPolicy"] == "Never"  # as podFailurePolicy requires
+    assert pod.job["podReplacementPolicy"] == "Failed"
+    assert action(pod.job, PREEMPTED) == ("Ignore" if pod.trains else None)
+    assert action(pod.job, BAD_INPUT) == action(pod.job, INTERRUPTED) == "FailJob"
+    assert action(pod.job, FAILED) is None
+    disruption = {"type": "DisruptionTarget", "status": "True"}  # required before Kubernetes 1.35
+    drained = {"action": "Ignore", "onPodConditions": [disruption]}
+    assert drained in pod.job["podFailurePolicy"]["rules"]
 
 
-@pytest.mark.parametrize("policy", ["Failed", "TerminatingOrFailed"])
-def test_an_evicted_pod_gets_its_grace_period_and_does_not_count_as_a_failure(policy, tmp_path):
-    """The pod ignores the signal and is killed. With policy Failed, a replacement waits for it."""
-    script = """
-        [ -e shared/again ] && exit
-        trap 'touch shared/signaled' TERM; touch shared/again; while :; do sleep 0.1; done
-    """
-    more = {"podReplacementPolicy": policy, "podFailurePolicy": {"rules": [DISRUPTED]}}
-    manifest = job(script, **indexed(1, parallelism=2, backoffLimit=0, **more))
-    with made_up(tmp_path) as made:
-        running = started(made, manifest)
-        running.until((tmp_path / "claims/shared/again").exists, "first pod", seconds=30)
-        made.pods[0].evict()
-        running.until(lambda: len(made.pods) == 2, "new pod", seconds=30)
-        assert (made.pods[0].exit_code is None) == (policy == "TerminatingOrFailed")
-        running.run_to_end(seconds=30)
-        assert running.condition == "Complete", made.logs
-        assert (tmp_path / "claims/shared/signaled").exists()
+def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_jobs():
+    page = (ROOT / "docs/cluster.md").read_text()
+    (block,) = re.findall(r"```yaml\n(apiVersion: batch/v1\n.*?)```", page, re.DOTALL)
+    policy = yaml.safe_load(block)["spec"]["podFailurePolicy"]
+    for folder in ("overlays/job", "overlays/cpu-smoke"):
+        assert one(built(folder), "Job")["spec"]["podFailurePolicy"] == policy
 
 
-def test_unsupported_fields_are_rejected(tmp_path):
-    with made_up(tmp_path) as made:
-        manifest = job("exit 0")
-        manifest["spec"]["template"]["spec"]["hostNetwork"] = True
-        with pytest.raises(AssertionError, match=r"not emulated: {'hostNetwork'}"):
-            ended(made, manifest)
-        with pytest.raises(AssertionError, match=r"not emulated: {'suspend'}"):
-            Job(made, job("exit 0", suspend=True))
+@pytest.mark.parametrize("folder", TRAINING_FOLDERS)
+def test_a_stopped_run_has_time_to_save_a_checkpoint(folder):
+    pod = trainer(folder)
+    assert "lifecycle" not in pod.main  # preStop would delay SIGTERM
+    checkpoint = float(pod.job["template"]["metadata"]["annotations"]["kway/checkpoint-seconds"])
+    shutdown = float(option(words(pod.main), "--shutdown-timeout"))
+    assert checkpoint < shutdown < pod.spec["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.parametrize("folder", TRAINING_FOLDERS)
+def test_all_pods_of_a_run_join(folder):
+    manifests, pod = built(folder), trainer(folder)
+    line = words(pod.main, GIVEN)
+    recipe = one(manifests, "ConfigMap")["metadata"]["name"]
+    assert re.fullmatch(r"recipe-[a-z0-9]{10}", recipe)  # with a hash, so it cannot change
+    assert pod.volumes["recipe"]["configMap"]["name"] == recipe
+    assert "/etc/kway/recipe.yaml" in line
+    num_pods = pod.job.get("completions", 2)
+    assert option(line, "--nnodes") == str(num_pods) == str(pod.job.get("parallelism", 2))
+    assert pod.job["completionMode"] == "Indexed"
+    num_gpus = pod.main["resources"]["limits"].get(GPU, "1")
+    assert option(line, "--nproc") == num_gpus
+    assert "telemetry.host=0.0.0.0" in line
+    assert f"telemetry.port={pod.ports['metrics']}" in line
+    if folder in FIXED_RANKS:  # all pods restart together
+        port = option(line, "--master-port")
+        assert option(line, "--master-addr") == "kway-node-0-0.kway"
+        assert (option(line, "--max-restarts"), pod.job["backoffLimit"]) == ("0", 0)
+    else:
+        host, _, port = option(line, "--rdzv-endpoint").partition(":")
+        assert host == f"kway-0.{pod.spec['subdomain']}"
+        service = by_name(manifests, "Service")[pod.spec["subdomain"]]["spec"]
+        # Pods can resolve each other before they are ready.
+        assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+        # Losing pod 0 makes all pods fail.
+        assert (option(line, "--max-restarts"), pod.job["backoffLimit"]) == ("3", 4 * num_pods)
+    assert int(port) == pod.ports["rendezvous"]
+
+
+@pytest.mark.parametrize("folder", FIXED_RANKS)
+def test_groups_restart_together(folder):
+    spec = one(built(folder), "JobSet" if "jobset" in folder else "TrainingRuntime")["spec"]
+    group = spec["template"]["spec"] if "template" in spec else spec
+    assert group["failurePolicy"]["maxRestarts"] > 0
+    (rule,) = group["failurePolicy"]["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
+    assert group["network"]["enableDNSHostnames"]
+    assert group["network"]["publishNotReadyAddresses"]
+    (replicated,) = group["replicatedJobs"]
+    assert (replicated["name"], replicated.get("replicas", 1)) == ("node", 1)
+    if "template" in spec:  # Trainer finds the runtime, the Job and the container by these names
+        reference = one(built(folder), "TrainJob")["spec"]["runtimeRef"]
+        assert (reference["kind"], reference["name"]) == ("TrainingRuntime", "kway")
+        step = "trainer.kubeflow.org/trainjob-ancestor-step"
+        assert replicated["template"]["metadata"]["labels"][step] == "trainer"
+        assert trainer(folder).main["name"] == "node"
+
+
+@pytest.mark.parametrize("folder", TRAINING_FOLDERS)
+def test_only_the_pods_of_a_run_reach_its_ranks(folder):
+    pod, policy = trainer(folder), one(built(folder), "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["podSelector"]["matchLabels"].items() <= pod.labels.items()
+    own, metrics = policy["ingress"]
+    assert own == {"from": [{"podSelector": policy["podSelector"]}]}
+    first = pod.ports["metrics"]
+    ports = [{"port": first, "endPort": first + 15, "protocol": "TCP"}]  # up to 16 ranks
+    assert metrics == {"ports": ports}
+
+
+# ---- servers ----
+
+
+@pytest.mark.parametrize("folder", SERVERS)
+def test_servers_finish_their_requests_and_answer_probes(folder):
+    (pod,) = pods(read(folder))
+    line = words(pod.main)
+    assert line[:2] == ["kway", "serve"]
+    assert "--no-ray" in line
+    assert option(line, "--timeout") is None
+    wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
+    # After SIGTERM, the server has 10 s for requests in progress.
+    grace = pod.spec["terminationGracePeriodSeconds"]
+    assert ServingConfig().request_timeout_seconds < wait <= grace - 10
+    assert pod.ports["serve"] == int(option(line, "--port"))
+    assert str(pod.ports.get("grpc")) == str(option(line, "--grpc-port"))
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert pod.main[probe]["httpGet"] == {"path": "/health", "port": "serve"}
+
+
+def ray_service() -> Manifest:
+    return dict(one(built(RAY), "RayService")["spec"])
+
+
+def test_ray_requires_a_token_and_its_head_runs_no_replicas():
+    cluster = ray_service()["rayClusterConfig"]
+    assert cluster["authOptions"] == {"mode": "token"}  # else, all who reach Ray can run any code
+    assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    host, _, port = cluster["gcsFaultToleranceOptions"]["redisAddress"].partition(":")
+    (offered,) = by_name(built(RAY), "Service")[host]["spec"]["ports"]
+    assert str(offered["port"]) == port
+
+
+def test_every_pod_of_ray_can_run_and_drain_the_application():
+    config = yaml.safe_load(ray_service()["serveConfigV2"])
+    (application,) = config["applications"]
+    settings = application["args"]["config"]
+    assert config["http_options"]["host"] == "0.0.0.0"
+    for pod in (pod for pod in pods(built(RAY)) if pod.owner.startswith("RayService")):
+        folders = [each["mountPath"] for each in pod.main["volumeMounts"]]
+        for path in (application["args"]["bundle"], settings["token_file"]):
+            assert any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+        assert pod.ports["serve"] == config["http_options"]["port"]
+        assert "restartPolicy" not in pod.spec  # KubeRay requires Never for its autoscaler
+        # Ray exits at once on SIGTERM.
+        wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
+        grace = pod.spec["terminationGracePeriodSeconds"]
+        assert settings["request_timeout_seconds"] < wait < grace
+
+
+def test_only_the_api_and_the_metrics_of_ray_are_open_to_all():
+    rules = [
+        rule
+        for policy in of_kind(built(RAY), "NetworkPolicy")
+        for rule in policy["spec"].get("ingress", ())
+    ]
+    ports = [port["port"] for rule in rules if "from" not in rule for port in rule["ports"]]
+    assert ports == ["serve", "metrics"]
+    # The Helm chart and the kustomize files of KubeRay use different labels for the operator.
+    (operator,) = (rule for rule in rules if {"port": "dashboard"} in rule.get("ports", ()))
+    assert len(operator["from"]) == 2
+
+
+def test_the_autoscaler_has_a_target_that_sets_no_replicas():
+    for manifests in map(built, ("overlays/serving/deployment", "overlays/cpu-smoke/serving")):
+        spec = one(manifests, "HorizontalPodAutoscaler")["spec"]
+        target = by_name(manifests, spec["scaleTargetRef"]["kind"])[spec["scaleTargetRef"]["name"]]
+        assert "replicas" not in target["spec"]  # each `kubectl apply` would restore it
+        assert spec["minReplicas"] <= spec["maxReplicas"]
+
+
+@pytest.mark.parametrize("kind", ["deployment", "rayservice"])
+def test_routes_and_policies_refer_to_what_exists(kind):
+    manifests = rendered(**HOST, kind=kind, has_grpc=kind == "deployment")
+    names = {(m["kind"], m["metadata"]["name"], None) for m in manifests}
+    ports = {("kway-serve-svc", 8000)}  # created by KubeRay
+    for manifest in manifests:
+        spec, about = manifest.get("spec", {}), (manifest["kind"], manifest["metadata"]["name"])
+        parts = [*spec.get("listeners", ()), *(spec.get("rules") or ())]
+        names |= {(*about, part.get("name")) for part in parts}
+        if manifest["kind"] == "Service":
+            ports |= {(about[1], port["port"]) for port in spec["ports"]}
+    for manifest in manifests:
+        spec = manifest.get("spec", {})
+        for parent in spec.get("parentRefs", ()):
+            assert ("Gateway", parent["name"], parent["sectionName"]) in names
+        for target in spec.get("targetRefs", ()):
+            assert (target["kind"], target["name"], target.get("sectionName")) in names
+        if manifest["kind"] in ("HTTPRoute", "GRPCRoute"):
+            backends = [backend for rule in spec["rules"] for backend in rule["backendRefs"]]
+            assert {(each["name"], each["port"]) for each in backends} <= ports
