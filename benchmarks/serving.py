@@ -506,7 +506,7 @@ def verdicts() -> Iterator[Row]:
         }
         recipes["texts"] = text_recipe(texts, folder / "run-texts")
         for kind, recipe in recipes.items():
-            found = evaluated(recipe, folder / kind)
+            found = evaluated(recipe, folder / f"bundle-{kind}")
             for options in (("--no-ray",), ()):
                 with _kway(found.bundle, *options) as server:
                     yield _same_verdicts(kind, server, found, no_ray=bool(options))
