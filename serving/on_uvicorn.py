@@ -208,11 +208,13 @@ def _work(bundle: Path, config: ServingConfig, listener: socket.socket, is_ready
         signal.signal(number, signal.SIG_IGN)
     application = Application(bundle, config, is_ready.set)
     server = uvicorn.Server(uvicorn.Config(application, **_options(config)))
-    server.run(sockets=[listener])
-    gc.unfreeze()  # nanobind reports objects that are not collected at exit
-    if application.error is not None:
-        print(f"error: {one_line(application.error)}", file=sys.stderr, flush=True)
-        sys.exit(_NOT_LOADED)
+    try:
+        server.run(sockets=[listener])  # may exit
+    finally:
+        gc.unfreeze()  # nanobind reports objects that are not collected at exit
+        if application.error is not None:
+            print(f"error: {one_line(application.error)}", file=sys.stderr, flush=True)
+            sys.exit(_NOT_LOADED)
 
 
 def _options(config: ServingConfig) -> dict[str, Any]:

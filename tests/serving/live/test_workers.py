@@ -9,8 +9,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.serving.started import Server, as_json, counts, end, start
-from tests.tiny_bundle import write
+from tests.serving.started import Server, as_json, counts, end, run, start
+from tests.tiny_bundle import write, write_of_texts
 from tests.waiting import wait_until
 
 
@@ -72,3 +72,14 @@ def test_workers_end_when_their_parent_is_killed(server: Server, tmp_path: Path)
     server.process.kill()
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_workers_that_cannot_load_the_bundle_end_the_server(tmp_path: Path) -> None:
+    bundle = write_of_texts(tmp_path / "texts")
+    file = bundle / "class_weights.safetensors"  # not verified at the start
+    raw = file.read_bytes()
+    start_of_rows = 8 + int.from_bytes(raw[:8], "little")
+    file.write_bytes(raw[:start_of_rows] + b"\xff" * (len(raw) - start_of_rows))  # NaN
+    done = run("serve", bundle, "--no-ray", "--workers", 2, "--port", 0)
+    assert done.returncode == 2
+    assert "returns a score of nan" in done.stderr
