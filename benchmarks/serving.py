@@ -48,7 +48,9 @@ from data.sources import Glyphs
 from serving.addresses import free_port
 from serving.answer import answer, make_query
 from serving.client import Client
+from serving.config import ServingConfig
 from serving.model import Engine, Model, open_reader
+from serving.on_ray import variables
 from tests.serving import swaps
 from tests.serving.evaluated import RECALL, Evaluated, evaluated
 from tests.shards import glyph_recipe, text_recipe, text_shards
@@ -75,26 +77,15 @@ from trainer.config import BackboneConfig
 from trainer.promises import KINDS
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
-RESNET_18: dict[str, Any] = {
-    "model_type": "resnet",
-    "hidden_sizes": [64, 128, 256, 512],
-    "depths": [2, 2, 2, 2],
-    "layer_type": "basic",
-}
-DEMO: dict[str, Any] = {
-    "model_type": "resnet",
+_BASIC = {**RESNET_50, "layer_type": "basic"}
+RESNET_18 = {**_BASIC, "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+DEMO = {
+    **_BASIC,
     "embedding_size": 32,
     "hidden_sizes": [32, 64, 128, 256],
     "depths": [1, 1, 1, 1],
-    "layer_type": "basic",
 }
-NEGLIGIBLE: dict[str, Any] = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8],
-    "depths": [1],
-    "layer_type": "basic",
-}
+NEGLIGIBLE = {**_BASIC, "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
 
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Many short turns, so that other load on the machine affects all contenders equally.
@@ -259,8 +250,7 @@ def _image() -> bytes:
 # ---------------------------------------------------------------------------- runners
 
 _HIGH_THROUGHPUT = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    **variables(ServingConfig(high_throughput=True)),
     # Both servers run at the same time, and the default ports can be used by only one of them.
     "RAY_SERVE_HAPROXY_METRICS_PORT": "9111",
     "RAY_SERVE_HAPROXY_STATS_PORT": "8414",

@@ -46,21 +46,22 @@ _GRACE_SECONDS = 10
 _SPARE_CONNECTIONS = 128
 # The exit code of a worker that cannot load the bundle.
 _NOT_LOADED = 3
-# A worker that exits sooner than this after its start is replaced only then.
+# A worker is replaced no sooner than this after its start.
 _RESTART_SECONDS = 5.0
 
 
 class Application:
-    """The ASGI application of a process. It loads the model when the server has started or, with
-    `loaded_first`, before the server accepts connections; it then calls `loaded_first`."""
+    """The ASGI application of a process. It loads the model when the server has started. If
+    `on_loaded` is given, it loads the model before the server accepts connections, and then calls
+    `on_loaded`."""
 
     def __init__(
         self,
         bundle: Path,
         config: ServingConfig,
-        loaded_first: Callable[[], None] | None = None,
+        on_loaded: Callable[[], None] | None = None,
     ) -> None:
-        self._bundle, self._config, self._loaded_first = bundle, config, loaded_first
+        self._bundle, self._config, self._on_loaded = bundle, config, on_loaded
         self._app: ASGIApp | None = None
         self._grpc: GrpcServer | None = None
         # Set when the model is loaded, or cannot be loaded because of `error`.
@@ -79,14 +80,14 @@ class Application:
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         loop = asyncio.get_running_loop()
-        if self._loaded_first is None:
+        if self._on_loaded is None:
             threading.Thread(target=self._load, args=(loop,), name="load", daemon=True).start()
         else:
             await asyncio.to_thread(self._load, loop)
             if self.error is not None:
                 await send({"type": "lifespan.startup.failed"})
                 return
-            self._loaded_first()
+            self._on_loaded()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         if self._grpc is not None:

@@ -95,7 +95,7 @@ class Loader:
         checksum.
         """
         service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
-        self._override(service, self._overrides(service))
+        self._apply(service, self._overrides(service))
         return Version(service, self._galleries(service))
 
     def fingerprint(self) -> Fingerprint | None:
@@ -142,7 +142,7 @@ class Loader:
         ]
         for name in changed:
             galleries[name].verify()
-        self._override(service, overrides)
+        self._apply(service, overrides)
         return current if is_same and not changed else Version(service, galleries)
 
     def _galleries(self, service: Service, *, log: bool = True) -> Galleries:
@@ -156,7 +156,7 @@ class Loader:
         file = self._config.thresholds
         return {} if file is None else read_overrides(file, service.model.bundle)
 
-    def _override(self, service: Service, overrides: dict[int, float]) -> None:
+    def _apply(self, service: Service, overrides: dict[int, float]) -> None:
         if overrides != service.overrides:
             _log.info(
                 "model %s: the thresholds of %d classes are overridden",

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -31,14 +31,6 @@ _LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.
 
 # Number of classes to show without --class.
 _TOP = 5
-
-
-class Rule(TypedDict):
-    """How the query decides (`serving/answer.py`)."""
-
-    recall: float | None
-    threshold: float | None
-    require: Literal["guaranteed"] | None
 
 
 # Image files, or texts.
@@ -97,7 +89,7 @@ def query(
     inputs = _inputs(images or [], text or [], texts)
     if classes and top is not None:
         raise ValueError("--top shows the classes with the largest scores: omit it, or --class")
-    rule: Rule = {"recall": recall, "threshold": threshold, "require": require}
+    rule = {"recall": recall, "threshold": threshold, "require": require}
     if "://" in source:
         found = _ask_server(source, classes, top or _TOP, inputs, rule, token_file)
     elif token_file is not None:
@@ -166,7 +158,7 @@ def _ask_bundle(
     classes: list[str] | None,
     top: int,
     inputs: Inputs,
-    rule: Rule,
+    rule: dict[str, Any],
     allow_imports: list[str],
 ) -> "Answer | Classification":
     from serving.answer import answer, make_query
@@ -212,7 +204,7 @@ def _ask_server(
     classes: list[str] | None,
     top: int,
     inputs: Inputs,
-    rule: Rule,
+    rule: dict[str, Any],
     token_file: Path | None,
 ) -> "Answer | Classification":
     from serving.client import Client, RejectedError

@@ -1,9 +1,9 @@
 """Authentication by bearer token, checked before the route and the body.
 
 Every path requires a token, except those that reveal nothing about the model. Without tokens, a
-server on a loopback address has no protection but that address. A web page that the user visits
-could send it requests under a host name of its own that resolves to loopback, so such a server
-accepts no other host names (`LoopbackHost`).
+server is protected only by its loopback address. A web page that the user visits could send it
+requests under a host name that resolves to loopback, so it accepts only loopback names
+(`LoopbackHost`).
 """
 
 import re
