@@ -6,12 +6,19 @@ The server, `kway query` on a folder and the tests all use this module.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from serving.schemas import Answer, ClassThreshold, InputVerdicts, ThresholdSource, Verdict
+from serving.schemas import (
+    Answer,
+    ClassThreshold,
+    InputVerdicts,
+    Required,
+    ThresholdSource,
+    Verdict,
+)
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.thresholds import Share
 
@@ -20,9 +27,6 @@ NOT_ALIGNED = (
     "Separation: the logit of a single class is not a reliable score, so interpret these verdicts "
     "with care"
 )
-
-
-Required = Literal["guaranteed"]
 
 
 class Rule(BaseModel):

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from data.option import Option
+from serving.schemas import Required
 
 # Safe in URLs without escaping.
 GALLERY_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -142,7 +143,7 @@ class ServingConfig(BaseModel):
         description="file with one token per line; clients must send one of the tokens "
         "(default: no authentication)",
     )
-    require: Annotated[Literal["guaranteed"] | None, Option()] = Field(
+    require: Annotated[Required | None, Option()] = Field(
         None,
         description="guaranteed: no verdict on a class whose threshold for the recall of a query "
         "is not guaranteed",

@@ -30,7 +30,7 @@ class ClientLimit:
         self.in_use = 0
 
     @contextmanager
-    def slot(self, client: str = "") -> Iterator[None]:
+    def slot(self, client: str) -> Iterator[None]:
         """Acquire one slot for `client` for the duration of the context. Raises ApiError 429 if
         none is free."""
         self.acquire(client, 1)

@@ -12,6 +12,8 @@ ThresholdSource = Annotated[
     Literal["guaranteed", "shrunk", "pooled", "empirical", "override", "request"],
     BeforeValidator(lambda value: "empirical" if value == "class" else value),
 ]
+# What a query can require of the thresholds of its classes.
+Required = Literal["guaranteed"]
 _THRESHOLD_SOURCE = (
     "what the threshold promises. `guaranteed`: with `confidence`, at least the fraction `recall` "
     "of new samples of the class pass. `shrunk`: an estimate from the class and similar classes. "

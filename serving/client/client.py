@@ -20,6 +20,7 @@ from serving.schemas import (
     GalleryList,
     Hits,
     ModelLogits,
+    Required,
 )
 
 _ATTEMPTS = 3
@@ -120,7 +121,7 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        require: Literal["guaranteed"] | None = None,
+        require: Required | None = None,
         served: Served | None = None,
     ) -> Answer:
         """Check whether each input belongs to each of the classes. Pass the result of `served()` as
@@ -142,7 +143,7 @@ class Client:
         top: int = 5,
         recall: float | None = None,
         threshold: float | None = None,
-        require: Literal["guaranteed"] | None = None,
+        require: Required | None = None,
         served: Served | None = None,
     ) -> Classification:
         """Find the `top` classes with the largest scores for each input and, with a recall or
@@ -165,7 +166,7 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        require: Literal["guaranteed"] | None = None,
+        require: Required | None = None,
         exact: bool | None = True,
         page_size: int = 100,
     ) -> Generator[GalleryHit, None, None]:
@@ -208,7 +209,7 @@ class Client:
         *,
         recall: float | None = None,
         threshold: float | None = None,
-        require: Literal["guaranteed"] | None = None,
+        require: Required | None = None,
         exact: bool | None = None,
         limit: int = 20,
         offset: int = 0,

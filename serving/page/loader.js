@@ -130,7 +130,8 @@ export class VerdictLoader extends EventTarget {
       if (classes[0] === TOP) {
         const { results } = await this.#api.requestJson("POST", "v1/classify", { body, signal });
         for (const { input: index, classes: found } of results) {
-          inputs[index].verdicts.set(keys.get(TOP.id), found.map((one) => ({ ...one, decided: { ...one, recall: fields.recall } })));
+          const verdicts = found.map((one) => ({ ...one, decided: { ...one, recall: fields.recall } }));
+          inputs[index].verdicts.set(keys.get(TOP.id), verdicts);
         }
       } else {
         const { results, thresholds } = await this.#api.requestJson("POST", "v1/query", { body, signal });
