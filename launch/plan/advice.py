@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from heads.tiles.launch import LOWEST_CAPABILITY
+from launch.plan.backbone import BackboneCost
 from launch.plan.plan import Plan, PlanRequest, make_plan
 from trainer.config import Recipe
 from trainer.strategies.base import StrategyKind
@@ -26,21 +27,39 @@ def changes(plan: Plan, request: PlanRequest) -> list[Change]:
     """Return changes, cheapest first, until the plan fits. Changes that save little are omitted."""
     best = plan
     found: list[Change] = []
+    traced: dict[object, list[BackboneCost]] = {_key(plan.recipe): [plan.backbone]}
+
+    def planned(recipe: Recipe, request: PlanRequest) -> Plan:
+        known = traced.setdefault(_key(recipe), [])
+        made = make_plan(recipe, request, known=known)
+        if len(known) < 2 and made.backbone not in known:
+            known.append(made.backbone)
+        return made
+
     for what, changed in _candidates(plan, request):
         if best.memory.fits:
             return found
-        tried = make_plan(_with(best.recipe, changed), request)
-        saved, missing = best.memory.peak - tried.memory.peak, best.memory.missing
-        if saved >= _MIN_SAVING * missing:
+        tried = planned(_with(best.recipe, changed), request)
+        if best.memory.peak - tried.memory.peak >= _MIN_SAVING * _missing(best):
             best = tried
-            found.append(Change(what, tried.memory.peak, tried.memory.fits))
+            found.append(Change(what, tried.memory.peak, bool(tried.memory.fits)))
     nodes = request.nodes
     while not best.memory.fits and nodes < _MAX_NODES:
         nodes *= 2
-        best = make_plan(best.recipe, replace(request, nodes=nodes))
+        best = planned(best.recipe, replace(request, nodes=nodes))
         if best.memory.fits:
             found.append(Change(f"--nodes {nodes}", best.memory.peak, True))
     return found
+
+
+def _key(recipe: Recipe) -> object:
+    """Return the settings on which the activations of a micro-batch depend, except its size."""
+    return recipe.train.activation_checkpointing, recipe.train.strategy.weight_precision
+
+
+def _missing(plan: Plan) -> int:
+    assert plan.memory.capacity is not None
+    return plan.memory.peak - plan.memory.capacity
 
 
 def _candidates(plan: Plan, request: PlanRequest) -> Iterator[tuple[str, dict[str, object]]]:

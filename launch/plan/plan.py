@@ -1,5 +1,6 @@
 """Plans a run of a recipe on a cluster by combining the costs of its parts."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,24 +9,22 @@ import numpy as np
 
 from data.loading.sampling import sample_list_bytes
 from data.shards.manifest import Manifest
-from launch.plan.backbone_cost import BackboneCost, measure_backbone
+from launch.plan.backbone import BackboneCost, trace_backbone
 from launch.plan.classes import Classes, classes_of, num_samples, shards_of, stored_samples
-from launch.plan.cluster import Cluster, Machine
-from launch.plan.device_memory import Memory, memory_of
-from launch.plan.head_cost import HeadShape, head_shape, measure_loss
-from launch.plan.host_memory import ClassListCost, HostMemory, host_memory
-from launch.plan.step_time import StepTime, step_time
-from launch.plan.traffic import (
-    batch_norm_traffic,
-    engine_traffic,
-    factored_traffic,
-    first_rank_traffic,
-    norm_traffic,
-    scalar_traffic,
+from launch.plan.cluster import BYTES_PER_GBIT, Cluster, Collective, Machine
+from launch.plan.head import Head, parts_of, share_of
+from launch.plan.memory import (
+    ASSUMED_CLASSES,
+    BackboneShare,
+    CheckpointCost,
+    ClassListCost,
+    MemoryTable,
+    class_list,
+    device_memory,
+    host_memory,
 )
-from launch.plan.trial_step import StepOperations, record_step
+from launch.plan.time import StepTime, step_collectives, step_time
 from trainer.config import Recipe
-from trainer.strategies.cost import Collective, Spread
 from trainer.world import mesh_shape
 
 
@@ -33,54 +32,32 @@ from trainer.world import mesh_shape
 class Plan:
     """The cost of one step of `recipe` on the most expensive rank of `cluster`.
 
-    memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch;
-    steps: steps of the run. Both are None if neither the shards nor the recipe determine them.
-    collectives: all of a step; of_strategy: those of them that the recorded operations exclude.
-    passes, parts: forward passes of the backbone and micro-batches per step. adds_parts: see
-    `Spread`. The operations are recorded when `operations` or `time` is first read, because
-    `advice.py` needs only the memory.
+    memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch,
+    or None if neither the shards nor the recipe determine them.
     """
 
     recipe: Recipe
     cluster: Cluster
     classes: Classes
     backbone: BackboneCost
-    head: HeadShape
-    memory: Memory
-    host: HostMemory
-    collectives: tuple[Collective, ...]
-    of_strategy: tuple[Collective, ...]
+    share: BackboneShare
+    head: Head
+    memory: MemoryTable
+    host: MemoryTable
+    checkpoint: CheckpointCost
     samples: int | None
-    passes: int
-    parts: int
-    adds_parts: bool
 
     @cached_property
-    def operations(self) -> StepOperations:
-        return record_step(
-            self.recipe,
-            self.backbone,
-            self.head,
-            self.cluster,
-            adds_parts=self.adds_parts,
-        )
+    def collectives(self) -> tuple[Collective, ...]:
+        return tuple(step_collectives(self.recipe, self.backbone, self.head))
 
     @cached_property
     def time(self) -> StepTime:
-        return step_time(
-            self.recipe,
-            self.backbone,
-            self.operations,
-            self.collectives,
-            self.cluster,
-            of_strategy=self.of_strategy,
-            passes=self.passes,
-            parts=self.parts,
-            memory_bytes=self.memory.peak,
-        )
+        return step_time(self.recipe, self.backbone, self.share, self.head, self.collectives)
 
     @property
     def steps(self) -> int | None:
+        """Steps of the run, or None if unknown."""
         train = self.recipe.train
         if self.samples is None:
             return train.duration.steps
@@ -96,7 +73,8 @@ class Plan:
 class PlanRequest:
     """The inputs of a plan in addition to the recipe. None: take the value from the shards.
 
-    host_bytes: main memory of a machine. None: measured on CPUs, unknown on GPUs.
+    host_bytes: main memory of a machine. None: measured on CPUs, unknown on GPUs. storage: bytes
+    per second between a machine and the storage of its checkpoints.
     """
 
     machine: Machine
@@ -105,6 +83,7 @@ class PlanRequest:
     classes: int | None = None
     samples: int | None = None
     host_bytes: int | None = None
+    storage: float = 10 * BYTES_PER_GBIT
 
     @property
     def main_memory(self) -> int | None:
@@ -115,9 +94,14 @@ class PlanRequest:
 
 
 def make_plan(
-    recipe: Recipe, request: PlanRequest, *, label_vectors: np.ndarray | None = None
+    recipe: Recipe,
+    request: PlanRequest,
+    *,
+    label_vectors: np.ndarray | None = None,
+    known: Iterable[BackboneCost] = (),
 ) -> Plan:
-    """Plan one optimizer step. `label_vectors` [K, D] replace those of the shards.
+    """Plan one optimizer step. `label_vectors` [K, D] replace those of the shards. `known` are
+    costs of the same backbone: its memory with other rows is computed from two of them.
 
     Raises ValueError, as training would, if the class group or the strategy's shard group does not
     divide the ranks, or if the number of classes is unknown.
@@ -130,101 +114,63 @@ def make_plan(
     classes = classes_of(
         recipe, manifest, request.classes, label_vectors=label_vectors, class_ranks=class_ranks
     )
-    share = -(-recipe.train.global_batch // ranks)
-    parts = min(recipe.train.micro_batches, share)
-    cuda = request.machine.kind == "cuda"
-    backbone = measure_backbone(recipe, rows=-(-share // parts), ranks=ranks, cuda=cuda)
-    loss = measure_loss(recipe.head.loss)
-    # The head may need all features first, so each micro-batch runs forward twice.
-    passes = 2 * parts if recipe.calls_head_once and parts > 1 else parts
-    head = head_shape(recipe, backbone, classes, loss, cluster)
-    strategy = _spread(recipe, backbone, cluster, passes=passes, parts=parts)
-    of_strategy = cluster.nontrivial([*strategy.collectives, *norm_traffic(recipe, backbone)])
-    collectives = (
-        *_collectives(recipe, backbone, head, cluster, passes, parts),
-        *of_strategy,
-    )
-    memory = memory_of(recipe, backbone, strategy, head, cluster, parts)
+    backbone = _backbone(recipe, cluster, tuple(known))
+    share = BackboneShare.of(recipe, backbone, cluster)
+    head = Head.of(recipe, backbone, classes, cluster)
+    memory = device_memory(recipe, backbone, share, head, cluster)
+    checkpoint = CheckpointCost.of(recipe, backbone, head, request.storage)
+    extra = _of_data(recipe, manifest, request, classes, label_vectors)
+    if recipe.checkpoint.in_background:
+        # torch rounds pinned memory up to a power of two.
+        rounded = 1 << (checkpoint.of_rank - 1).bit_length()
+        copied = rounded if request.machine.kind == "cuda" else checkpoint.of_rank
+        extra["checkpoint being written"] = (0, 0, copied)
     return Plan(
         recipe=recipe,
         cluster=cluster,
         classes=classes,
         backbone=backbone,
+        share=share,
         head=head,
         memory=memory,
-        host=host_memory(
-            recipe,
-            backbone,
-            head,
-            memory,
-            cluster,
-            ClassListCost.assumed() if manifest is None else ClassListCost.of(manifest.classes),
-            label_vectors=_vector_bytes(recipe, manifest, label_vectors),
-            sample_list=_sample_list_bytes(recipe, manifest, request, classes.num_classes),
-            capacity=request.main_memory,
-        ),
-        collectives=collectives,
-        of_strategy=of_strategy,
+        host=host_memory(head, memory, extra, capacity=request.main_memory),
+        checkpoint=checkpoint,
         samples=num_samples(recipe, manifest, request.samples),
-        passes=passes,
-        parts=parts,
-        adds_parts=strategy.adds_parts,
     )
 
 
-def _sample_list_bytes(
-    recipe: Recipe, manifest: Manifest | None, request: PlanRequest, num_classes: int
-) -> int:
-    """Return the bytes of the list of samples of `data.sampling`, or 0 if the number of samples is
-    unknown.
-    """
-    if recipe.data.sampling.power == 1:
-        return 0
-    samples = stored_samples(recipe, manifest) or request.samples or 0
-    return sample_list_bytes(recipe.data, num_samples=samples, num_classes=num_classes)
+def _backbone(recipe: Recipe, cluster: Cluster, known: tuple[BackboneCost, ...]) -> BackboneCost:
+    rows = -(-share_of(recipe, cluster) // parts_of(recipe, cluster))
+    for cost in known:
+        if cost.rows == rows:
+            return cost
+    if len(known) > 1:
+        return known[0].at(rows, known[1])
+    is_cuda = cluster.machine.kind == "cuda"
+    return trace_backbone(recipe, rows=rows, ranks=cluster.ranks, cuda=is_cuda)
 
 
-def _vector_bytes(recipe: Recipe, manifest: Manifest | None, given: np.ndarray | None) -> int:
-    """Return the bytes of the label vectors, which every rank stores, or 0 if there are none."""
-    if given is not None:
-        return given.nbytes
-    if manifest is None or manifest.label_vectors is None:
-        return 0
-    path = Path(recipe.data.shards) / manifest.label_vectors
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _spread(
-    recipe: Recipe, backbone: BackboneCost, cluster: Cluster, *, passes: int, parts: int
-) -> Spread:
-    if cluster.ranks == 1:
-        return Spread.alone(backbone.units)
-    return recipe.train.strategy.spread(
-        backbone.units,
-        cluster.size("shard"),
-        passes=passes,
-        parts=parts,
-        copies=cluster.size("replicate"),
-        norms=backbone.norms,
-    )
-
-
-def _collectives(
+def _of_data(
     recipe: Recipe,
-    backbone: BackboneCost,
-    head: HeadShape,
-    cluster: Cluster,
-    passes: int,
-    parts: int,
-) -> tuple[Collective, ...]:
-    factored = recipe.head.weights.kind == "factored"
-    of_head = factored_traffic if factored else engine_traffic
-    weighing = 1 if recipe.calls_head_once else parts
-    return cluster.nontrivial(
-        [
-            *batch_norm_traffic(backbone, cluster, passes=passes, parts=parts),
-            *first_rank_traffic(recipe, backbone),
-            *of_head(head, cluster),
-            *scalar_traffic(recipe, cluster, parts=weighing),
-        ]
-    )
+    manifest: Manifest | None,
+    request: PlanRequest,
+    classes: Classes,
+    label_vectors: np.ndarray | None,
+) -> dict[str, tuple[int, ...]]:
+    """Return the main memory of what a rank reads from the shards."""
+    cost = ClassListCost.of(ASSUMED_CLASSES if manifest is None else manifest.classes)
+    vectors = 0 if label_vectors is None else label_vectors.nbytes
+    if label_vectors is None and manifest is not None and manifest.label_vectors is not None:
+        path = Path(recipe.data.shards) / manifest.label_vectors
+        vectors = path.stat().st_size if path.is_file() else 0
+    samples = 0
+    if recipe.data.sampling.power != 1:
+        stored = stored_samples(recipe, manifest) or request.samples or 0
+        samples = sample_list_bytes(
+            recipe.data, num_samples=stored, num_classes=classes.num_classes
+        )
+    return {
+        "class list": class_list(cost, classes.num_classes),
+        "label vectors": (0, vectors, vectors),
+        "list of samples": (0, 0, samples),
+    }
