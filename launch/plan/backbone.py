@@ -23,16 +23,15 @@ _PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class BackboneCost:
     """The cost of a micro-batch of `rows` samples, in bytes unless stated otherwise.
 
-    units: numbers of weights of each FSDP unit; those outside the blocks are last. largest: number
-    of weights in the largest tensor. norms: channels of each synchronized batch norm.
+    units: the shapes of the weights that FSDP gathers together; those outside the blocks are last.
+    norms: channels of each synchronized batch norm.
     activations: live at the end of forward. backward: largest number of live bytes in the backward
     pass, without the gradients of the weights. Neither includes weights or inputs.
     """
 
     dim: int
     rows: int
-    units: tuple[int, ...]
-    largest: int
+    units: tuple[tuple[torch.Size, ...], ...]
     norms: tuple[int, ...]
     buffers: int
     inputs: int
@@ -45,7 +44,18 @@ class BackboneCost:
     @property
     def numel(self) -> int:
         """Number of weights."""
-        return sum(self.units)
+        return sum(self.padded())
+
+    def padded(self, ranks: int = 1) -> list[int]:
+        """Return the number of weights of each unit once the rows of each tensor are padded to a
+        multiple of `ranks`."""
+        return [
+            sum(
+                -(-rows // ranks) * ranks * math.prod(rest)
+                for rows, *rest in (shape or (1,) for shape in unit)
+            )
+            for unit in self.units
+        ]
 
     @property
     def flops(self) -> int:
@@ -98,7 +108,6 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
         dim=backbone.dim,
         rows=rows,
         units=units,
-        largest=max(parameter.numel() for parameter in backbone.parameters()),
         norms=norms,
         buffers=num_bytes(backbone.buffers()),
         inputs=num_bytes(inputs.values()),
@@ -110,14 +119,14 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
     )
 
 
-def _units(backbone: Backbone) -> Iterator[int]:
-    """Yield the numbers of weights that FSDP gathers together (`trainer/strategies/fsdp.py`)."""
+def _units(backbone: Backbone) -> Iterator[tuple[torch.Size, ...]]:
+    """Yield the shapes of the weights that FSDP gathers together (`trainer/strategies/fsdp.py`)."""
     grouped: set[int] = set()
     for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
         own = [p for p in module.parameters() if id(p) not in grouped]
         grouped.update(id(p) for p in own)
         if own:
-            yield sum(p.numel() for p in own)
+            yield tuple(p.shape for p in own)
 
 
 def _round_weights(backbone: nn.Module, dtype: torch.dtype) -> None:

@@ -19,7 +19,7 @@ from heads.tree import LabelTree
 from launch.plan.backbone import BackboneCost
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
-from trainer.backbone.trace import Recorder, Work
+from trainer.backbone.trace import Kind, Recorder, Work
 from trainer.config import Recipe
 
 FLOAT32 = 4
@@ -27,12 +27,15 @@ _INT64 = _FLOAT64 = 8
 # Large enough that costs independent of the block size are negligible.
 _ROWS, _CLASSES = 256, 2048
 _VECTOR_DIM = 300
-# With tiles: the time of four products relative to their peak rate, the bytes per logit, and the
-# bytes per number of a class row. Fitted to a simulation of the L2 caches of H100 and H200.
-_TILE_PRODUCTS, _TILE_LOGIT, _TILE_ROW = 4.17, 0.3, 11.9
-# Bytes per number that an update in the backward pass adds: it reads the gradient and the row, and
-# writes the row. On CPUs, rounding takes torch operations on 64-bit hashes.
-_ROUNDING = 110
+# With tiles: the time of two products relative to their peak rate, the bytes per logit, and the
+# bytes per number of a class row, by the bytes in which it is stored. Fitted to a simulation of the
+# L2 caches of H100 and H200.
+_TILE_PRODUCTS, _TILE_LOGIT, _TILE_ROW = 4.17, 0.3, {4: 11.9, 2: 6.1, 1: 19.1}
+# Passes over float32 rows to normalize them, and to differentiate that.
+_NORMALIZING = 26
+# Bytes per number to round an updated row or moment on CPUs, or outside of the kernel of fused
+# updates: this takes torch operations on 64-bit hashes.
+ROUNDING = 110
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ class LossCost:
     width: numbers per row that ranks exchange. shifts: how many of them are logsumexps, or None if
     they cannot be merged by all-reduces. kept: bytes that the graph saves for backward. peak:
     largest number of live bytes in a block. constants: bytes per class that the loss stores.
-    forward, backward: bytes read and written.
+    statistics, gradient: bytes read and written to compute the statistics, and to compute them with
+    a graph and their gradient.
     """
 
     width: int
@@ -50,8 +54,8 @@ class LossCost:
     kept: float
     peak: float
     constants: float
-    forward: float
-    backward: float
+    statistics: float
+    gradient: float
 
 
 def measure_loss(loss: Loss) -> LossCost:
@@ -69,12 +73,14 @@ def measure_loss(loss: Loss) -> LossCost:
     labels = torch.randint(_CLASSES, (_ROWS,), generator=generator)
     is_sampled = loss.sampled(_CLASSES, _ROWS) is not None
     weights = torch.ones(_CLASSES, dtype=torch.float64) if is_sampled else None
+    view = Block.of(classes, labels, labels, leaf, weights)
+    with Recorder() as once, torch.no_grad():
+        loss.statistics(leaf, view)
     with Recorder([leaf, classes, labels]) as recorder:
         view = Block.of(classes, labels, labels, leaf, weights)
         with torch.enable_grad():
             computed = ComputedBlock(leaf, view, loss.statistics(leaf, view))
-        kept, forward = recorder.live, recorder.work
-        recorder.work = Counter()
+        kept = recorder.live
         grads = tuple(torch.ones_like(stat) for stat in computed.stats)
         gradient = computed.gradient_of_logits(computed.stats, grads)
     del gradient
@@ -90,8 +96,8 @@ def measure_loss(loss: Loss) -> LossCost:
         kept=kept / per,
         peak=recorder.peak / per,
         constants=constants / _CLASSES,
-        forward=sum(each.bytes * n for each, n in forward.items()) / per,
-        backward=sum(each.bytes * n for each, n in recorder.work.items()) / per,
+        statistics=sum(each.bytes * number for each, number in once.work.items()) / per,
+        gradient=sum(each.bytes * number for each, number in recorder.work.items()) / per,
     )
 
 
@@ -291,49 +297,62 @@ class Head:
         one = self._tile_work() if self.uses_tiles else self._torch_work()
         if self.recipe.optimizer.head.fused_sgd == "deferred":
             clips = self.recipe.train.clip_norm is not None
-            one.update(dict.fromkeys(self._products(1), 1 + clips))
+            logits, _, rows = self._products()
+            one.update([logits, *[rows] * clips])
         return Counter({each: number * calls for each, number in one.items()})
 
-    def _products(self, number: float) -> list[Work]:
-        """Return products of logits, rows and features."""
-        moved = self.group_rows * self.dim + self.computed * self.dim + self.logits
-        kind = "half" if self.compute_bytes < FLOAT32 else "single"
-        flops = int(number * 2 * self.logits * self.dim)
-        return [Work(kind, flops, int(number * moved * self.compute_bytes))]
+    def _products(self) -> tuple[Work, Work, Work]:
+        """Return the products of a call: logits, gradients of features and gradients of rows. Their
+        results are float32."""
+        compute, flops = self.compute_bytes, 2 * self.logits * self.dim
+        features, rows = self.group_rows * self.dim, self.computed * self.dim
+        kind: Kind = "half" if compute < FLOAT32 else "single"
+        read = compute * (features + rows + self.logits)
+        return (
+            Work(kind, flops, read + (FLOAT32 - compute) * self.logits),
+            Work(kind, flops, read + (FLOAT32 - compute) * features),
+            Work(kind, flops, read + (FLOAT32 - compute) * rows),
+        )
 
     def _tile_work(self) -> Counter[Work]:
-        numbers = self.computed * self.dim
-        moved = int(_TILE_LOGIT * self.logits + _TILE_ROW * numbers + self._update_bytes)
-        (products,) = self._products(_TILE_PRODUCTS)
-        return Counter([products._replace(bytes=0), Work("other", 0, moved)])
+        numbers, (product, *_) = self.computed * self.dim, self._products()
+        moved = _TILE_LOGIT * self.logits + _TILE_ROW[self.row_dtype.itemsize] * numbers
+        moved += self._normalizing * numbers + self._update_bytes
+        products = product._replace(flops=int(_TILE_PRODUCTS * product.flops), bytes=0)
+        return Counter([products, Work("other", 0, int(moved))])
 
     def _torch_work(self) -> Counter[Work]:
         loss, again = self.loss, 1 - self.saved / max(1, self.logits)
-        is_half, compute = self.compute_bytes < FLOAT32, self.compute_bytes
-        # Logits are written in float32. Their gradient is cast.
-        per_logit = loss.forward + loss.backward + is_half * (FLOAT32 + compute)
-        if not self.keeps_graphs:
-            per_logit += loss.forward
-        # Rows are read, and cast or summed, for the logits, the gradients, and the logits again.
-        reads = 2 + again
-        row = self.row_dtype.itemsize
-        per_number = reads * (row + compute) * (row != compute)
+        products, compute = self._products(), self.compute_bytes
+        # The gradient of the logits is cast. Backward computes the statistics again, except if
+        # forward saved the graphs.
+        per_logit = loss.gradient + (FLOAT32 + compute) * (compute < FLOAT32)
+        per_logit += loss.statistics * (not self.keeps_graphs)
+        # Rows are cast, or summed along their paths, for the logits, the gradients of the features,
+        # and the logits that are not saved.
+        reads, row = 2 + again, self.row_dtype.itemsize
+        per_number = reads * (row + compute) * (row != compute) + self._normalizing
         if not self.classes.plain:
             per_number += reads * (self.classes.depth + 1) * FLOAT32 + 4 * FLOAT32
-        if self.recipe.head.logits.normalizes:
-            per_number += (3 * reads + 8) * FLOAT32
-        numbers = self.computed * self.dim
-        moved = int(per_logit * self.logits + per_number * numbers + self._update_bytes)
-        return Counter([*self._products(1) * 3, *self._products(again), Work("other", 0, moved)])
+        moved = per_logit * self.logits + per_number * self.computed * self.dim
+        repeated = products[0]._replace(
+            flops=int(again * products[0].flops), bytes=int(again * products[0].bytes)
+        )
+        return Counter([*products, repeated, Work("other", 0, int(moved + self._update_bytes))])
+
+    @property
+    def _normalizing(self) -> int:
+        return _NORMALIZING * FLOAT32 if self.recipe.head.logits.normalizes else 0
 
     @property
     def _update_bytes(self) -> int:
-        """Bytes that the update in the backward pass moves, or the sum over micro-batches."""
+        """Bytes of the update in the backward pass, which reads the gradient and the row and writes
+        the row; otherwise, those of the sum over micro-batches."""
         numbers, row = self.computed * self.dim, self.row_dtype.itemsize
         if not self.is_fused:
             return 3 * FLOAT32 * numbers * (self.calls > 1)
         rounds = self.row_dtype != torch.float32 and self.cluster.machine.kind == "cpu"
-        return numbers * (FLOAT32 + 2 * row + _ROUNDING * rounds)
+        return numbers * (FLOAT32 + 2 * row + ROUNDING * rounds)
 
     def _factored_work(self, calls: int) -> Counter[Work]:
         """Return six products of features or d x d sums in float64, and the update of d x d."""

@@ -83,18 +83,20 @@ class BackboneShare:
         if cluster.ranks == 1:
             return cls(whole, whole, whole, 0, 0)
         sharding = recipe.train.strategy.sharding
-        piece = -(-whole // cluster.sizes["shard"])
+        ranks = cluster.sizes["shard"]
+        units = backbone.padded(ranks if sharding.weights else 1)
+        piece = -(-sum(units) // ranks) * FLOAT32
         bucket = min(sharding.bucket * FLOAT32, whole)
         gathered = 0 if sharding.keeps_bucket else bucket
         if sharding.gathers_blocks:
             # The weights outside the blocks, a block and the next one. The gradients of a block,
             # and their copy for the reduction.
-            *blocks, root = backbone.units
+            *blocks, root = units
             gathered += sharding.param_bytes * (root + sum(sorted(blocks)[-2:]))
         elif sharding.weights:
-            gathered += sharding.param_bytes * backbone.numel
+            gathered += sharding.param_bytes * sum(units)
         if sharding.weights and not bucket:
-            gathered += (sharding.param_bytes + sharding.reduce_bytes) * max(backbone.units)
+            gathered += (sharding.param_bytes + sharding.reduce_bytes) * max(units)
         updated = piece if sharding.updates else whole
         return cls(
             weights=(piece if sharding.weights else whole) + sharding.copies_updates * updated,
@@ -160,7 +162,8 @@ def _temporaries(recipe: Recipe, backbone: BackboneCost, share: BackboneShare, h
     shard = head.shard if head.row_dtype == torch.float32 and not head.is_fused else 0
     if not recipe.optimizer.copies_tensors:
         return shard
-    return max(share.updated, shard) + 2 * max(backbone.largest * FLOAT32, shard)
+    largest = max(shape.numel() for unit in backbone.units for shape in unit) * FLOAT32
+    return max(share.updated, shard) + 2 * max(largest, shard)
 
 
 @dataclass(frozen=True)

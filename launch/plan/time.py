@@ -15,16 +15,13 @@ import torch
 from heads.engine.global_loss import reduces
 from launch.plan.backbone import BackboneCost
 from launch.plan.cluster import Cluster, Collective, Phase, Transfer
-from launch.plan.head import FLOAT32, Head, parts_of
+from launch.plan.head import FLOAT32, ROUNDING, Head, parts_of
 from launch.plan.memory import BackboneShare
 from trainer.backbone.trace import Work
 from trainer.config import Recipe
 
 Bound = Literal["compute", "memory bandwidth", "links in the node", "links between nodes"]
 _FLOAT64 = 8
-# Bytes per number of a bf16 row or moment that the optimizer updates: it is converted to float32
-# and rounded at random, which takes torch operations on 64-bit hashes.
-_ROUNDING = 110
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ def _optimizer_bytes(recipe: Recipe, share: BackboneShare, head: Head) -> int:
     if head.row_dtype == torch.float32:
         return moved + passes * head.moment
     numbers = head.nodes * head.dim
-    return moved + numbers * (passes * FLOAT32 + _ROUNDING * (1 + optimizer.num_moments))
+    return moved + numbers * (passes * FLOAT32 + ROUNDING * (1 + optimizer.num_moments))
 
 
 # ---- collectives
@@ -152,7 +149,8 @@ def step_collectives(recipe: Recipe, backbone: BackboneCost, head: Head) -> list
 def _of_strategy(
     recipe: Recipe, backbone: BackboneCost, cluster: Cluster, parts: int, passes: int
 ) -> list[Collective]:
-    sharding, numel = recipe.train.strategy.sharding, backbone.numel
+    sharding = recipe.train.strategy.sharding
+    numel = sum(backbone.padded(cluster.sizes["shard"] if sharding.weights else 1))
     reduced = sharding.reduce_bytes * numel
     if not sharding.weights:
         # If only gradients are sharded, each micro-batch is summed, because the sum is not kept.

@@ -33,8 +33,9 @@ aten = torch.ops.aten
 Kind = Literal["half", "convolution", "single", "normalization", "other"]
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 _NORMALIZATIONS = (aten.native_batch_norm, aten.native_batch_norm_backward)
-_ALLOCATING = (
-    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
+# Operations that only allocate or describe a tensor, in addition to views.
+_WITHOUT_KERNEL = (
+    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten._unsafe_view),
     *(aten.new_empty, aten.new_empty_strided, aten.scalar_tensor, aten.lift_fresh),
 )
 # These do not read the tensor that they write.
@@ -75,10 +76,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, packet = kwargs or {}, func.overloadpacket
         out = func(*args, **kwargs)
-        if not func.is_view and func.overloadpacket not in _ALLOCATING:
-            self.work[_work(func.overloadpacket, args, kwargs, out)] += 1
+        if func.namespace == "aten" and not func.is_view and packet not in _WITHOUT_KERNEL:
+            self.work[_work(packet, args, kwargs, out)] += 1
         for tensor in _tensors(out):
             self._track(tensor)
         return out
