@@ -73,13 +73,13 @@ def plan(
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     from launch.plan import advice, table
     from launch.plan.cluster import BYTES_PER_GBIT, machine_named
-    from launch.plan.plan import PlanRequest, make_plan
+    from launch.plan.plan import Plan, PlanRequest
 
     machine = machine_named(gpu, link_gbps=link_gbps, ranks_per_node=gpus)
     host_bytes = None if host_memory is None else int(host_memory * 2**30)
     storage = storage_gbps * BYTES_PER_GBIT
     request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes, storage)
-    made = make_plan(resolved, request)
+    made = Plan(resolved, request)
     changes = [] if made.memory.fits else advice.changes(made, request)
     warnings = advice.warnings(made)
     if as_json:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from heads.tiles.launch import LOWEST_CAPABILITY
-from launch.plan.backbone import BackboneCost
-from launch.plan.plan import Plan, PlanRequest, make_plan
+from heads.weights import shard_range
+from launch.plan.plan import Plan, PlanRequest
+from trainer.backbone.trace import BackboneCost
 from trainer.config import Recipe
 from trainer.strategies.base import StrategyKind
 
@@ -31,7 +32,7 @@ def changes(plan: Plan, request: PlanRequest) -> list[Change]:
 
     def planned(recipe: Recipe, request: PlanRequest) -> Plan:
         known = traced.setdefault(_key(recipe), [])
-        made = make_plan(recipe, request, known=known)
+        made = Plan(recipe, request, known=known)
         if len(known) < 2 and made.backbone not in known:
             known.append(made.backbone)
         return made
@@ -77,7 +78,8 @@ def _candidates(plan: Plan, request: PlanRequest) -> Iterator[tuple[str, dict[st
     while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
         yield strategy.change_to(smaller), {"strategy": smaller}
         strategy = smaller
-    if plan.head.memory_mib > _SMALL_LOGITS_MIB:
+    default = request.machine.processor.default_memory_mib
+    if (recipe.head.memory_mib or default) > _SMALL_LOGITS_MIB:
         yield f"head.memory_mib={_SMALL_LOGITS_MIB}", {"memory_mib": _SMALL_LOGITS_MIB}
     if recipe.can_have_bf16_rows:
         yield "head.dtype=bf16", {"dtype": "bf16"}
@@ -92,14 +94,13 @@ def _with(recipe: Recipe, changed: dict[str, object]) -> Recipe:
 def warnings(plan: Plan) -> list[str]:
     """Return one line for each setting that training would reject or that is inefficient."""
     recipe, cluster = plan.recipe, plan.cluster
-    train, machine = recipe.train, cluster.machine
+    train, machine, nodes = recipe.train, cluster.machine, plan.classes.nodes
+    start, stop = shard_range(nodes, cluster.class_ranks - 1, cluster.class_ranks)
     conditions = {
         f"train.global_batch is {train.global_batch}, less than one sample for each of the "
         f"{cluster.ranks} ranks: raise it, or use fewer GPUs": train.global_batch < cluster.ranks,
-        f"the head has {plan.classes.nodes} rows, fewer than one for each of the "
-        f"{cluster.class_ranks} ranks of a class group: lower train.class_group": (
-            plan.classes.min_nodes(cluster.class_ranks) == 0
-        ),
+        f"the head has {nodes} rows, fewer than one for each of the {cluster.class_ranks} ranks "
+        "of a class group: lower train.class_group": start == stop,
         f"{machine.name} does not support {train.precision}: set train.precision to fp16 or fp32": (
             train.precision not in machine.flops
         ),
@@ -109,8 +110,8 @@ def warnings(plan: Plan) -> list[str]:
         "set train.class_group to node or to a divisor of the GPUs per node": (
             cluster.crosses_nodes("class") and train.class_group != "world"
         ),
-        "the label tree is not available: the plan assumes the largest possible tree": (
-            not plan.classes.exact
+        "the label tree is not built: the plan assumes the largest possible tree": (
+            recipe.head.weights.kind == "vtree" or recipe.head.loss.over_nodes
         ),
     }
     return [line for line, applies in conditions.items() if applies]

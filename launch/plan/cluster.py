@@ -8,7 +8,7 @@ are one class group apart.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import psutil
@@ -16,8 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from heads.engine.block_size import Processor
-from trainer.backbone.trace import Work
-from trainer.config import Recipe
+from trainer.backbone.trace import Kind
 from trainer.devices import DEVICES
 
 # `shard` contains the ranks that share one copy of the backbone, and `replicate` contains the ranks
@@ -26,6 +25,7 @@ Group = Literal["class", "data", "shard", "replicate", "world"]
 Transfer = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast"]
 Phase = Literal["forward", "head", "backward", "optimizer"]
 
+BYTES_PER_GBIT = 1e9 / 8
 # Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
@@ -33,7 +33,6 @@ _ACROSS_SECONDS = 40e-6
 # overrides these rates.
 _NETWORK_GBPS = {"a100": 200, "h100": 400, "h200": 400, "b200": 400}
 _OTHER_GBPS = 100
-BYTES_PER_GBIT = 1e9 / 8
 _LOOPBACK = 2e9
 _COPIED = 1 << 26
 
@@ -43,9 +42,9 @@ class Machine:
     """One GPU (or CPU process) and its links.
 
     flops: FLOPs per second of dense matrix products, by number format (fp32, tf32, bf16, fp16) and,
-    if measured, of float32 convolutions ("convolution"). bandwidth: bytes per second of the
-    memory. link: bytes per second that a GPU sends within its node; network: to other nodes.
-    num_sms: number of streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
+    if measured, of float32 convolutions. bandwidth: bytes per second of the memory. link, network:
+    bytes per second that a GPU sends within its node and to other nodes. num_sms: number of
+    streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
     """
 
     name: str
@@ -62,21 +61,11 @@ class Machine:
     def processor(self) -> Processor:
         return Processor(self.kind, self.memory, self.num_sms)
 
-    def peak(self, recipe: Recipe, kind: str) -> float:
-        """Return the FLOPs per second of products of this kind (`trainer/backbone/trace.py`)."""
-        arithmetic: str = "tf32" if recipe.train.tf32 else "fp32"
-        if kind == "half":
-            arithmetic = recipe.train.precision
-        elif kind == "convolution":
-            arithmetic = "convolution" if "convolution" in self.flops else "tf32"
-        return self.flops.get(arithmetic, self.flops["fp32"])
-
-    def seconds(self, recipe: Recipe, work: Work) -> tuple[float, bool]:
-        """Return the time of an operation, and whether its products take it (roofline model,
-        Williams et al. 2009)."""
-        products = work.flops / self.peak(recipe, work.kind) if work.flops else 0.0
-        moving = work.bytes / self.bandwidth
-        return max(products, moving), products >= moving
+    def peak(self, kind: Kind, *, precision: str, tf32: bool) -> float:
+        """Return the FLOPs per second of products. cuDNN convolves in TF32 by default."""
+        names = {"half": precision, "convolution": "tf32", "single": "tf32" if tf32 else "fp32"}
+        name = kind if kind in self.flops else names[kind]
+        return self.flops.get(name, self.flops["fp32"])
 
 
 @dataclass(frozen=True)
@@ -99,47 +88,35 @@ class Collective:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster of identical nodes, with one rank per GPU.
-
-    The classes are sharded across each group of `class_ranks` consecutive ranks, and the backbone
-    across each group of `shard_ranks` (0: all ranks).
-    """
+    """A cluster of identical nodes with one rank per GPU. `class_ranks` consecutive ranks share the
+    classes, and `shard_ranks` (0: all) the backbone."""
 
     machine: Machine
     nodes: int
     gpus: int
     class_ranks: int
     shard_ranks: int = 0
-    sizes: dict[Group, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        shard = self.shard_ranks or self.ranks
-        sizes = {
-            "class": self.class_ranks,
-            "data": self.ranks // self.class_ranks,
-            "shard": shard,
-            "replicate": self.ranks // shard,
-            "world": self.ranks,
-        }
-        object.__setattr__(self, "sizes", sizes)
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.gpus
 
+    def size(self, group: Group) -> int:
+        """Return the number of ranks in a group."""
+        shard = self.shard_ranks or self.ranks
+        sizes = {"class": self.class_ranks, "data": self.ranks // self.class_ranks}
+        sizes |= {"shard": shard, "replicate": self.ranks // shard, "world": self.ranks}
+        return sizes[group]
+
     def crosses_nodes(self, group: Group) -> bool:
         """Return whether any group of this kind spans more than one node."""
-        if self.nodes == 1 or self.sizes[group] == 1:
+        if self.nodes == 1 or self.size(group) == 1:
             return False
-        if group in ("class", "shard"):  # consecutive ranks
-            return self.gpus % self.sizes[group] != 0
-        return True
+        return group not in ("class", "shard") or self.gpus % self.size(group) != 0
 
     def sent(self, each: Collective) -> float:
         """Return the bytes that a rank sends in a ring (all-reduce: Patarasu and Yuan 2009)."""
-        ranks = self.sizes[each.group]
-        if ranks == 1:
-            return 0.0
+        ranks = self.size(each.group)
         share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}
         return each.calls * each.bytes * share.get(each.operation, (ranks - 1) / ranks)
 
@@ -177,36 +154,30 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
-    """Measure this machine's CPU, which takes a second, and divide it among its ranks."""
+    """Measure this machine's CPU for about a second, and divide it among its ranks: a product and a
+    convolution, both forward and backward, and a copy."""
     block = torch.zeros(_COPIED // 4)
-    copy = _fastest(lambda: block.clone())
-    flops = {
-        name: _products(dtype) / ranks
-        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    left, right = (torch.randn(1024, 768, requires_grad=True) for _ in range(2))
+    images = torch.randn(4, 128, 28, 28, requires_grad=True)
+    filters = torch.randn(128, 128, 3, 3, requires_grad=True)
+    work: dict[str, tuple[float, Callable[[], object]]] = {
+        "fp32": (6 * 1024**2 * 768, lambda: (left @ right.T).sum().backward()),
+        "bf16": (2 * 1024**2 * 768, lambda: left.bfloat16() @ right.bfloat16().T),
+        "convolution": (
+            6 * 4 * 128**2 * 28**2 * 9,
+            lambda: F.conv2d(images, filters, padding=1).sum().backward(),
+        ),
     }
+    flops = {name: count / _fastest(run) / ranks for name, (count, run) in work.items()}
     return Machine(
         name=f"cpu ({os.cpu_count()} cores)",
         kind="cpu",
         memory=psutil.virtual_memory().total // ranks,
-        bandwidth=2 * _COPIED / copy / ranks,
-        flops={**flops, "fp16": flops["bf16"], "convolution": _convolutions() / ranks},
+        bandwidth=2 * _COPIED / _fastest(block.clone) / ranks,
+        flops={**flops, "fp16": flops["bf16"]},
         link=_LOOPBACK / ranks,
         network=(link_gbps or _OTHER_GBPS) * BYTES_PER_GBIT / ranks,
     )
-
-
-def _products(dtype: torch.dtype) -> float:
-    """Return the FLOPs per second of a matrix product."""
-    left, right = torch.randn(1024, 768).to(dtype), torch.randn(768, 768).to(dtype)
-    return 2 * 1024 * 768**2 / _fastest(lambda: left @ right)
-
-
-def _convolutions() -> float:
-    """Return the FLOPs per second of a convolution of 3 x 3 in forward and backward."""
-    images = torch.randn(4, 128, 28, 28, requires_grad=True)
-    filters = torch.randn(128, 128, 3, 3, requires_grad=True)
-    seconds = _fastest(lambda: F.conv2d(images, filters, padding=1).sum().backward())
-    return 3 * 2 * 4 * 128**2 * 28**2 * 3**2 / seconds
 
 
 def _fastest(work: Callable[[], object]) -> float:

@@ -7,34 +7,30 @@ The formulas count how often the engine reads and writes logits and class rows
 import math
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
 from heads.build import ROW_DTYPES
 from heads.engine.torch_walk import ComputedBlock
 from heads.losses import Block, ClassFacts, Loss, Reduction
-from heads.rows.node_values import FP8
 from heads.tree import LabelTree
-from launch.plan.backbone import BackboneCost
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
-from trainer.backbone.trace import Kind, Recorder, Work
+from trainer.backbone.trace import BackboneCost, Kind, Recorder, Work
 from trainer.config import Recipe
 
 FLOAT32 = 4
-_INT64 = _FLOAT64 = 8
+INT64 = FLOAT64 = 8
 # Large enough that costs independent of the block size are negligible.
-_ROWS, _CLASSES = 256, 2048
-_VECTOR_DIM = 300
+_ROWS, _CLASSES, _VECTOR_DIM = 256, 2048, 300
 # With tiles: the time of two products relative to their peak rate, the bytes per logit, and the
 # bytes per number of a class row, by the bytes in which it is stored. Fitted to a simulation of the
 # L2 caches of H100 and H200.
 _TILE_PRODUCTS, _TILE_LOGIT, _TILE_ROW = 4.17, 0.3, {4: 11.9, 2: 6.1, 1: 19.1}
-# Passes over float32 rows to normalize them, and to differentiate that.
+# Passes over float32 rows to normalize them and to differentiate that.
 _NORMALIZING = 26
-# Bytes per number to round an updated row or moment on CPUs, or outside of the kernel of fused
-# updates: this takes torch operations on 64-bit hashes.
+# Bytes per number to round an updated row or moment without the kernel of fused updates: this takes
+# torch operations on 64-bit hashes.
 ROUNDING = 110
 
 
@@ -44,9 +40,9 @@ class LossCost:
 
     width: numbers per row that ranks exchange. shifts: how many of them are logsumexps, or None if
     they cannot be merged by all-reduces. kept: bytes that the graph saves for backward. peak:
-    largest number of live bytes in a block. constants: bytes per class that the loss stores.
-    statistics, gradient: bytes read and written to compute the statistics, and to compute them with
-    a graph and their gradient.
+    largest number of live bytes. constants: bytes per class that the loss stores. statistics,
+    gradient: bytes read and written to compute the statistics, and to compute them with a graph and
+    their gradient.
     """
 
     width: int
@@ -57,315 +53,191 @@ class LossCost:
     statistics: float
     gradient: float
 
-
-def measure_loss(loss: Loss) -> LossCost:
-    """Run the loss on one block of random logits."""
-    generator = torch.Generator().manual_seed(0)
-    facts = ClassFacts(
-        _CLASSES,
-        counts=torch.ones(_CLASSES),
-        label_vectors=torch.randn(_CLASSES, _VECTOR_DIM, generator=generator),
-        tree=LabelTree.dense(_CLASSES),
-    )
-    loss = loss.prepare(facts)
-    leaf = torch.randn(_ROWS, _CLASSES, generator=generator).requires_grad_()
-    classes = torch.arange(_CLASSES)
-    labels = torch.randint(_CLASSES, (_ROWS,), generator=generator)
-    is_sampled = loss.sampled(_CLASSES, _ROWS) is not None
-    weights = torch.ones(_CLASSES, dtype=torch.float64) if is_sampled else None
-    view = Block.of(classes, labels, labels, leaf, weights)
-    with Recorder() as once, torch.no_grad():
-        loss.statistics(leaf, view)
-    with Recorder([leaf, classes, labels]) as recorder:
-        view = Block.of(classes, labels, labels, leaf, weights)
-        with torch.enable_grad():
-            computed = ComputedBlock(leaf, view, loss.statistics(leaf, view))
-        kept = recorder.live
-        grads = tuple(torch.ones_like(stat) for stat in computed.stats)
-        gradient = computed.gradient_of_logits(computed.stats, grads)
-    del gradient
-    per, identity = leaf.numel(), loss.identity(torch.zeros(1))
-    shifts = None
-    if loss.reductions:
-        pairs = zip(loss.reductions, identity, strict=True)
-        shifts = sum(s.numel() for reduction, s in pairs if reduction is Reduction.LOGSUMEXP)
-    constants = sum(each.numel() * each.itemsize for each in loss.constants().values())
-    return LossCost(
-        width=sum(stat.numel() for stat in identity),
-        shifts=shifts,
-        kept=kept / per,
-        peak=recorder.peak / per,
-        constants=constants / _CLASSES,
-        statistics=sum(each.bytes * number for each, number in once.work.items()) / per,
-        gradient=sum(each.bytes * number for each, number in recorder.work.items()) / per,
-    )
-
-
-@dataclass(frozen=True)
-class Head:
-    """The head on the rank with the largest shard."""
-
-    recipe: Recipe
-    dim: int
-    feature_bytes: int
-    classes: Classes
-    cluster: Cluster
-    loss: LossCost
-
     @classmethod
-    def of(
-        cls, recipe: Recipe, backbone: BackboneCost, classes: Classes, cluster: Cluster
-    ) -> "Head":
-        loss = measure_loss(recipe.head.loss)
-        return cls(recipe, backbone.dim, backbone.feature_bytes, classes, cluster, loss)
+    def of(cls, loss: Loss) -> "LossCost":
+        """Run the loss on one block of random logits."""
+        vectors = torch.randn(_CLASSES, _VECTOR_DIM)
+        tree = LabelTree.dense(_CLASSES)
+        loss = loss.prepare(ClassFacts(_CLASSES, torch.ones(_CLASSES), vectors, tree))
+        leaf = torch.randn(_ROWS, _CLASSES).requires_grad_()
+        classes, labels = torch.arange(_CLASSES), torch.randint(_CLASSES, (_ROWS,))
+        is_sampled = loss.sampled(_CLASSES, _ROWS) is not None
+        weights = torch.ones(_CLASSES, dtype=torch.float64) if is_sampled else None
+        with Recorder() as once, torch.no_grad():
+            loss.statistics(leaf, Block.of(classes, labels, labels, leaf, weights))
+        with Recorder([leaf, classes, labels]) as recorder:
+            view = Block.of(classes, labels, labels, leaf, weights)
+            computed = ComputedBlock(leaf, view, loss.statistics(leaf, view))
+            kept = recorder.live
+            grads = tuple(torch.ones_like(stat) for stat in computed.stats)
+            gradient = computed.gradient_of_logits(computed.stats, grads)
+        del gradient
+        per, identity = leaf.numel(), loss.identity(torch.zeros(1))
+        shifts = sum(
+            stat.numel()
+            for reduction, stat in zip(loss.reductions, identity, strict=False)
+            if reduction is Reduction.LOGSUMEXP
+        )
+        return cls(
+            width=sum(stat.numel() for stat in identity),
+            shifts=shifts if loss.reductions else None,
+            kept=kept / per,
+            peak=recorder.peak / per,
+            constants=sum(each.nbytes for each in loss.constants().values()) / _CLASSES,
+            statistics=once.bytes / per,
+            gradient=recorder.bytes / per,
+        )
 
-    # ---- rows: samples, and twice as many if they are mixed
 
-    @property
-    def calls(self) -> int:
-        """Calls of the head per step."""
-        return 1 if self.recipe.calls_head_once else parts_of(self.recipe, self.cluster)
+class Head:
+    """The head on the rank with the largest shard, as the engine runs it (`SavedBlocks`,
+    `Processor.classes_at_once`).
 
-    @property
-    def rows(self) -> int:
-        """Rows of this rank per call."""
-        return -(-share_of(self.recipe, self.cluster) // self.calls) * self._copies
+    parts: micro-batches of a step, in each of which the backbone runs. calls: calls of the head per
+    step, with `rows` rows of this rank and `group_rows` of the class group. nodes: this rank's
+    weight vectors, with `dim` numbers of `row_bytes` each. fused: they are updated without a
+    gradient. computed: classes whose `logits` this rank computes, in `blocks` of `block_classes`.
+    graphs: forward saves the graphs of all blocks; otherwise, it saves `saved` logits.
+    compute_bytes: bytes per number in products.
+    """
 
-    @property
-    def group_rows(self) -> int:
-        """Rows of the class group per call."""
-        most = self.recipe.train.global_batch * self._copies
-        return min(self.rows * self.cluster.class_ranks, most)
+    def __init__(
+        self, recipe: Recipe, backbone: BackboneCost, classes: Classes, cluster: Cluster
+    ) -> None:
+        config, train, group = recipe.head, recipe.train, cluster.class_ranks
+        self.recipe, self.classes, self.cluster = recipe, classes, cluster
+        self.loss = LossCost.of(config.loss)
+        self.is_factored = config.weights.kind == "factored"
+        self.fused = recipe.optimizer.head.fused_sgd is not None
+        self.dim, self.feature_bytes = backbone.dim, backbone.feature_bytes
+        self.compute_bytes = 2 if train.precision != "fp32" else backbone.feature_bytes
+        self.row_bytes = ROW_DTYPES[config.dtype].itemsize
+        # Rows: each sample is one, or two if samples are mixed.
+        share = -(-train.global_batch // cluster.ranks)
+        copies = 1 + (recipe.data.augment.mix is not None)
+        self.parts = min(train.micro_batches, share)
+        self.calls = 1 if recipe.calls_head_once else self.parts
+        self.rows = -(-share // self.calls) * copies
+        self.group_rows = min(self.rows * group, train.global_batch * copies)
+        # Classes: all of the rank, or a sample. Over nodes, this is an upper bound.
+        self.nodes = -(-classes.nodes // group)
+        self.own = min(self.nodes, -(-self.nodes * classes.num_classes // classes.nodes))
+        self.computed = self.nodes if config.loss.over_nodes else self.own
+        sampled = config.loss.sampled(classes.num_classes, self.group_rows * cluster.size("data"))
+        if sampled is not None:
+            self.computed = min(self.computed, math.ceil(sampled / group))
+        is_cuda = cluster.machine.kind == "cuda"
+        self.uses_tiles = config.tiles and is_cuda and config.loss.tile is not None
+        self.uses_tiles &= sampled is None
+        # Blocks
+        processor, compute = cluster.machine.processor, self.compute_bytes
+        memory = (config.memory_mib or processor.default_memory_mib) << 20
+        column, converts = self.group_rows * FLOAT32, self.row_bytes not in (compute, FLOAT32)
+        if config.logits.normalizes or not classes.plain or converts or self.fused:
+            column = max(column, self.dim * FLOAT32)
+        elif is_cuda and compute != FLOAT32:
+            column = max(column, self.dim * compute)
+        self.block_classes = min(processor.classes_at_once(column, memory), self.computed)
+        self.blocks = -(-self.computed // max(1, self.block_classes))
+        self.logits, block = self.group_rows * self.computed, self.group_rows * self.block_classes
+        self.graphs = 3 * self.logits * FLOAT32 <= memory // 2
+        whole_blocks = memory // 4 // FLOAT32 // max(1, block) * block
+        self.saved = self.logits if self.graphs else min(self.logits, whole_blocks)
 
-    @property
-    def _copies(self) -> int:
-        return 2 if self.recipe.data.augment.mix is not None else 1
-
-    # ---- the shard
-
-    @property
-    def row_dtype(self) -> torch.dtype:
-        return ROW_DTYPES[self.recipe.head.dtype]
-
-    @property
-    def is_factored(self) -> bool:
-        return self.recipe.head.weights.kind == "factored"
-
-    @property
-    def is_fused(self) -> bool:
-        """Whether rows are updated without a gradient."""
-        return self.recipe.optimizer.head.fused_sgd is not None
-
-    @property
-    def uses_tiles(self) -> bool:
-        head, is_cuda = self.recipe.head, self.cluster.machine.kind == "cuda"
-        is_sampled = head.loss.sampled(self.classes.num_classes, self.group_rows) is not None
-        return head.tiles and is_cuda and head.loss.tile is not None and not is_sampled
-
-    @property
-    def nodes(self) -> int:
-        """Number of this rank's weight vectors."""
-        return self.classes.max_nodes(self.cluster.class_ranks)
-
-    @property
-    def compute_bytes(self) -> int:
-        """Bytes per number in products."""
-        return 2 if self.recipe.train.precision != "fp32" else self.feature_bytes
-
-    @property
-    def moment(self) -> int:
-        """Bytes of the vectors and biases in the format of the rows."""
-        return self.nodes * (self.dim * self.row_dtype.itemsize + self._bias)
+    def bytes_of_rows(self, itemsize: int) -> int:
+        """Return the bytes of the vectors, with `itemsize` bytes per number, and of their bias."""
+        return self.nodes * (self.dim * itemsize + FLOAT32 * self.recipe.head.bias)
 
     @property
     def shard(self) -> int:
         """Bytes of the vectors and biases, with the scales of fp8 rows."""
-        return self.moment + (2 * self.nodes if self.row_dtype == FP8 else 0)
+        return self.bytes_of_rows(self.row_bytes) + 2 * self.nodes * (self.row_bytes == 1)
 
     @property
-    def float32_gradients(self) -> int:
-        return self.nodes * (self.dim * FLOAT32 + self._bias)
-
-    @property
-    def gradients(self) -> int:
-        """Bytes of the gradients until the update. With fused updates, only biases and the inner
-        nodes of a tree have gradients."""
-        if not self.is_fused:
-            return self.moment
-        inner = self.nodes * self.classes.inner // self.classes.nodes
-        return self.nodes * self._bias + inner * self.dim * FLOAT32
-
-    @property
-    def _bias(self) -> int:
-        return FLOAT32 if self.recipe.head.bias else 0
+    def moment(self) -> int:
+        """Bytes of a moment of the optimizer, of which fused updates and factored heads have none;
+        the gradients until the update have the same size."""
+        return 0 if self.fused or self.is_factored else self.bytes_of_rows(self.row_bytes)
 
     @property
     def class_index(self) -> int:
         """Bytes of the index in `ClassWeights` and of the loss's constants. Every rank stores the
         row of every class, and for its own classes the paths and the order of the sums."""
-        classes = self.classes
-        own = min(self.nodes, -(-self.nodes * classes.num_classes // classes.nodes))
-        size = _INT64 * (classes.num_classes + own)
+        classes, own = self.classes, self.own
+        size = INT64 * (classes.num_classes + own)
         size += int(self.loss.constants * classes.num_classes)
-        if classes.plain:
-            return size
-        inner = -(-classes.inner * self.nodes // classes.nodes)
-        paths = int(own * classes.depth) * 4 + 4 * _INT64 * own
-        return size + paths + _INT64 * (self.nodes + (self.nodes - own) + 4 * inner)
-
-    # ---- the blocks of classes
-
-    @cached_property
-    def computed(self) -> int:
-        """Number of classes whose logits this rank computes: all of its own, or a sample."""
-        loss, group = self.recipe.head.loss, self.cluster.class_ranks
-        if loss.over_nodes:
-            return self.nodes  # upper bound: only the siblings of the batch's paths count
-        own = self.classes.max_classes(group)
-        world_rows = self.group_rows * self.cluster.sizes["data"]
-        sampled = loss.sampled(self.classes.num_classes, world_rows)
-        return own if sampled is None else min(own, math.ceil(sampled / group))
-
-    @property
-    def logits(self) -> int:
-        """Number of logits that a call computes on this rank."""
-        return self.group_rows * self.computed
-
-    @property
-    def memory_mib(self) -> int:
-        """Memory limit for logits."""
-        return self.recipe.head.memory_mib or self.cluster.machine.processor.default_memory_mib
-
-    @cached_property
-    def block_classes(self) -> int:
-        """Classes per block, as in `BlockwiseLogits.classes_at_once`."""
-        normalizes = self.recipe.head.logits.normalizes
-        compute, column = self.compute_bytes, self.group_rows * FLOAT32
-        converts = self.row_dtype.itemsize not in (compute, FLOAT32)
-        if normalizes or not self.classes.plain or converts or self.is_fused:
-            column = max(column, self.dim * FLOAT32)
-        elif self.cluster.machine.kind == "cuda" and compute != FLOAT32:
-            column = max(column, self.dim * compute)
-        processor = self.cluster.machine.processor
-        return min(processor.classes_at_once(column, self.memory_mib << 20), self.computed)
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.computed // max(1, self.block_classes))
-
-    @property
-    def keeps_graphs(self) -> bool:
-        """Whether forward saves the graphs of all blocks (`SavedBlocks`)."""
-        return 3 * self.logits * FLOAT32 <= self.memory_mib << 19
-
-    @property
-    def saved(self) -> int:
-        """Number of logits that forward saves for backward."""
-        if self.keeps_graphs:
-            return self.logits
-        block = self.group_rows * self.block_classes
-        return min(self.logits, (self.memory_mib << 18) // FLOAT32 // block * block)
+        if not classes.plain:
+            inner = -(-classes.inner * self.nodes // classes.nodes)
+            size += int(own * classes.depth) * 4 + INT64 * (3 * own + 2 * self.nodes + 4 * inner)
+        return size
 
     @property
     def block_bytes(self) -> int:
         """Bytes saved for all blocks, and of the temporaries of one block."""
-        block, loss, half = self.group_rows * self.block_classes, self.loss, self.compute_bytes
-        is_half = half < FLOAT32
-        rows = self.block_classes * self.dim
-        work = 2 * self.blocks * self.group_rows * loss.width * FLOAT32
-        work += int(block * loss.peak) + block * half * is_half  # the gradient of the logits
-        if not self.classes.plain:
-            work += rows * FLOAT32
-        if self.recipe.head.logits.normalizes:
-            # The normalized copy of the rows, its gradient, and two products with the copy.
-            work += 4 * rows * FLOAT32
-        if is_half:
-            work += rows * 2 * half
-        if self.keeps_graphs:
-            # The temporaries above already include the graph of one block.
-            return work + int(self.logits * FLOAT32 + (self.logits - block) * loss.kept)
-        rest = min(block, self.logits - self.saved)
-        return work + (self.saved + rest) * FLOAT32
-
-    # ---- the work of a step
+        block, half = self.group_rows * self.block_classes, self.compute_bytes < FLOAT32
+        # Per number of a block of rows: the sums along paths; the normalized rows, their gradient
+        # and two products with them; two copies in the precision of the products.
+        copies = FLOAT32 * (not self.classes.plain)
+        copies += 4 * FLOAT32 * self.recipe.head.logits.normalizes
+        copies += 2 * self.compute_bytes * half
+        work = 2 * self.blocks * self.group_rows * self.loss.width * FLOAT32
+        work += int(block * self.loss.peak) + block * self.compute_bytes * half
+        work += copies * self.block_classes * self.dim
+        if self.graphs:  # `peak` already includes the graph of one block
+            return work + int(self.logits * FLOAT32 + (self.logits - block) * self.loss.kept)
+        return work + (self.saved + min(block, self.logits - self.saved)) * FLOAT32
 
     def work(self) -> Counter[Work]:
         """Return the work of all calls of a step on this rank."""
-        calls = self.calls
-        if self.is_factored:
-            return self._factored_work(calls)
-        one = self._tile_work() if self.uses_tiles else self._torch_work()
-        if self.recipe.optimizer.head.fused_sgd == "deferred":
-            clips = self.recipe.train.clip_norm is not None
-            logits, _, rows = self._products()
-            one.update([logits, *[rows] * clips])
-        return Counter({each: number * calls for each, number in one.items()})
-
-    def _products(self) -> tuple[Work, Work, Work]:
-        """Return the products of a call: logits, gradients of features and gradients of rows. Their
-        results are float32."""
+        if self.is_factored:  # six products of features or d x d sums in float64
+            rows = self.group_rows * self.cluster.size("data")
+            moved = (rows + self.dim) * self.dim * FLOAT64
+            return Counter({Work("single", 2 * rows * self.dim**2, moved): 6 * self.calls})
         compute, flops = self.compute_bytes, 2 * self.logits * self.dim
         features, rows = self.group_rows * self.dim, self.computed * self.dim
         kind: Kind = "half" if compute < FLOAT32 else "single"
+        # The products give logits, gradients of features, and gradients of rows, in float32.
         read = compute * (features + rows + self.logits)
-        return (
-            Work(kind, flops, read + (FLOAT32 - compute) * self.logits),
-            Work(kind, flops, read + (FLOAT32 - compute) * features),
-            Work(kind, flops, read + (FLOAT32 - compute) * rows),
-        )
+        products = [
+            Work(kind, flops, read + (FLOAT32 - compute) * written)
+            for written in (self.logits, features, rows)
+        ]
+        moved = self._update_bytes * rows
+        moved += _NORMALIZING * FLOAT32 * self.recipe.head.logits.normalizes * rows
+        if self.uses_tiles:
+            moved += _TILE_LOGIT * self.logits + _TILE_ROW[self.row_bytes] * rows
+            work = [Work(kind, int(_TILE_PRODUCTS * flops), 0)]
+        else:
+            again = 1 - self.saved / max(1, self.logits)
+            moved += self._torch_bytes(again, rows)
+            logits = products[0]
+            work = [*products, Work(kind, int(again * flops), int(again * logits.bytes))]
+        if self.recipe.optimizer.head.fused_sgd == "deferred":
+            clips = self.recipe.train.clip_norm is not None
+            work += [products[0], *products[2:] * clips]
+        one = Counter([*work, Work("other", 0, int(moved))])
+        return Counter({each: number * self.calls for each, number in one.items()})
 
-    def _tile_work(self) -> Counter[Work]:
-        numbers, (product, *_) = self.computed * self.dim, self._products()
-        moved = _TILE_LOGIT * self.logits + _TILE_ROW[self.row_dtype.itemsize] * numbers
-        moved += self._normalizing * numbers + self._update_bytes
-        products = product._replace(flops=int(_TILE_PRODUCTS * product.flops), bytes=0)
-        return Counter([products, Work("other", 0, int(moved))])
-
-    def _torch_work(self) -> Counter[Work]:
-        loss, again = self.loss, 1 - self.saved / max(1, self.logits)
-        products, compute = self._products(), self.compute_bytes
+    def _torch_bytes(self, again: float, rows: int) -> float:
+        """Return the bytes of torch operations on logits and rows, besides products. `again` is the
+        share of logits that backward computes again."""
+        compute, row = self.compute_bytes, self.row_bytes
         # The gradient of the logits is cast. Backward computes the statistics again, except if
         # forward saved the graphs.
-        per_logit = loss.gradient + (FLOAT32 + compute) * (compute < FLOAT32)
-        per_logit += loss.statistics * (not self.keeps_graphs)
+        per_logit = self.loss.gradient + (FLOAT32 + compute) * (compute < FLOAT32)
+        per_logit += self.loss.statistics * (not self.graphs)
         # Rows are cast, or summed along their paths, for the logits, the gradients of the features,
         # and the logits that are not saved.
-        reads, row = 2 + again, self.row_dtype.itemsize
-        per_number = reads * (row + compute) * (row != compute) + self._normalizing
+        per_number = (2 + again) * (row + compute) * (row != compute)
         if not self.classes.plain:
-            per_number += reads * (self.classes.depth + 1) * FLOAT32 + 4 * FLOAT32
-        moved = per_logit * self.logits + per_number * self.computed * self.dim
-        repeated = products[0]._replace(
-            flops=int(again * products[0].flops), bytes=int(again * products[0].bytes)
-        )
-        return Counter([*products, repeated, Work("other", 0, int(moved + self._update_bytes))])
-
-    @property
-    def _normalizing(self) -> int:
-        return _NORMALIZING * FLOAT32 if self.recipe.head.logits.normalizes else 0
+            per_number += FLOAT32 * ((2 + again) * (self.classes.depth + 1) + 4)
+        return per_logit * self.logits + per_number * rows
 
     @property
     def _update_bytes(self) -> int:
-        """Bytes of the update in the backward pass, which reads the gradient and the row and writes
-        the row; otherwise, those of the sum over micro-batches."""
-        numbers, row = self.computed * self.dim, self.row_dtype.itemsize
-        if not self.is_fused:
-            return 3 * FLOAT32 * numbers * (self.calls > 1)
-        rounds = self.row_dtype != torch.float32 and self.cluster.machine.kind == "cpu"
-        return numbers * (FLOAT32 + 2 * row + ROUNDING * rounds)
-
-    def _factored_work(self, calls: int) -> Counter[Work]:
-        """Return six products of features or d x d sums in float64, and the update of d x d."""
-        rows = self.group_rows * self.cluster.sizes["data"]
-        product = Work("single", 2 * rows * self.dim**2, (rows + self.dim) * self.dim * _FLOAT64)
-        return Counter({product: 6 * calls})
-
-
-def share_of(recipe: Recipe, cluster: Cluster) -> int:
-    """Return the samples of the rank with the most samples."""
-    return -(-recipe.train.global_batch // cluster.ranks)
-
-
-def parts_of(recipe: Recipe, cluster: Cluster) -> int:
-    """Return the number of micro-batches of a step."""
-    return min(recipe.train.micro_batches, share_of(recipe, cluster))
+        """Bytes per number of the update in the backward pass, which reads the gradient and the row
+        and writes the row; otherwise, of the sum over micro-batches."""
+        if not self.fused:
+            return 3 * FLOAT32 * (self.calls > 1)
+        rounds = self.row_bytes < FLOAT32 and self.cluster.machine.kind == "cpu"
+        return FLOAT32 + 2 * self.row_bytes + ROUNDING * rounds

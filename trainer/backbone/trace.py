@@ -5,15 +5,18 @@ and a model of any size takes a second. `kway plan` needs a training step, and t
 products of a forward pass.
 """
 
+import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,17 +25,16 @@ from transformers.initialization import no_init_weights
 
 from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.config import BackboneOptions
+from trainer.backbone.batch_norm import BATCH_NORMS, GroupBatchNorm, apply_batch_norm_mode
+from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
+from trainer.config import BackboneOptions, Recipe
 
 aten = torch.ops.aten
 
-# The kind of an operation, which determines its rate. half: products of 16-bit numbers.
-# convolution: float32 convolutions, which cuDNN computes in TF32 by default. single: other float32
-# products. normalization: batch norm, whose kernels read their input more than once. other: an
-# operation without products.
-Kind = Literal["half", "convolution", "single", "normalization", "other"]
+# The kind of an operation, which determines the rate of its products. half: products of 16-bit
+# numbers. convolution, single: products of float32 numbers. other: no products.
+Kind = Literal["half", "convolution", "single", "other"]
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
-_NORMALIZATIONS = (aten.native_batch_norm, aten.native_batch_norm_backward)
 # Operations that only allocate or describe a tensor, in addition to views.
 _WITHOUT_KERNEL = (
     *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten._unsafe_view),
@@ -41,13 +43,14 @@ _WITHOUT_KERNEL = (
 # These do not read the tensor that they write.
 _OVERWRITING = (aten.copy_, aten.fill_, aten.zero_)
 # torch's formulas do not cover the attention kernels of CPUs. Backward has five products, because
-# it computes the scores again.
+# it computes the scores again. Values: the position of the queries, and the number of products.
 _CPU_ATTENTION = {
     aten._scaled_dot_product_flash_attention_for_cpu: (0, 2),
     aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 5),
 }
 # Autocast runs these in float32 on CUDA, but in 16-bit precision on CPUs.
 _IN_FLOAT32 = (F.layer_norm, F.group_norm, F.softmax, torch.softmax, torch.layer_norm)
+_PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Work(NamedTuple):
@@ -60,10 +63,8 @@ class Work(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Records the work of every operation inside its context, and the bytes of live tensors.
-
-    known: tensors that are not counted as live.
-    """
+    """Records the work of every operation inside its context, and the bytes of live tensors, except
+    for those of `known` tensors."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -83,6 +84,16 @@ class Recorder(TorchDispatchMode):
         for tensor in _tensors(out):
             self._track(tensor)
         return out
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all products."""
+        return sum(each.flops * number for each, number in self.work.items())
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that all operations read and write."""
+        return sum(each.bytes * number for each, number in self.work.items())
 
     def reset(self) -> None:
         """Clear the work, and restart the peak at the bytes that are live now."""
@@ -104,11 +115,10 @@ class Recorder(TorchDispatchMode):
 
 
 def _work(packet: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Work:
-    inputs = _tensors((args, kwargs))
-    written = num_bytes(_tensors(out))
-    moved = num_bytes(inputs) + written
+    inputs, written = _tensors((args, kwargs)), _bytes(_tensors(out))
+    moved = _bytes(inputs) + written
     if packet in _OVERWRITING:
-        moved -= num_bytes(inputs[:1])
+        moved -= _bytes(inputs[:1])
     elif packet is aten.embedding:
         moved = 2 * written  # it reads the selected rows only
     if packet in _CPU_ATTENTION:
@@ -117,25 +127,17 @@ def _work(packet: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Work:
     else:
         count = flop_registry.get(packet)
         flops = 0 if count is None else int(count(*args, **kwargs, out_val=out))
-    return Work(_kind(packet, inputs, flops), flops, moved)
-
-
-def _kind(packet: Any, inputs: list[Tensor], flops: int) -> Kind:
-    if packet in _NORMALIZATIONS:
-        return "normalization"
-    if not flops:
-        return "other"
+    kind: Kind = "convolution" if packet in _CONVOLUTIONS else "single"
     if any(tensor.itemsize == 2 for tensor in inputs):
-        return "half"
-    return "convolution" if packet in _CONVOLUTIONS else "single"
+        kind = "half"
+    return Work(kind if flops else "other", flops, moved)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of all elements."""
+def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
@@ -160,10 +162,139 @@ class FakeBackbone:
                     for name, tensor in inputs.items()
                 }
             )
-        return sum(each.flops * number for each, number in recorder.work.items())
+        return recorder.flops
 
 
-def apply_cuda_rules(module: nn.Module, *, autocast: bool) -> None:
+@dataclass(frozen=True)
+class BackboneCost:
+    """The cost of a micro-batch of `rows` samples, in bytes unless stated otherwise.
+
+    units: the shapes of the weights that FSDP gathers together; those outside the blocks are last.
+    norms: channels of each synchronized batch norm.
+    activations: live at the end of forward. backward: largest number of live bytes in the backward
+    pass, without the gradients of the weights. Neither includes weights or inputs.
+    """
+
+    dim: int
+    rows: int
+    units: tuple[tuple[torch.Size, ...], ...]
+    norms: tuple[int, ...]
+    buffers: int
+    inputs: int
+    activations: int
+    backward: int
+    feature_bytes: int
+    forward_work: Counter[Work]
+    backward_work: Counter[Work]
+
+    @property
+    def numel(self) -> int:
+        """Number of weights."""
+        return sum(self.padded())
+
+    def padded(self, ranks: int = 1) -> list[int]:
+        """Return the number of weights of each unit once the rows of each tensor are padded to a
+        multiple of `ranks`."""
+        return [
+            sum(
+                -(-rows // ranks) * ranks * math.prod(rest)
+                for rows, *rest in (shape or (1,) for shape in unit)
+            )
+            for unit in self.units
+        ]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of products and convolutions, forward and backward."""
+        work = self.forward_work + self.backward_work
+        return sum(each.flops * number for each, number in work.items())
+
+    def at(self, rows: int, other: "BackboneCost") -> "BackboneCost":
+        """Return the memory with another number of rows, on the line through two costs."""
+        share = (rows - other.rows) / max(1, self.rows - other.rows)
+        sizes = {
+            name: math.ceil(b + share * (a - b))
+            for name in ("inputs", "activations", "backward")
+            for a, b in ((getattr(self, name), getattr(other, name)),)
+        }
+        return replace(self, rows=rows, **sizes)
+
+
+def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> BackboneCost:
+    """Run the recipe's encoder once on `rows` fake samples, without computing anything."""
+    train, half = recipe.train, _PRECISIONS[recipe.train.precision]
+    fake = FakeBackbone(recipe.backbone, recipe.data.image)
+    backbone, mode = fake.backbone, recipe.backbone.batch_norm
+    with fake.mode:
+        units = tuple(_units(backbone))
+        layers = [part for part in backbone.modules() if type(part) in BATCH_NORMS]
+        norms = tuple(layer.num_features for layer in layers) if mode == "sync" else ()
+        blocks = list(repeated_blocks(backbone.encoder))
+        if cuda:  # before activation checkpointing wraps the blocks
+            for part in (*blocks, backbone):
+                _apply_cuda_rules(part, autocast=half is not None)
+        if train.activation_checkpointing:
+            checkpoint_blocks(backbone.encoder)
+        if mode == "sync" and ranks > 1 and not cuda:
+            # CPUs have no kernels for it, so it needs more temporaries than batch norm.
+            for layer in layers:
+                layer.__class__ = GroupBatchNorm
+        apply_batch_norm_mode(backbone, mode, None)
+        backbone.precision, backbone.channels_last = half, train.channels_last
+        if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
+            _round_weights(backbone, half)
+        inputs = _inputs(recipe, backbone, rows)
+        recorder = Recorder([*backbone.parameters(), *backbone.buffers(), *inputs.values()])
+        with recorder:
+            features = backbone(inputs)
+            activations, forward = recorder.live, recorder.work
+            recorder.reset()
+            features.backward(torch.empty_like(features))
+    return BackboneCost(
+        dim=backbone.dim,
+        rows=rows,
+        units=units,
+        norms=norms,
+        buffers=_bytes(backbone.buffers()),
+        inputs=_bytes(inputs.values()),
+        activations=activations,
+        backward=recorder.peak - _bytes(backbone.parameters()),
+        feature_bytes=features.itemsize,
+        forward_work=forward,
+        backward_work=recorder.work,
+    )
+
+
+def _units(backbone: Backbone) -> Iterator[tuple[torch.Size, ...]]:
+    """Yield the shapes of the weights that FSDP gathers together (`trainer/strategies/fsdp.py`)."""
+    grouped: set[int] = set()
+    for module in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder), backbone):
+        own = [p for p in module.parameters() if id(p) not in grouped]
+        grouped.update(id(p) for p in own)
+        if own:
+            yield tuple(p.shape for p in own)
+
+
+def _round_weights(backbone: nn.Module, dtype: torch.dtype) -> None:
+    for module in backbone.modules():
+        if not isinstance(module, _BatchNorm):
+            for parameter in module.parameters(recurse=False):
+                parameter.data = parameter.data.to(dtype)
+
+
+def _inputs(recipe: Recipe, backbone: Backbone, rows: int) -> dict[str, Tensor]:
+    if backbone.modality == "text":
+        text = recipe.data.text
+        if text is None:
+            raise ValueError("the backbone reads texts, but data.text is not set: set it")
+        tokens = torch.ones(rows, text.max_length, dtype=torch.int64)
+        return {"input_ids": tokens, "attention_mask": tokens.clone()}
+    side = recipe.data.largest_side
+    shape = (rows, recipe.data.image.channels, side, side)
+    return {"pixel_values": torch.zeros(shape, dtype=torch.uint8)}
+
+
+def _apply_cuda_rules(module: nn.Module, *, autocast: bool) -> None:
     """Make the forward pass of a module on CPU tensors keep what it would keep on CUDA, also if
     activation checkpointing repeats it in the backward pass, where autograd disables outer modes.
     """
