@@ -15,13 +15,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-from transformers.initialization import no_init_weights
 
 from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
@@ -37,7 +35,7 @@ Kind = Literal["half", "convolution", "single", "other"]
 _CONVOLUTIONS = (aten.convolution, aten.convolution_backward)
 # Operations that only allocate or describe a tensor, in addition to views.
 _WITHOUT_KERNEL = (
-    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted, aten._unsafe_view),
+    *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
     *(aten.new_empty, aten.new_empty_strided, aten.scalar_tensor, aten.lift_fresh),
 )
 # These do not read the tensor that they write.
@@ -68,7 +66,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        self._known = {_storage(tensor) for tensor in known}
         self._live: dict[int, weakref.ref[Any]] = {}
         self.live = 0
         self.peak = 0
@@ -79,7 +77,11 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
         out = func(*args, **kwargs)
-        if func.namespace == "aten" and not func.is_view and packet not in _WITHOUT_KERNEL:
+        if (
+            func.namespace == "aten"
+            and not _is_view(func, args, out)
+            and packet not in _WITHOUT_KERNEL
+        ):
             self.work[_work(packet, args, kwargs, out)] += 1
         for tensor in _tensors(out):
             self._track(tensor)
@@ -101,8 +103,8 @@ class Recorder(TorchDispatchMode):
 
     def _track(self, tensor: Tensor) -> None:
         # Count storages, not tensors: a storage is live until the last of its views is freed.
-        storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        storage, key = tensor.untyped_storage(), _storage(tensor)
+        size = storage.nbytes()
         if key in self._known or key in self._live:
             return
         self._live[key] = weakref.ref(storage, lambda _: self._release(key, size))
@@ -133,8 +135,25 @@ def _work(packet: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Work:
     return Work(kind if flops else "other", flops, moved)
 
 
+def _is_view(func: Any, args: Any, out: Any) -> bool:
+    """Return whether the result shares the memory of an argument that is not changed in place."""
+    if func.is_view:
+        return True
+    shared = isinstance(out, Tensor) and _storage(out) in map(_storage, _tensors(args))
+    return shared and not func.name().partition(".")[0].endswith("_")
+
+
+def _storage(tensor: Tensor) -> int:
+    """Return a number that identifies the memory of a tensor."""
+    return StorageWeakRef(tensor.untyped_storage()).cdata
+
+
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    if isinstance(tree, list | tuple):
+        return [tensor for part in tree for tensor in _tensors(part)]
+    if isinstance(tree, dict):
+        return _tensors(list(tree.values()))
+    return [tree] if isinstance(tree, Tensor) else []
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -145,9 +164,11 @@ class FakeBackbone:
     """A backbone in training mode whose tensors have no memory. Use it inside `mode`."""
 
     def __init__(self, config: BackboneOptions, image: ImageConfig | None) -> None:
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with self.mode, no_init_weights():  # fake tensors do not support all initializations
+        with torch.device("meta"):
             self.backbone: Backbone = build_backbone(config.without_weights(), image=image).train()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.mode:
+            self.backbone.to_empty(device="cpu")
 
     def forward_flops(self, inputs: dict[str, Tensor], *, rows: int) -> int:
         """Return the floating-point operations of a forward pass over `rows` rows that are shaped
@@ -277,7 +298,7 @@ def _units(backbone: Backbone) -> Iterator[tuple[torch.Size, ...]]:
 
 def _round_weights(backbone: nn.Module, dtype: torch.dtype) -> None:
     for module in backbone.modules():
-        if not isinstance(module, _BatchNorm):
+        if not hasattr(module, "running_mean"):  # batch norm
             for parameter in module.parameters(recurse=False):
                 parameter.data = parameter.data.to(dtype)
 
