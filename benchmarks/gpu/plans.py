@@ -8,8 +8,7 @@ import torch
 from benchmarks.gpu.sizes import RowsSize, Size, TaskSize
 from benchmarks.gpu.tasks import IMAGES, TEXTS, recipe_of
 from launch.plan.cluster import Machine, machine_named
-from launch.plan.device_memory import class_index
-from launch.plan.plan import PlanRequest, make_plan
+from launch.plan.plan import Plan, PlanRequest
 from trainer.config import Recipe
 from trainer.devices import DEVICES
 
@@ -42,13 +41,13 @@ def plans_on(machine: Machine, size: Size) -> dict[str, Any]:
 
 def planned(recipe: Recipe, classes: int, machine: Machine) -> dict[str, Any]:
     """Return the lower bound of the step's seconds, and its bytes without the CUDA context."""
-    plan = make_plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
-    assumed = sum(line.head for line in plan.memory.lines if line.what == _ASSUMED)
+    plan = Plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
+    assumed, *_ = plan.memory.lines.get(_ASSUMED, (0,))
     return {
-        "seconds": plan.time.seconds,
-        "phases": {phase.phase: phase.seconds for phase in plan.time.phases},
+        "seconds": plan.seconds,
+        "phases": {phase.phase: phase.seconds for phase in plan.phases},
         "memory_bytes": plan.memory.peak - assumed,
-        "flops_per_sample": plan.time.flops / recipe.train.global_batch,
+        "flops_per_sample": plan.flops / recipe.train.global_batch,
     }
 
 
@@ -67,12 +66,13 @@ def planned_head(
     }
     shape = TaskSize(encoder, classes=classes, batch=rows, tokens=1)
     recipe = recipe_of(TEXTS, shape, {"head": {"bias": False}} | changes)
-    plan = make_plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
-    (phase,) = [each for each in plan.time.phases if each.phase == "head"]
-    parts = {line.what: line.head for line in plan.memory.lines if line.what.startswith("head ")}
-    parts["features"] = sum(
-        line.head for line in plan.memory.lines if line.what.startswith("features")
-    )
+    plan = Plan(recipe, PlanRequest(machine, nodes=1, gpus=1, classes=classes))
+    (phase,) = [each for each in plan.phases if each.phase == "head"]
+    parts = {
+        what: sizes[0]
+        for what, sizes in plan.memory.lines.items()
+        if what.startswith(("head ", "features"))
+    }
     return {
         "seconds": phase.seconds,
         "compute_seconds": phase.compute,
@@ -80,7 +80,7 @@ def planned_head(
         "blocks": plan.head.blocks,
         "memory_bytes": sum(parts.values()) - parts["head weights"],
         "weight_bytes": parts["head weights"],
-        "index_bytes": class_index(plan.head),
+        "index_bytes": plan.head.class_index,
     }
 
 

@@ -42,9 +42,10 @@ class Machine:
     """One GPU (or CPU process) and its links.
 
     flops: FLOPs per second of dense matrix products, by number format (fp32, tf32, bf16, fp16) and,
-    if measured, of float32 convolutions. bandwidth: bytes per second of the memory. link, network:
-    bytes per second that a GPU sends within its node and to other nodes. num_sms: number of
-    streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
+    if measured, of float32 convolutions. bandwidth: bytes per second of the memory. in_place: the
+    same for memory that is already in use (None: equal); on CPUs, new memory causes page faults.
+    link, network: bytes per second that a GPU sends within its node and to other nodes. num_sms:
+    number of streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Machine:
     network: float
     num_sms: int = 0
     capability: int = 0
+    in_place: float | None = None
 
     @property
     def processor(self) -> Processor:
@@ -155,8 +157,8 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
     """Measure this machine's CPU for about a second, and divide it among its ranks: a product and a
-    convolution, both forward and backward, and a copy."""
-    block = torch.zeros(_COPIED // 4)
+    convolution, both forward and backward, and copies to new and to used memory."""
+    block, other = torch.zeros(2, _COPIED // 4)
     left, right = (torch.randn(1024, 768, requires_grad=True) for _ in range(2))
     images = torch.randn(4, 128, 28, 28, requires_grad=True)
     filters = torch.randn(128, 128, 3, 3, requires_grad=True)
@@ -177,6 +179,7 @@ def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
         flops={**flops, "fp16": flops["bf16"]},
         link=_LOOPBACK / ranks,
         network=(link_gbps or _OTHER_GBPS) * BYTES_PER_GBIT / ranks,
+        in_place=2 * _COPIED / _fastest(lambda: block.copy_(other)) / ranks,
     )
 
 

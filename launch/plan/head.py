@@ -236,8 +236,9 @@ class Head:
     @property
     def _update_bytes(self) -> int:
         """Bytes per number of the update in the backward pass, which reads the gradient and the row
-        and writes the row; otherwise, of the sum over micro-batches."""
+        and writes the row; otherwise, of the sum over micro-batches or of the rounding."""
         if not self.fused:
-            return 3 * FLOAT32 * (self.calls > 1)
+            rounding = (FLOAT32 + self.row_bytes) * (self.row_bytes < FLOAT32)
+            return 3 * FLOAT32 * (self.calls > 1) + rounding
         rounds = self.row_bytes < FLOAT32 and self.cluster.machine.kind == "cpu"
         return FLOAT32 + 2 * self.row_bytes + ROUNDING * rounds

@@ -48,8 +48,10 @@ def phase_times(
     machine, train = cluster.machine, recipe.train
     for phase, counter in work.items():
         compute = memory = 0.0
+        in_place = machine.in_place or machine.bandwidth
+        bandwidth = in_place if phase == "optimizer" else machine.bandwidth
         for each, number in counter.items():
-            moving, products = each.bytes / machine.bandwidth, 0.0
+            moving, products = each.bytes / bandwidth, 0.0
             if each.flops:
                 peak = machine.peak(each.kind, precision=train.precision, tf32=train.tf32)
                 products = each.flops / peak

@@ -38,8 +38,10 @@ _WITHOUT_KERNEL = (
     *(aten.empty, aten.empty_like, aten.empty_strided, aten.empty_permuted),
     *(aten.new_empty, aten.new_empty_strided, aten.scalar_tensor, aten.lift_fresh),
 )
-# These do not read the tensor that they write.
+# These do not read the tensor that they write, read only parts of it, or change only parts of it.
 _OVERWRITING = (aten.copy_, aten.fill_, aten.zero_)
+_SELECTING = (aten.embedding, aten.gather, aten.index, aten.index_select)
+_CHANGING = (aten.scatter_, aten.scatter_add_, aten.index_add_, aten.index_copy_, aten.index_put_)
 # torch's formulas do not cover the attention kernels of CPUs. Backward has five products, because
 # it computes the scores again. Values: the position of the queries, and the number of products.
 _CPU_ATTENTION = {
@@ -121,8 +123,10 @@ def _work(packet: Any, args: Any, kwargs: dict[str, Any], out: Any) -> Work:
     moved = _bytes(inputs) + written
     if packet in _OVERWRITING:
         moved -= _bytes(inputs[:1])
-    elif packet is aten.embedding:
-        moved = 2 * written  # it reads the selected rows only
+    elif packet in _SELECTING:
+        moved = _bytes(inputs[1:]) + 2 * written
+    elif packet in _CHANGING:
+        moved = 2 * _bytes(inputs[1:])
     if packet in _CPU_ATTENTION:
         first, products = _CPU_ATTENTION[packet]
         flops = 2 * products * args[first].numel() * args[first + 1].shape[-2]
