@@ -67,7 +67,7 @@ def plan(
     }
     for option, number in numbers.items():
         if number is not None and not math.isfinite(number):
-            raise ValueError(f"{option} is {number}: pass a finite number")
+            raise ValueError(f"{option} is {number}: pass a number, such as 100")
     from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())

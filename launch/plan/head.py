@@ -191,8 +191,8 @@ class Head:
         """Return the work of all calls of a step on this rank."""
         if self.is_factored:  # six products of features or d x d sums in float64
             rows = self.group_rows * self.cluster.size("data")
-            moved = (rows + self.dim) * self.dim * FLOAT64
-            return Counter({Work("single", 2 * rows * self.dim**2, moved): 6 * self.calls})
+            product = Work("single", 2 * rows * self.dim**2, (rows + self.dim) * self.dim * FLOAT64)
+            return Counter({product: 6 * self.calls})
         compute, flops = self.compute_bytes, 2 * self.logits * self.dim
         features, rows = self.group_rows * self.dim, self.computed * self.dim
         kind: Kind = "half" if compute < FLOAT32 else "single"
@@ -202,7 +202,7 @@ class Head:
             Work(kind, flops, read + (FLOAT32 - compute) * written)
             for written in (self.logits, features, rows)
         ]
-        moved = self._update_bytes * rows
+        moved = float(self._update_bytes * rows)
         moved += _NORMALIZING * FLOAT32 * self.recipe.head.logits.normalizes * rows
         if self.uses_tiles:
             moved += _TILE_LOGIT * self.logits + _TILE_ROW[self.row_bytes] * rows

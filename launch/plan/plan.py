@@ -64,7 +64,7 @@ class Plan:
         copied = self.checkpoint.of_rank * recipe.checkpoint.in_background
         if machine.kind == "cuda" and copied:  # torch rounds pinned memory up to a power of two
             copied = 1 << (copied - 1).bit_length()
-        others = {
+        others: dict[str, tuple[int, ...]] = {
             "label vectors": (0, vectors, vectors),
             "list of samples": (0, 0, sample_list),
             "checkpoint being written": (0, 0, copied),

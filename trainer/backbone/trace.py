@@ -252,7 +252,8 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
     backbone, mode = fake.backbone, recipe.backbone.batch_norm
     with fake.mode:
         units = tuple(_units(backbone))
-        layers = [part for part in backbone.modules() if type(part) in BATCH_NORMS]
+        layers = [part for part in backbone.modules() if isinstance(part, BATCH_NORMS)]
+        layers = [layer for layer in layers if type(layer) in BATCH_NORMS]  # not subclasses
         norms = tuple(layer.num_features for layer in layers) if mode == "sync" else ()
         blocks = list(repeated_blocks(backbone.encoder))
         if cuda:  # before activation checkpointing wraps the blocks
@@ -263,7 +264,7 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
         if mode == "sync" and ranks > 1 and not cuda:
             # CPUs have no kernels for it, so it needs more temporaries than batch norm.
             for layer in layers:
-                layer.__class__ = GroupBatchNorm
+                layer.__class__ = GroupBatchNorm  # type: ignore[assignment]
         apply_batch_norm_mode(backbone, mode, None)
         backbone.precision, backbone.channels_last = half, train.channels_last
         if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
