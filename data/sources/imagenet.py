@@ -1,7 +1,7 @@
 """ImageNet as published for ILSVRC 2012, read from the tar files in place or from the extracted
 folders.
 
-`layouts/ilsvrc_images.py` lists the images, and `layouts/ilsvrc_devkit.py` reads the synsets.
+`ilsvrc_images.py` lists the images, and `ilsvrc_devkit.py` reads the synsets.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from data.option import Argument, Supplied
 from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.layouts.ilsvrc_images import (
+from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
+from data.sources.ilsvrc_images import (
     TRAIN_TAR,
     VAL_TAR,
     ImageEntry,
@@ -28,9 +28,9 @@ from data.sources.layouts.ilsvrc_images import (
     list_training,
     list_validation,
 )
-from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption
 
 _NAMED = 3
 

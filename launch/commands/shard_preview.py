@@ -35,6 +35,8 @@ def print_preview(
     Images are not decoded, so bad images and duplicates are not detected. vectors: `source` with
     label vectors from a file, which are read and checked.
     """
+    if (line := source.announcement()) is not None:
+        print(printable(line))
     splits = source.splits()
     names = [info.name for info in source.classes()]
     counts = {split: Counter(task.label for task in tasks) for split, tasks in splits.items()}

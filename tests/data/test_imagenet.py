@@ -16,7 +16,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageNet
-from data.sources.layouts.ilsvrc_devkit import read_devkit
+from data.sources.ilsvrc_devkit import read_devkit
 from launch.commands.shard import app
 from tests.data import ilsvrc
 from tests.data.conftest import write_image

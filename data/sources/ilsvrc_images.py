@@ -20,13 +20,14 @@ from data.messages import Report, silent
 from data.remote.input_path import InputPath
 from data.remote.path import RemotePath
 from data.skipped import Skipped
-from data.sources.layouts.class_folders import (
-    ENDINGS,
+from data.sources.ilsvrc_devkit import DEVKIT, Devkit
+from data.sources.image_files import (
+    HIDDEN_FILE,
     NOT_AN_IMAGE,
     entries_outside_class_folders,
+    is_image_name,
     why_not_file,
 )
-from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit
 from data.tars.headers import BLOCK, Member
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -203,8 +204,8 @@ def _image_members(
         if isinstance(member, Skipped):
             listed.skipped.append(member)
         elif name.startswith("."):
-            listed.skipped.append(Skipped(f"{prefix}{member.name}", "hidden file"))
-        elif PurePosixPath(name).suffix.lower() not in ENDINGS:
+            listed.skipped.append(Skipped(f"{prefix}{member.name}", HIDDEN_FILE))
+        elif not is_image_name(name):
             listed.skipped.append(Skipped(f"{prefix}{member.name}", NOT_AN_IMAGE))
         else:
             images.append((name, member))
