@@ -221,17 +221,33 @@ def _quoted(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[int
             yield line.decode("utf-8", "surrogateescape")
 
     rows = csv.reader(texts())
+    record: tuple[int, bytes] | None = None
     while True:
         try:
             row = next(rows, None)
+            if row is None and record is not None:
+                _check_closed(record[1])
         except csv.Error as error:
-            raise ValueError(
-                f"{name}, byte {taken[0][0]}: {error}: check for an unclosed quote"
-            ) from error
+            at = taken[0][0] if taken else record[0] if record else 0
+            raise ValueError(f"{name}, byte {at}: {error}: check for an unclosed quote") from error
+        if record is not None:
+            yield record
         if row is None:
             return
-        yield taken[0][0], b"".join(line for _, line in taken)
+        record = taken[0][0], b"".join(line for _, line in taken)
         taken.clear()
+
+
+def _check_closed(record: bytes) -> None:
+    """Raise csv.Error if the last record of a file ends inside quotes, which may be anywhere in the
+    file.
+    """
+    lines = record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    try:
+        list(csv.reader(lines, strict=True))
+    except csv.Error as error:
+        if "end of data" in str(error):
+            raise
 
 
 def _cells(lines: Sequence[str]) -> Iterator[list[str]]:

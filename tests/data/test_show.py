@@ -12,11 +12,10 @@ from data.inspection.contents import contents, examples, histogram
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder
+from data.sources import Table
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
-from tests.data.conftest import write_image
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
 
@@ -82,9 +81,10 @@ def test_show_prints_the_count_of_every_class(shards: Path) -> None:
 def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
     shards: Path, tmp_path: Path
 ) -> None:
-    for i, folder in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
-        write_image(tmp_path / "in" / folder / "0.png", i)
-    source = ImageFolder(tmp_path / "in", class_from="leaf", test_fraction=0)
+    rows = ["a,poodle,animal > dog", "b,fish,animal", "c,oak,"]
+    (tmp_path / "a.csv").write_text("\n".join(["t,y,above", *rows]))
+    options = {"text": "t", "hierarchy": "above", "test_fraction": 0}
+    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
     write_shards(source, tmp_path / "out", workers=0)
     shown = kway_shard("show", tmp_path / "out").stdout
     assert "hierarchy: 2 classes under 2 nodes, depth 2" in shown
