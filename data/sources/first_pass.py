@@ -2,7 +2,9 @@
 (`data/sources/selection.py`), and the second writes them.
 """
 
+import hashlib
 import json
+import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,15 @@ from data.messages import Report, silent
 from data.remote.input_path import InputPath
 from data.shards.split_names import renamed_splits, shard_splits
 from data.sources.names import spelling_notes
-from data.sources.selection import Row, Rules, Selected, SelectionFolder, Span, Task
+from data.sources.selection import (
+    Row,
+    Rules,
+    Selected,
+    SelectionFolder,
+    Span,
+    Task,
+    read_spans,
+)
 from data.sources.source import CommandSource
 
 
@@ -63,10 +73,30 @@ class FirstPassSource(CommandSource):
         # list.
         files = [str(path.resolve()) for path in self.files]
         about = json.dumps([self.describe().model_dump(), files])
+        rules = self.rules()
         return SelectionFolder(self.work).select(
-            about, self, self.rules(), workers=self.workers, ray=self.ray, report=self.report
+            about,
+            rules,
+            lambda done: read_spans(
+                self,
+                rules.test_fraction,
+                done,
+                workers=self.workers,
+                ray=self.ray,
+                report=self.report,
+            ),
         )
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers need neither the result of the first pass nor the progress callback.
         return {**super().__getstate__(), "report": silent}
+
+
+def work_folder(out: Path | str) -> Path:
+    """Return the local folder for the result of the first pass of shards at a path or URL."""
+    if isinstance(out, Path):
+        out = Path(os.path.abspath(out))  # `.` has no name
+        return out.with_name(f"{out.name}.first-pass")
+    # Folders in different buckets may have the same name.
+    digest = hashlib.sha256(out.encode()).hexdigest()[:8]
+    return Path(f"{out.rpartition('/')[2]}-{digest}.first-pass")

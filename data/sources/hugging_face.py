@@ -146,8 +146,8 @@ class HuggingFace(PackedImages, CommandSource):
         if len(self._used) > 1 or not self.test_fraction:
             return None
         return (
-            f"the only split is {self._used[0]!r}: {self.test_fraction:.0%} of the rows, by a hash "
-            "of their numbers, become `test`"
+            f"random split, because the only split is {self._used[0]!r}: {self.test_fraction:.0%} "
+            "of the rows, by a hash of their numbers, become `test`"
         )
 
     def notes(self) -> list[str]:

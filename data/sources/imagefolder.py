@@ -172,7 +172,10 @@ class ImageFolder(PackedImages, CommandSource):
     def announcement(self) -> str | None:
         if self._split_folders or not self.test_fraction:
             return None
-        return f"no split folders: {self.test_fraction:.0%} of the images, by a hash, become `test`"
+        return (
+            f"random split, because there are no split folders: {self.test_fraction:.0%} of the "
+            "images, by a hash of their paths, become `test`"
+        )
 
     def skipped(self) -> list[Skipped]:
         return self._listing.skipped

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 from data.files import commit, flush
 from data.messages import Report, shown
 from data.processes import over_jobs
-from data.shards.hierarchy import PATH
+from data.shards.hierarchy import PATH, SEPARATOR, join_path
 
 SPAN_BYTES = 32 << 20
 TRAIN, TEST = "train", "test"
@@ -62,6 +62,18 @@ class Row(NamedTuple):
     split: str | None = None
     group: str | None = None
     path: str | None = None
+
+
+class Batch(NamedTuple):
+    """Rows that are stored at once. number: the number of the span, so that an interrupted pass can
+    be continued. columns: `_COLUMNS` by name. data: the keys and contents. counts: the records that
+    were read or skipped, by reason.
+    """
+
+    number: int
+    columns: dict[str, np.ndarray]
+    data: bytes
+    counts: Counter[str]
 
 
 class Task(NamedTuple):
@@ -167,25 +179,19 @@ class SelectionFolder:
         self.folder = folder
 
     def select(
-        self,
-        about: str,
-        reader: RowReader,
-        rules: Rules,
-        *,
-        workers: int | None,
-        ray: str | None,
-        report: Report,
+        self, about: str, rules: Rules, read: Callable[[Collection[int]], Iterator[Batch]]
     ) -> Selected:
         """Run the first pass, or continue that of an interrupted run with the same `about`.
 
-        about: a description of the inputs and parameters. report: counts bytes. Raises
-        `ConflictError`, and ValueError if no classes remain.
+        about: a description of the inputs and parameters. read: a function that yields all batches
+        except those with the given numbers. Raises `ConflictError`, and ValueError if no classes
+        remain.
         """
         self._claim(about)
         done = self.folder / _RESULT
         if not done.is_file():
             with self._database() as rows:
-                self._read(rows, reader, rules.test_fraction, workers, ray, report)
+                self._store(rows, read)
                 selected = self._select(rows, rules)
             commit(done, json.dumps(asdict(selected)).encode())
             (self.folder / _ROWS).unlink()
@@ -228,37 +234,20 @@ class SelectionFolder:
         )
         return rows
 
-    def _read(
+    def _store(
         self,
         rows: duckdb.DuckDBPyConnection,
-        reader: RowReader,
-        test_fraction: float,
-        workers: int | None,
-        ray: str | None,
-        report: Report,
+        read: Callable[[Collection[int]], Iterator[Batch]],
     ) -> None:
-        """Insert the rows of every span that the database does not contain yet.
+        """Store the batches that the database does not contain yet.
 
-        This process writes all files, because a Ray worker may be on another machine. A span is one
-        transaction, and contents after the last one are removed.
+        A batch is one transaction, and contents after the last one are removed.
         """
-        spans = reader.spans()
         found = rows.execute("SELECT number, stop FROM spans").fetchall()
-        done = {number for number, _ in found}
-        left = [(number, span) for number, span in enumerate(spans) if number not in done]
-        total, read = sum(span.bytes for span in spans), sum(spans[n].bytes for n in done)
-        report(read, total)
-        results = over_jobs(
-            partial(_read_span, reader, test_fraction),
-            [span for _, span in left],
-            total_bytes=total - read,
-            workers=workers,
-            ray=ray,
-        )
         with (self.folder / _CONTENTS).open("ab") as contents:
             contents.truncate(max((stop for _, stop in found), default=0))
             contents.seek(0, 2)
-            for (number, span), (columns, data, counts) in zip(left, results, strict=True):
+            for number, columns, data, counts in read({number for number, _ in found}):
                 columns["start"] += np.uint64(contents.tell())
                 contents.write(data)
                 flush(contents)
@@ -268,8 +257,6 @@ class SelectionFolder:
                 entry = [number, json.dumps(counts), contents.tell()]
                 rows.execute("INSERT INTO spans VALUES (?, ?, ?)", entry)
                 rows.commit()
-                read += span.bytes
-                report(read, total)
 
     def _select(self, rows: duckdb.DuckDBPyConnection, rules: Rules) -> Selected:
         counts = Counter[str]()
@@ -329,14 +316,41 @@ _COLUMNS = {
 }
 
 
-def _read_span(
-    reader: RowReader, test_fraction: float, span: Span
-) -> tuple[dict[str, np.ndarray], bytes, Counter[str]]:
-    """Return the columns of the rows of a span, their keys and contents, and the counts."""
+def read_spans(
+    reader: RowReader,
+    test_fraction: float,
+    done: Collection[int],
+    *,
+    workers: int | None,
+    ray: str | None,
+    report: Report,
+) -> Iterator[Batch]:
+    """Yield a batch for each span that is not `done`. Several processes or Ray tasks read them, and
+    `report` counts bytes.
+    """
+    spans = reader.spans()
+    left = [(number, span) for number, span in enumerate(spans) if number not in done]
+    total, read = sum(span.bytes for span in spans), sum(spans[number].bytes for number in done)
+    report(read, total)
+    work = partial(_read_span, reader, test_fraction)
+    batches = over_jobs(work, left, total_bytes=total - read, workers=workers, ray=ray)
+    for (_, span), batch in zip(left, batches, strict=True):
+        yield batch
+        read += span.bytes
+        report(read, total)
+
+
+def _read_span(reader: RowReader, test_fraction: float, job: tuple[int, Span]) -> Batch:
+    number, span = job
     counts = Counter[str]()
+    return gather(number, reader.rows(span, counts), test_fraction, counts)
+
+
+def gather(number: int, rows: Iterable[Row], test_fraction: float, counts: Counter[str]) -> Batch:
+    """Return a batch of `rows`, which counts records in `counts` while it is read."""
     data = bytearray()
     found = []
-    for row in reader.rows(span, counts):
+    for row in rows:
         high, low = content_hash(row.content)
         split = row.split
         if split is None:
@@ -354,7 +368,7 @@ def _read_span(
         name: np.array(column, dtype)
         for (name, dtype), column in zip(_COLUMNS.items(), columns, strict=True)
     }
-    return table, bytes(data), counts
+    return Batch(number, table, bytes(data), counts)
 
 
 def content_hash(content: bytes) -> tuple[int, int]:
@@ -410,7 +424,9 @@ def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Coun
 
 
 def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    """Return the hierarchy of each label. Raises ValueError for a label with two."""
+    """Return the hierarchy of each label. Raises ValueError for a label with two, and for invalid
+    names.
+    """
     found = rows.execute(
         "SELECT label, min(path), max(path) FROM kept GROUP BY label HAVING max(path) != ''"
         " ORDER BY label"
@@ -421,4 +437,5 @@ def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:
                 f"class {shown(label)} has two hierarchies, {shown(one)} and {shown(other)}: write "
                 f"one {PATH} per class"
             )
+        join_path(one.split(SEPARATOR))
     return {label: path for label, path, _ in found}

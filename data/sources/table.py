@@ -170,8 +170,11 @@ class Table(PackedImages, FirstPassSource):
     def announcement(self) -> str | None:
         if self.split is not None or not self.test_fraction:
             return None
-        of = f"column {self.group!r}" if self.group else f"column {self._content!r}"
-        return f"no --split: {self.test_fraction:.0%} of the rows, by a hash of {of}, become `test`"
+        column = self.group or self._content
+        return (
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows, "
+            f"by a hash of column {column!r}, become `test`"
+        )
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths
@@ -185,13 +188,14 @@ class Table(PackedImages, FirstPassSource):
             return Sample(task.key, task.content, "txt", task.label)
         where, data = self._image(task)
         try:
-            path = None if data is not None else self._image_path(where)
-            image = self.packed(path.read_bytes() if path is not None else data or b"")
+            image = self.packed((self._root / where).read_bytes() if data is None else data)
         except (ValueError, FileNotFoundError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = "the file does not exist" if missing else str(error)
             if self.skip_bad:
-                return Skipped(where, str(error))
-            full = where if data is not None else f"{self._root / where}"
-            raise ValueError(f"{full}: {error}: correct the row, or pass --skip-bad") from error
+                return Skipped(where, reason)
+            full = where if data is not None else str(self._root / where)
+            raise ValueError(f"{full}: {reason}: correct the row, or pass --skip-bad") from error
         key = task.key.removeprefix(_BYTES)
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
@@ -378,12 +382,6 @@ class Table(PackedImages, FirstPassSource):
                 elif not name.startswith("."):
                     found[name].append(f"{at}{name}")
         return found
-
-    def _image_path(self, name: str) -> InputPath:
-        path = self._root / name
-        if not path.is_file():
-            raise FileNotFoundError("there is no such image")
-        return path
 
     @property
     def _content(self) -> str:

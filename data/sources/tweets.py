@@ -175,7 +175,10 @@ class Tweets(FirstPassSource):
     def announcement(self) -> str | None:
         if self.split is not None or not self.test_fraction:
             return None
-        return f"no --split: {self.test_fraction:.0%} of the texts, by a hash, become `test`"
+        return (
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the texts, "
+            "by a hash of the text, become `test`"
+        )
 
     def render(self, task: Task) -> Sample:
         # A record with several labels becomes several samples.

@@ -3,9 +3,7 @@
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
 
-import hashlib
 import inspect
-import os
 import sys
 import tempfile
 import time
@@ -23,8 +21,9 @@ from data.messages import pluralize, printable, silent
 from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
 from data.shards.writing.append import append_shards, appendable
-from data.shards.writing.output import OutputFolder, output_folder
+from data.shards.writing.output import output_folder
 from data.sources import SOURCES, CommandSource, Source
+from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
 from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
@@ -128,7 +127,7 @@ def _shard(
         appendable(output.folder)  # report an unsuitable folder before reading the source
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, _work(output), workers, ray, report)
+        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
@@ -155,17 +154,6 @@ def _shard(
         source.clean_up()
     if source.compares_splits:
         _print_duplicates(output.folder)
-
-
-def _work(output: OutputFolder) -> Path:
-    """Return the local folder for the result of a first pass."""
-    folder = output.folder
-    if isinstance(folder, Path):
-        folder = Path(os.path.abspath(folder))  # `.` has no name
-        return folder.with_name(f"{folder.name}.first-pass")
-    # Folders in different buckets may have the same name.
-    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
-    return Path(f"{folder.rpartition('/')[2]}-{digest}.first-pass")
 
 
 def _preview(

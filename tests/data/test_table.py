@@ -291,7 +291,7 @@ def test_the_random_split_is_announced_in_the_first_line(tmp_path: Path) -> None
     (tmp_path / "a.csv").write_text("\n".join(["t,y,s", *rows]))
     named = ("table", tmp_path / "a.csv", "--text", "t", "--label", "y", "-o")
     done = kway(*named, tmp_path / "random")
-    assert "no --split: 10% of the rows" in done.stderr.splitlines()[0]
+    assert "there is no --split: 10% of the rows" in done.stderr.splitlines()[0]
     assert "no --split" not in kway(*named, tmp_path / "given", "--split", "s").output
 
 
