@@ -2,7 +2,6 @@
 
 from data.sources.cifar import Cifar10, Cifar100
 from data.sources.emoji_names import EmojiNames
-from data.sources.generated import LabeledSample, write_shards
 from data.sources.glyphs import Glyphs
 from data.sources.hugging_face import HuggingFace
 from data.sources.imagefolder import ImageFolder
@@ -38,11 +37,9 @@ __all__ = [
     "HuggingFace",
     "ImageFolder",
     "ImageNet",
-    "LabeledSample",
     "Mnist",
     "Sample",
     "Source",
     "Table",
     "Tweets",
-    "write_shards",
 ]

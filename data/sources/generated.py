@@ -1,6 +1,6 @@
 """Shards from the samples of a user's own generator.
 
-from data.sources import LabeledSample, write_shards
+from data.sources.generated import LabeledSample, write_shards
 
 def samples():
     for path in Path("photos").glob("*.jpg"):

@@ -1,6 +1,9 @@
 """Tables with a column of texts, image paths or images, and a column of labels."""
 
+import ast
+import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import field, fields
@@ -409,9 +412,16 @@ _ONE_LABEL = "a table needs one label per row; write one of them, or one row per
 
 
 def _is_list(label: str) -> bool:
-    """Return whether a cell looks like a list, such as `['a', 'b']`."""
+    """Return whether a cell is a list of Python, JSON or numpy, such as `['a', 'b']` or `[1 2]`."""
     text = label.strip()
-    return len(text) > 1 and (text[0], text[-1]) in {("[", "]"), ("{", "}")}
+    if text[:1] not in ("[", "{", "("):
+        return False
+    for parse in (ast.literal_eval, json.loads):
+        try:
+            return isinstance(parse(text), list | tuple | set | dict)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return re.fullmatch(r"\[[\d.\s]+\]", text) is not None
 
 
 def _joins(label: str, labels: Collection[str]) -> bool:

@@ -56,42 +56,38 @@ app = typer.Typer(
 
 @app.command()
 def check(
-    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="folder or URL of text shards")],
-    split: Annotated[str, typer.Option(help="split to check")] = "train",
-    texts: Annotated[
-        int,
-        typer.Option(min=40, help="maximum number of texts, half of which are used for training"),
-    ] = 100_000,
-    threshold: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be suspect"),
-    ] = 0.02,
+    shards: Shards,
+    split: Annotated[str, typer.Option(help="split of texts to check for leaks")] = "train",
+    texts: Annotated[int, typer.Option(min=40, help="maximum number of texts to check")] = 100_000,
     rows: Annotated[
         int, typer.Option(min=0, help="number of characters to list in addition to suspect ones")
     ] = 10,
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit with code 2 if any character is suspect")
+        bool, typer.Option("--strict", help="exit with code 2 if a character is suspect")
     ] = False,
 ) -> None:
-    """Find characters that leak the label of a text, such as parts of emoji."""
+    """Count duplicates, and find characters that leak the label of texts."""
     from data.inspection.leaks import check_leaks
     from data.remote.config import folder_or_url
+    from data.shards.duplicates import find_duplicates
+    from data.shards.manifest import Manifest
     from launch.commands.shard_tables import leak_table
 
     folder = folder_or_url(shards)
-    report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
-    print(
-        f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
-        f"{report.most_frequent:.3f} from the most frequent class alone"
-    )
+    is_text = Manifest.load(folder).modality == "text"
+    report = check_leaks(folder, split=split, limit=texts) if is_text else None
+    for found in find_duplicates(folder):
+        print(printable(f"duplicates: {found}"))
+    if report is None:
+        return
     wide_console(160).print(leak_table(report, rows))
-    found = ", ".join(leak.name for leak in report.suspects)
-    if not found:
+    suspects = ", ".join(leak.name for leak in report.suspects)
+    if not suspects:
         print(printable(f"{folder}: no character leaks the label"))
         return
-    print(printable(f"{folder}: suspect: {found}"))
+    print(printable(f"{folder}: suspect: {suspects}"))
     if strict:
-        error = f"error: {folder}: {found}: remove it from the texts and write the shards again"
+        error = f"error: {folder}: {suspects}: remove it from the texts and write the shards again"
         print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 

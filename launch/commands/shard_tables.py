@@ -83,7 +83,7 @@ def _add_classes(table: Table, manifest: Manifest, counts: np.ndarray, labels: n
 
 def leak_table(report: "LeakReport", rows: int) -> Table:
     """Return a table with one row per suspect, followed by `rows` other characters."""
-    table = Table("character", "texts", "class", "precision", "lift", "bits", "drop", "suspect")
+    table = Table("character", "texts", "class", "precision", "lift", "gain", "suspect")
     for leak in report.leaks[: len(report.suspects) + rows]:
         table.add_row(
             leak.name,
@@ -91,8 +91,7 @@ def leak_table(report: "LeakReport", rows: int) -> Table:
             table_cell(leak.class_name),
             f"{leak.precision:.2f}",
             f"{leak.lift:.1f}",
-            f"{leak.information:.3f}",
-            f"{leak.drop:+.3f}",
+            f"{leak.gain:+.3f}",
             leak.suspect or "",
         )
     return table

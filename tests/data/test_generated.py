@@ -7,7 +7,7 @@ import pytest
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.sources import LabeledSample, write_shards
+from data.sources.generated import LabeledSample, write_shards
 from tests.data.conftest import write_image
 from tests.data.killed import contents
 
