@@ -78,7 +78,7 @@ def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any,
             ) from error
 
 
-class _Remote(AbstractFileSystem):  # type: ignore[misc]
+class _Remote(AbstractFileSystem):
     """A file system that contains one file at a URL, which DuckDB reads like a local file.
 
     failure: the error that a read raised, because DuckDB raises another one in its place.

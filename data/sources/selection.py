@@ -222,8 +222,10 @@ class SelectionFolder:
             commit(note, about.encode())
 
     def _database(self) -> duckdb.DuckDBPyConnection:
-        settings = {"memory_limit": _MEMORY, "temp_directory": str(self.folder / "sorting")}
-        rows = duckdb.connect(str(self.folder / _ROWS), config=settings)
+        rows = duckdb.connect(
+            str(self.folder / _ROWS),
+            config={"memory_limit": _MEMORY, "temp_directory": str(self.folder / "sorting")},
+        )
         rows.execute(
             "CREATE TABLE IF NOT EXISTS rows (high UBIGINT, low UBIGINT, label VARCHAR,"
             " spelling VARCHAR, split VARCHAR, path VARCHAR, file UINTEGER, position UBIGINT,"
