@@ -102,7 +102,7 @@ class _Generated(PackedImages, FirstPassSource):
 
     samples: Any
     work: Path
-    modality: Modality
+    modality: Modality  # type: ignore[misc]
     test_fraction: float
     workers: int | None = None
     ray: str | None = None
