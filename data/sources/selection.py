@@ -250,7 +250,8 @@ class SelectionFolder:
             contents.truncate(max((stop for _, stop in found), default=0))
             contents.seek(0, 2)
             for number, columns, data, counts in read({number for number, _ in found}):
-                columns["start"] += np.uint64(contents.tell())
+                # Arrays from a Ray task are read-only.
+                columns["start"] = columns["start"] + np.uint64(contents.tell())
                 contents.write(data)
                 flush(contents)
                 rows.begin()

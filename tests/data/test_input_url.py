@@ -91,10 +91,6 @@ def cifar(folder: Path) -> None:
     test_cifar.archive(folder / "cifar.tar.gz", "cifar-10-batches-bin", test_cifar.ten())
 
 
-def imagenet_folders(folder: Path) -> None:
-    ilsvrc.write_folders(folder, flat=False)
-
-
 CASES: dict[str, tuple[Callable[[Path], object], Callable[[Input, Path], object]]] = {
     "class folders": (class_folders, lambda at, _: ImageFolder(at, skip_bad=True)),
     "table": (tables, lambda at, work: Table((at / "a.csv",), work, "label", text="text")),
@@ -109,7 +105,6 @@ CASES: dict[str, tuple[Callable[[Path], object], Callable[[Input, Path], object]
     ),
     "tweets": (tables, lambda at, work: Tweets((at / "tweets.txt",), work)),
     "imagenet tars": (ilsvrc.write_tars, lambda at, _: ImageNet(at)),
-    "imagenet folders": (imagenet_folders, lambda at, _: ImageNet(at)),
     "mnist": (mnist, lambda at, _: Mnist(at)),
     "cifar": (cifar, lambda at, _: Cifar10(at / "cifar.tar.gz")),
 }

@@ -23,8 +23,8 @@ from data.shards.writing.claim import UNFINISHED
 from data.shards.writing.output import output_folder
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
-from launch.commands.shard import app
 from data.sources.first_pass import work_folder
+from launch.commands.shard import app
 from tests.data.conftest import write_image
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server

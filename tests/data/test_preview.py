@@ -9,6 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from launch.commands.shard import app
+from tests.data import ilsvrc
 from tests.data.conftest import write_image
 
 
@@ -66,12 +67,11 @@ def test_a_bad_image_does_not_end_the_preview_of_a_table(tmp_path: Path) -> None
 
 
 def test_bad_images_do_not_end_the_preview_of_imagenet(tmp_path: Path) -> None:
-    for synset in ("n01440764", "n01443537"):
-        (tmp_path / "train" / synset).mkdir(parents=True)
-        (tmp_path / "train" / synset / "0.JPEG").write_bytes(b"text")
+    classes = {f"n0000000{i}": {"bad.JPEG": b"not an image"} for i in range(2)}
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(ilsvrc.training_tar(classes))
     done = kway_shard("imagenet", tmp_path, "--preview")
     assert done.exit_code == 0, done.exception
-    assert "n01440764/0" in done.stdout
+    assert "n00000001/bad" in done.stdout
 
 
 def test_the_preview_reads_label_vectors_and_mentions_duplicates(
