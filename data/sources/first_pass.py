@@ -14,6 +14,8 @@ from typing import Any
 
 from data.messages import Report, silent
 from data.remote.input_path import InputPath
+from data.shards.hierarchy import PATH
+from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits
 from data.sources.names import spelling_notes
 from data.sources.selection import (
@@ -48,6 +50,13 @@ class FirstPassSource(CommandSource):
 
     @abstractmethod
     def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]: ...
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        paths = self._selected.paths
+        return tuple(
+            ClassInfo(name=name, attributes={PATH: paths[name]} if name in paths else {})
+            for name in self._selected.labels
+        )
 
     def splits(self) -> dict[str, Sequence[Task]]:
         folder = SelectionFolder(self.work)

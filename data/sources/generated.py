@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from pydantic.dataclasses import dataclass
 
 from data.messages import Report, shown, silent
-from data.shards.hierarchy import PATH
-from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.shards.manifest import Manifest, SourceInfo
 from data.shards.split_names import checked_split
 from data.shards.writing import writer
 from data.shards.writing.output import output_folder
@@ -121,13 +120,6 @@ class _Generated(PackedImages, FirstPassSource):
         if self.modality == "image":
             parameters |= {"short_side": self.target_side, "quality": self.quality}
         return SourceInfo(kind=self.kind, parameters=parameters)
-
-    def classes(self) -> tuple[ClassInfo, ...]:
-        paths = self._selected.paths
-        return tuple(
-            ClassInfo(name=name, attributes={PATH: paths[name]} if name in paths else {})
-            for name in self._selected.labels
-        )
 
     def render(self, task: Task) -> Sample | Skipped:
         if self.modality == "text":

@@ -26,6 +26,7 @@ from data.sources.packing import PackedImages
 from data.sources.selection import content_hash
 from data.sources.source import STRICT, CommandSource, Modality, Sample
 from data.tars.labels import label_order
+from data.text.records import digest
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
 _UNLABELED = -1  # how the library labels the rows of an unlabeled split
@@ -94,7 +95,7 @@ class HuggingFace(PackedImages, CommandSource):
     def describe(self) -> SourceInfo:
         content = hashlib.sha256(json.dumps(self._labels.names).encode())
         for split, rows in self._rows.items():
-            content.update(repr((split, len(rows), rows.info.dataset_size)).encode())
+            content.update(repr((split, len(rows), self._version(split))).encode())
             content.update(json.dumps(self._labels.of_row[split]).encode())
         parameters: dict[str, Any] = {
             "name": Path(self.name).name if Path(self.name).exists() else self.name,
@@ -108,6 +109,16 @@ class HuggingFace(PackedImages, CommandSource):
         if self.modality == "image":
             parameters |= {"short_side": self.target_side, "quality": self.quality}
         return SourceInfo(kind=self.kind, parameters=parameters)
+
+    def _version(self, split: str) -> str:
+        """Return a text that changes with the files of the data set."""
+        path = Path(self.name)
+        if path.exists():
+            return digest(sorted(one for one in [path, *path.rglob("*")] if one.is_file()))
+        # The name of the folder in the cache contains the commit of the data set.
+        return ",".join(
+            sorted(Path(f["filename"]).parent.name for f in self._rows[split].cache_files)
+        )
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._class_names)

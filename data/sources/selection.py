@@ -32,7 +32,7 @@ TRAIN, TEST = "train", "test"
 DAMAGED = "damaged records"
 FIRST_DAMAGED = "first damaged: "
 _ABOUT, _RESULT, _ROWS, _CONTENTS = "about.json", "selected.json", "rows.duckdb", "contents"
-_MEMORY = "1GB"
+_MEMORY, _THREADS = "1GB", 4
 _FETCHED = 100_000
 _TASK = np.dtype([("start", "<u8"), ("size", "<u4"), ("key_size", "<u4"), ("label", "<u4")])
 
@@ -224,7 +224,13 @@ class SelectionFolder:
     def _database(self) -> duckdb.DuckDBPyConnection:
         rows = duckdb.connect(
             str(self.folder / _ROWS),
-            config={"memory_limit": _MEMORY, "temp_directory": str(self.folder / "sorting")},
+            # Each thread needs memory to sort. Every query that depends on an order states it.
+            config={
+                "memory_limit": _MEMORY,
+                "threads": _THREADS,
+                "temp_directory": str(self.folder / "sorting"),
+                "preserve_insertion_order": False,
+            },
         )
         rows.execute(
             "CREATE TABLE IF NOT EXISTS rows (high UBIGINT, low UBIGINT, label VARCHAR,"

@@ -20,8 +20,7 @@ from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.remote.input_path import Input, InputPath
 from data.remote.path import RemotePath
-from data.shards.hierarchy import PATH
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.shards.split_names import split_name
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource
@@ -177,13 +176,6 @@ class Table(PackedImages, FirstPassSource):
         return (
             f"random split, because there is no --split: {self.test_fraction:.0%} of the rows, "
             f"by a hash of column {column!r}, become `test`"
-        )
-
-    def classes(self) -> tuple[ClassInfo, ...]:
-        paths = self._selected.paths
-        return tuple(
-            ClassInfo(name=name, attributes={PATH: paths[name]} if name in paths else {})
-            for name in self._selected.labels
         )
 
     def render(self, task: Task) -> Sample | Skipped:

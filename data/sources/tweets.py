@@ -162,7 +162,7 @@ class Tweets(FirstPassSource):
     def classes(self) -> tuple[ClassInfo, ...]:
         if self._are_emoji:
             return emoji_classes(self._selected.labels)
-        return tuple(ClassInfo(name=name) for name in self._selected.labels)
+        return super().classes()
 
     def label_vectors(self) -> np.ndarray | None:
         return emoji_vectors(self._selected.labels) if self._are_emoji else None
