@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import pluralize, printable, silent
+from data.messages import pluralize, printable
 from data.remote.config import is_url
 from data.remote.input_path import input_path
 from data.shards.duplicates import find_duplicates
@@ -53,12 +52,12 @@ DropDuplicates = Annotated[
     ),
 ]
 Out = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--out",
         "-o",
         metavar="FOLDER|URL",
-        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
+        help="output folder, or its URL, such as s3://bucket/shards",
     ),
 ]
 Append = Annotated[
@@ -67,13 +66,6 @@ Append = Annotated[
         "--append",
         help="add the samples to the existing shards in --out, as a new generation; --out must "
         "contain finished shards",
-    ),
-]
-Preview = Annotated[
-    bool,
-    typer.Option(
-        "--preview",
-        help="print the splits, classes, examples and ignored files, and write nothing",
     ),
 ]
 SAMPLES_PER_SHARD = 10_000
@@ -110,9 +102,8 @@ def _command(source_class: type[CommandSource]) -> Callable[..., None]:
 def _shard(
     source_class: type[CommandSource],
     given: Given,
-    out: Out = None,
+    out: Out,
     append: Append = False,
-    preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
@@ -120,12 +111,6 @@ def _shard(
     ray: RayAddress = None,
 ) -> None:
     source_class = _reader_of(source_class, given)
-    if preview:
-        with connected(workers, ray):
-            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
-        return
-    if out is None:
-        raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     output = output_folder(out)
     output.check_outside_sets()
     if append:
@@ -168,24 +153,6 @@ def _work(output: OutputFolder) -> Path:
     # Folders in different buckets may have the same name.
     digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
     return Path(f"{folder.rpartition('/')[2]}-{digest}.first-pass")
-
-
-def _preview(
-    source_class: type[CommandSource],
-    given: Given,
-    workers: int | None,
-    ray: str | None,
-    vectors: Path | None,
-    *,
-    drop_duplicates: bool,
-) -> None:
-    """Print what would be written. The result of a first pass is stored in a temporary folder."""
-    from launch.commands.shard_preview import print_preview
-
-    with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
 
 def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
