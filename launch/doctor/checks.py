@@ -299,10 +299,17 @@ def collectives(workload: Workload) -> Iterator[Finding]:
 
     from launch.doctor.collectives import run_collectives
 
-    yield run_collectives("gloo", workload.ranks)
-    if torch.cuda.is_available():
-        # NCCL does not support two ranks on one device.
-        yield run_collectives("nccl", torch.cuda.device_count())
+    fixes = {
+        "gloo": "set GLOO_SOCKET_IFNAME to an interface that is up (lo for a single machine)",
+        "nccl": "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1",
+    }
+    # NCCL does not support two ranks on one device.
+    sizes = {"gloo": workload.ranks, "nccl": torch.cuda.device_count()}
+    for backend, size in sizes.items():
+        if size:
+            is_correct, line = run_collectives(backend, size)
+            line = f"{backend}, {size} ranks: {line}"
+            yield Finding("ok", line) if is_correct else Finding("error", line, fixes[backend])
 
 
 CHECKS: dict[str, Callable[[Workload], Iterator[Finding]]] = {
