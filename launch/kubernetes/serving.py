@@ -24,6 +24,7 @@ from launch.kubernetes.kustomize import (
     write,
 )
 
+Kind = Literal["deployment", "rayservice", "kserve"]
 TOKENS = "/var/run/secrets/kway/tokens"
 # The working folder of the pods, where the claim `bundles` is mounted, and the folder of bundles
 # that are part of the image.
@@ -44,7 +45,7 @@ class Server:
     bundle: Annotated[Path, Argument(metavar="BUNDLE")] = Field(
         description="bundle folder: bundles/NAME, which the pods read from the claim `bundles`"
     )
-    kind: Literal["deployment", "rayservice", "kserve"] = Field(
+    kind: Kind = Field(
         default="deployment",
         description="deployment: pods of `kway serve`; rayservice: a Ray cluster (KubeRay); "
         "kserve: an InferenceService",

@@ -68,7 +68,7 @@ def test_kill_reason_names_the_rank_and_the_signal():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_nodes": 2}, "--nnodes is 2, .* pass --rdzv-endpoint"),
+        ({"max_nodes": 2}, "--nnodes is 1:2, .* pass --rdzv-endpoint"),
         ({"min_nodes": 3, "max_nodes": 2}, "--nnodes is 3:2: pass MIN:MAX"),
         ({"min_nodes": 0, "max_nodes": 0}, "--nnodes is 0: pass 1 or more"),
         ({"node_rank": 1}, "--node-rank requires --master-addr"),
