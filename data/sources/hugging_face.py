@@ -148,11 +148,6 @@ class HuggingFace(PackedImages, CommandSource):
             raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
-    def example(self, task: _Task) -> str:
-        if self.modality == "text":
-            return str(self._rows[task.split][task.row][self._content])
-        return f"{task.split}-{task.row}"
-
     def announcement(self) -> str | None:
         if len(self._used) > 1 or not self.test_fraction:
             return None

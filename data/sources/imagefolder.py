@@ -162,9 +162,6 @@ class ImageFolder(PackedImages, CommandSource):
             raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
-    def example(self, task: _Task) -> str:
-        return task.path
-
     @property
     def origin(self) -> InputPath:
         return self.folder

@@ -126,9 +126,6 @@ class ImageNet(PackedImages, CommandSource):
             ) from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
-    def example(self, task: _Task) -> str:
-        return task.key
-
     @property
     def origin(self) -> InputPath:
         return self.folder

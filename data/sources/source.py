@@ -116,16 +116,6 @@ class CommandSource(ABC):
     @abstractmethod
     def render(self, task: Any) -> Sample | Skipped: ...
 
-    def example(self, task: Any) -> str:
-        """Return a description of a sample for `--preview`: its text, or the key of an image.
-
-        Sources of image files override this, because a bad image must not end a preview.
-        """
-        sample = self.render(task)
-        if isinstance(sample, Skipped):
-            return sample.name
-        return sample.data.decode() if self.modality == "text" else sample.key
-
     def announcement(self) -> str | None:
         """Return a line to print first if the source chooses the test split by a hash."""
         return None

@@ -201,9 +201,6 @@ class Table(PackedImages, FirstPassSource):
             return f"{self.files[file].name}, row {row}", task.content
         return task.content.decode(), None
 
-    def example(self, task: Task) -> str:
-        return task.content.decode() if self.text is not None else self._image(task)[0]
-
     @cached_property
     def _selected(self) -> Selected:
         try:

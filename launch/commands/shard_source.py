@@ -5,7 +5,6 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 
 import inspect
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import pluralize, printable, silent
+from data.messages import pluralize, printable
 from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
 from data.shards.writing.append import append_shards, appendable
@@ -51,12 +50,12 @@ DropDuplicates = Annotated[
     ),
 ]
 Out = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--out",
         "-o",
         metavar="FOLDER|URL",
-        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
+        help="output folder, or its URL, such as s3://bucket/shards",
     ),
 ]
 Append = Annotated[
@@ -65,13 +64,6 @@ Append = Annotated[
         "--append",
         help="add the samples to the existing shards in --out, as a new generation; --out must "
         "contain finished shards",
-    ),
-]
-Preview = Annotated[
-    bool,
-    typer.Option(
-        "--preview",
-        help="print the splits, classes, examples and ignored files, and write nothing",
     ),
 ]
 SAMPLES_PER_SHARD = 10_000
@@ -106,21 +98,14 @@ def _command(source_class: type[CommandSource]) -> Callable[..., None]:
 def _shard(
     source_class: type[CommandSource],
     given: Given,
-    out: Out = None,
+    out: Out,
     append: Append = False,
-    preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    if preview:
-        with connected(workers, ray):
-            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
-        return
-    if out is None:
-        raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     output = output_folder(out)
     output.check_outside_sets()
     if append:
@@ -154,24 +139,6 @@ def _shard(
         source.clean_up()
     if source.compares_splits:
         _print_duplicates(output.folder)
-
-
-def _preview(
-    source_class: type[CommandSource],
-    given: Given,
-    workers: int | None,
-    ray: str | None,
-    vectors: Path | None,
-    *,
-    drop_duplicates: bool,
-) -> None:
-    """Print what would be written. The result of a first pass is stored in a temporary folder."""
-    from launch.commands.shard_preview import print_preview
-
-    with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
 
 
 def _source(

@@ -181,8 +181,6 @@ def test_the_commands_read_tables_at_urls(tmp_path: Path) -> None:
         assert done.exit_code == 0, done.exception
         assert len(Manifest.load(out).classes) >= 2
         assert not out.with_name(f"{out.name}.first-pass").exists()
-        preview = kway(*command, "--preview")
-        assert preview.exit_code == 0, preview.exception
 
 
 def test_a_folder_is_listed_with_one_paged_request(
