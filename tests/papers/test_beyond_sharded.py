@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments import beyond_sharded
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments import beyond_sharded
+from experiments.papers.section import Section
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.papers.comparison import Best, Compared, Rates, Reached, advantage, cell
-from benchmarks.papers.experiments import (
+from experiments.papers.comparison import Best, Compared, Rates, Reached, advantage, cell
+from experiments.papers.experiments import (
     beyond_million,
     beyond_tree,
     label_noise,
@@ -28,12 +28,12 @@ from benchmarks.papers.experiments import (
     tree_regimes,
     tree_tables,
 )
-from benchmarks.papers.experiments.synthetic import Arm, Regime
-from benchmarks.papers.experiments.trained import Trained, own, pooled, shared
-from benchmarks.papers.intervals import Mean, difference
-from benchmarks.papers.job import Measures
-from benchmarks.papers.section import Claim, Kind, agreed, verdict
-from benchmarks.papers.turns import median
+from experiments.papers.experiments.synthetic import Arm, Regime
+from experiments.papers.experiments.trained import Trained, own, pooled, shared
+from experiments.papers.intervals import Mean, difference
+from experiments.papers.job import Measures
+from experiments.papers.section import Claim, Kind, agreed, verdict
+from experiments.papers.turns import median
 
 # Arm -> measure (`split/measure`) -> level of its runs. `around` spreads the runs around it.
 Levels = Mapping[str, Mapping[str, float]]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.quadratic_lemmas import (
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.quadratic_lemmas import (
     EXPERIMENT,
     Mixture,
     ccql_bound,
@@ -15,7 +15,7 @@ from benchmarks.papers.experiments.quadratic_lemmas import (
     minimizer,
     simulated,
 )
-from benchmarks.papers.section import Section
+from experiments.papers.section import Section
 from heads.losses import CorrectClassQuadratic, Quadratic
 
 _SIGMA = 0.4

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.slc_speedup import EXPERIMENT, num_classes_of, speedups_of
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.slc_speedup import EXPERIMENT, num_classes_of, speedups_of
+from experiments.papers.section import Section
 
 
 def test_one_logit_is_timed_against_all_logits(

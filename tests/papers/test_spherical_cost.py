@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.spherical_cost import EXPERIMENT, row_distance, slope
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.spherical_cost import EXPERIMENT, row_distance, slope
+from experiments.papers.section import Section
 
 
 def test_a_slope_is_the_fitted_exponent_with_an_interval_over_rounds() -> None:
