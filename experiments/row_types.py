@@ -23,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import machine
-from benchmarks.timing import CONSOLE
+from benchmarks.timing import CONSOLE, machine
 from data.shards.writing.writer import write_shards
 from data.sources import Cifar100, Glyphs, LabeledTexts
 from data.sources.source import Source

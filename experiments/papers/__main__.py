@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.machine import machine
+from benchmarks.timing import machine
 from data.messages import pluralize, printable
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment
@@ -30,7 +30,7 @@ app = typer.Typer(name="python -m experiments.papers", add_completion=False)
 def papers(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME...", help="experiments, papers (000 to 004, beyond), or all"),
+        typer.Argument(metavar="NAME...", help="experiments, papers (000 to 004), or all"),
     ] = None,
     data: Annotated[
         Path,

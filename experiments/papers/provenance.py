@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import hardware
+from benchmarks.timing import hardware
 from experiments.papers.job import Job
 
 _ROOT = Path(__file__).parents[2]

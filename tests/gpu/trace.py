@@ -26,7 +26,7 @@ _COPIES_TO_HOST = re.compile(r"Memcpy DtoH .*Pageable")
 _LAUNCHES = re.compile(r"(cuda|cu)Launch\w*Kernel")
 # These operations read a value of a tensor. On a GPU, each of them synchronizes.
 _READS = ("aten::_local_scalar_dense", "aten::nonzero")
-_SOURCES = ("heads/", "trainer/", "data/", "benchmarks/")
+_SOURCES = ("heads/", "trainer/", "data/")
 
 Event = dict[str, Any]
 

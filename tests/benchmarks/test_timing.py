@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROW = ("a loader / another loader", "142 images of 104 kB", "4.19", ">= 3.00", "x" * 120)
 
 
