@@ -15,7 +15,6 @@ PAPERS = {
     "002": "Single-logit classification",
     "003": "Smooth top-k",
     "004": "Spherical losses",
-    "beyond": "Beyond the papers",
 }
 
 
@@ -23,10 +22,9 @@ _REST = (
     "Only the first row tests the papers. A *stand-in* claim is a claim from a paper, tested with "
     "a much smaller model or input, such as an MLP on images of 8 x 8 pixels or a one-layer BERT. "
     "Such a test can neither confirm nor refute the claim. An *additional* claim answers a "
-    "question that none of the papers asks. A *trivial* claim is true by construction. An "
-    "*implementation* claim is about the speed or numerical stability of kway's own code. A "
-    "verdict is *degenerate* if both sides of the comparison are the same model: for example, a "
-    "tree loss is the same as cross entropy if its tree has a single inner node."
+    "question that none of the papers asks. A verdict is *degenerate* if both sides of the "
+    "comparison are the same model: for example, a tree loss is the same as cross entropy if its "
+    "tree has a single inner node."
 )
 
 _IMAGENET = (
@@ -94,7 +92,7 @@ def page_text(
         _outdated(sections),
     ]
     by_paper = {
-        title if paper == "beyond" else f"Paper {paper}: {title.lower()}": of_paper
+        f"Paper {paper}: {title.lower()}": of_paper
         for paper, title in PAPERS.items()
         if (of_paper := [section for section in sections if section.paper == paper])
     }

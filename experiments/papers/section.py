@@ -20,8 +20,6 @@ class Kind(StrEnum):
     PAPER = "paper"  # a claim from a paper, tested with its kind of model and data
     STAND_IN = "stand-in"  # a claim from a paper, tested with a much smaller model or input
     ADDITIONAL = "additional"  # not stated in a paper
-    TRIVIAL = "trivial"  # true by construction
-    IMPLEMENTATION = "implementation"  # about the speed or stability of kway's code
 
 
 @dataclass(frozen=True)

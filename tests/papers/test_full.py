@@ -20,7 +20,6 @@ _NETWORKS = {
     "003-label-noise": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 40},
     "003-sizes": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
     "003-temperature": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
-    "beyond-tree": {"model_type": "cifar_resnet", "depth": 20},
 }
 
 

@@ -70,8 +70,8 @@ def test_a_training_job_depends_on_the_training_code_but_not_on_the_page() -> No
 
 def test_only_timing_jobs_depend_on_the_machine() -> None:
     settings: dict[str, object] = {}
-    job = Job("experiments.beyond_million:time_logits", settings)
-    timing = Job("experiments.beyond_million:time_logits", settings, alone=True)
+    job = Job("experiments.spherical_cost:time_steps", settings)
+    timing = Job("experiments.spherical_cost:time_steps", settings, alone=True)
     assert Provenance.of(job).machine == ""
     now = Provenance.of(timing)
     assert now.machine
@@ -80,5 +80,5 @@ def test_only_timing_jobs_depend_on_the_machine() -> None:
 
 
 def test_a_result_from_a_removed_file_is_marked_as_older_code() -> None:
-    now = Provenance.of(Job("experiments.beyond_million:time_logits", {}))
+    now = Provenance.of(Job("experiments.spherical_cost:time_steps", {}))
     assert replace(now, source="experiments/papers/removed.py").outdated() == ("older code",)

@@ -14,7 +14,6 @@ def test_one_logit_is_timed_against_all_logits(
     (table,) = section.tables
     assert [row[0] for row in table.rows] == ["1", "2^4", "2^6"]
     assert all(float(row[1].replace(",", "")) > 0 for row in table.rows)
-    assert [claim.verdict for claim in section.claims] == ["not settled"]  # only two rounds
 
 
 def test_a_speedup_includes_the_backbone() -> None:

@@ -2,9 +2,6 @@
 
 from experiments.papers.experiment import Experiment
 from experiments.papers.experiments import (
-    beyond_million,
-    beyond_sharded,
-    beyond_tree,
     label_noise,
     quadratic_cifar,
     quadratic_lemmas,
@@ -42,7 +39,4 @@ EXPERIMENTS: tuple[Experiment, ...] = (
     temperature.EXPERIMENT,
     spherical_tables.EXPERIMENT,
     spherical_cost.EXPERIMENT,
-    beyond_tree.EXPERIMENT,
-    beyond_sharded.EXPERIMENT,
-    beyond_million.EXPERIMENT,
 )

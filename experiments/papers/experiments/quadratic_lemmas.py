@@ -304,7 +304,7 @@ def _equal(gap: Mean) -> Verdict:
 
 def _ccql_claims(found: _Found) -> list[Claim]:
     def default(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
-        return lambda one: take(one["by w"][0] | {"bound": one["bound"], "ql": one["closed"]})
+        return lambda one: take(one["by w"][0] | {"bound": one["bound"]})
 
     def largest(take: Callable[[Measures], float]) -> Callable[[Measures], float]:
         return lambda one: take(one["by w"][-1] | {"bound": one["bound"]})
@@ -312,7 +312,6 @@ def _ccql_claims(found: _Found) -> list[Claim]:
     gap = found.over(
         lambda one: mean([at["simulated"] / at["closed"] - 1 for at in one["by w"]]).value
     )
-    below = found.over(default(lambda at: at["closed"] - at["ql"]))
     within = found.over(default(lambda at: 1 - at["simulated"] / at["bound"]))
     beyond = found.over(largest(lambda at: 1 - at["simulated"] / at["bound"]))
     return [
@@ -321,12 +320,6 @@ def _ccql_claims(found: _Found) -> list[Claim]:
             _equal(gap),
             f"simulation / closed form - 1: {gap.text(5)} ({gap.n} draws)",
             Kind.ADDITIONAL,
-        ),
-        Claim(
-            "Lemma 3.5: the minimum of QL is at most that of CCQL (w = sqrt(K - 1) - 1)",
-            verdict(below),
-            f"the minimum of CCQL is higher by {below.text(4)} ({below.n} draws)",
-            Kind.TRIVIAL,  # CCQL is QL plus a nonnegative term
         ),
         Claim(
             "Lemma 3.5: the minimum of CCQL is at most ||MM' - I||^2 / K + K sigma^2 "

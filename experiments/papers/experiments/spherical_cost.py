@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
-from experiments.papers.intervals import Mean, difference, mean
+from experiments.papers.intervals import Mean, mean
 from experiments.papers.job import Folders, Job, Measures
 from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 from experiments.papers.turns import milliseconds, timed
@@ -233,19 +233,14 @@ def _section(
             "Both heads learn the same rows: after the same number of steps, their rows differ by "
             f"{distance:.0e} relative to the distance that the rows have moved.",
             "After many steps, the factored head consolidates its rows, which requires a pass "
-            f"over all rows. This happened {consolidations} times during the measurement. "
-            "benchmarks/factored.py measures how long it takes.",
+            f"over all rows. This happened {consolidations} times during the measurement.",
             _break_even(by_classes, dim),
         ],
     )
 
 
 def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list[Claim]:
-    flat, rising = by_classes.slopes["factored"], by_classes.slopes["dense"]
-    shared = list(by_classes.fitted("dense"))
-    steeper = difference(
-        _slopes(by_classes.of["dense"], shared), _slopes(by_classes.of["factored"], shared)
-    )
+    flat = by_classes.slopes["factored"]
     in_dims = by_dims.slopes["factored"]
     return [
         Claim(
@@ -254,13 +249,6 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
             _within(flat, _FLAT),
             f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
             Kind.PAPER,
-        ),
-        Claim(
-            "the time of a step grows faster with the number of classes for the dense head than "
-            f"for the factored head ({dim})",
-            verdict(steeper),
-            f"slope {rising.text()}, steeper by {steeper.text()}",
-            Kind.TRIVIAL,  # it computes every logit
         ),
         Claim(
             f"the time of a step grows no faster than d^2 ({classes})",
@@ -273,14 +261,6 @@ def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list
 
 def _first(times: _Times) -> str:
     return f"{min(times.fitted('factored')):,}"
-
-
-def _slopes(seconds: Mapping[int, Sequence[float]], sizes: Sequence[int]) -> list[float]:
-    chosen = {size: seconds[size] for size in sizes}
-    return [
-        slope({size: [one[index]] for index, size in enumerate(chosen)}).value
-        for one in _by_round(chosen)
-    ]
 
 
 def _within(found: Mean, tolerance: float) -> Verdict:

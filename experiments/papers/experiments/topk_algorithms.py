@@ -207,13 +207,10 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
     comparisons = (
         ("divide and conquer is faster than summation", "forward", "summation",
          "divide and conquer"),
-        ("kway is faster than summation", "forward", "summation", "ours"),
         ("Algorithm 2 is faster than autograd", "backward", "automatic", "custom"),
-        ("kway's backward is faster than autograd on Algorithm 1", "backward", "automatic", "ours"),
     )  # fmt: skip
     claims = []
     for statement, which, slower, faster in comparisons:
-        kind = Kind.IMPLEMENTATION if faster == "ours" else Kind.PAPER
         for number in (1_000, max(found)) if 1_000 in found else (max(found),):
             times = ratio(found[number][which][slower], found[number][which][faster])
             claims.append(
@@ -221,7 +218,7 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
                     f"{statement} ({which}, n = {number:,})",
                     times.above(1),
                     f"{times.text()} times as fast",
-                    kind,
+                    Kind.PAPER,
                 )
             )
     return claims
@@ -229,17 +226,17 @@ def _speed_claims(found: Mapping[int, Measures]) -> list[Claim]:
 
 def _stability_claims(losses: Stable, gradients: Stable) -> list[Claim]:
     claims = []
-    for name, label in (("divide and conquer", "Algorithm 1 in log space"), ("ours", "kway")):
-        for what, finite in (("loss", losses), ("gradient", gradients)):
-            holds = all(all(finite[f"{name} {precision}"].values()) for precision in PRECISIONS)
-            claims.append(
-                Claim(
-                    f"{label} is stable at all temperatures in both precisions ({what})",
-                    _holds(holds),
-                    _reach(finite, name),
-                    Kind.IMPLEMENTATION if name == "ours" else Kind.PAPER,
-                )
+    for what, finite in (("loss", losses), ("gradient", gradients)):
+        of_both = [finite[f"divide and conquer {precision}"].values() for precision in PRECISIONS]
+        claims.append(
+            Claim(
+                "Algorithm 1 in log space is stable at all temperatures in both precisions "
+                f"({what})",
+                _holds(all(map(all, of_both))),
+                _reach(finite, "divide and conquer"),
+                Kind.PAPER,
             )
+        )
     single, double = (sum(losses[f"summation {precision}"].values()) for precision in PRECISIONS)
     claims.append(
         Claim(
