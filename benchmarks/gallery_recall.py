@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.machine import machine
-from benchmarks.timing import CONSOLE, Row, print_rows, ratio_row
+from benchmarks.timing import CONSOLE, Row, machine, print_rows, ratio_row
 from serving.answer import Query
 from serving.galleries.index import MAX_HITS
 from serving.galleries.searching import Galleries, Page
