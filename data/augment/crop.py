@@ -4,11 +4,10 @@ import cv2
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.base import Box, Fill, random_box
+from data.augment.base import Box, Draws, Fill, random_box
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
 from data.images.decode import center_crop, checked_jpeg_header, decode
-from data.images.headers import JpegHeader
 from data.images.jpeg_crop import decode_crop
 
 
@@ -49,9 +48,7 @@ class Crop(FrozenConfig):
             )
         return self
 
-    def decoded(
-        self, data: bytes, config: ImageConfig, fill: Fill, rng: np.random.Generator
-    ) -> np.ndarray:
+    def decoded(self, data: bytes, config: ImageConfig, fill: Fill, rng: Draws) -> np.ndarray:
         """Return the cropped image, uint8 [size, size, C], of a file's bytes.
 
         A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
@@ -61,11 +58,9 @@ class Crop(FrozenConfig):
         if header is None or not header.upright:
             return self.cropped(decode(data, config.channels), config, fill, rng)
         box = self.box(header.height, header.width, rng)
-        return decoded_box(data, header, box, config)
+        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
-    def cropped(
-        self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: np.random.Generator
-    ) -> np.ndarray:
+    def cropped(self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: Draws) -> np.ndarray:
         """Return the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
         if self.crop_area is None:
             middle = center_crop(image, config)
@@ -73,7 +68,7 @@ class Crop(FrozenConfig):
         top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], config.size)
 
-    def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
+    def box(self, height: int, width: int, rng: Draws) -> Box:
         """Return a box with random area and shape.
 
         If none of ten draws fits, return the largest centered box with an allowed aspect ratio.
@@ -87,13 +82,6 @@ class Crop(FrozenConfig):
         box_height = max(1, min(height, round(width / ratio)))
         box_width = max(1, min(width, round(height * ratio)))
         return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
-
-
-def decoded_box(data: bytes, header: JpegHeader, box: Box, config: ImageConfig) -> np.ndarray:
-    """Return a box of an upright JPEG, resized to uint8 [size, size, C]. Raises ValueError if the
-    image is damaged.
-    """
-    return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
 
 def resized(image: np.ndarray, size: int) -> np.ndarray:
@@ -114,9 +102,9 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
     return drawn.reshape(size, size, -1)
 
 
-def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: Draws) -> np.ndarray:
     """Return a random window of [H, W, C] after padding each side with `pad` pixels of `fill`."""
     height, width, channels = image.shape
     padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_CONSTANT, value=fill)
-    top, left = rng.integers(2 * pad + 1, size=2).tolist()
+    top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
     return padded.reshape(*padded.shape[:2], channels)[top : top + height, left : left + width]

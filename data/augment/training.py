@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
-from data.augment.base import Augmentation, Fill
+from data.augment.base import Augmentation, Draws, Fill
 from data.augment.color_jitter import ColorJitter
 from data.augment.crop import Crop
 from data.augment.custom import CustomAugmentation, check_imported
@@ -78,8 +78,7 @@ class TrainingImages:
     """Converts image files to training samples [C, size, size].
 
     The conversion has two steps: `decoded` or `cropped`, and then `augmented`. Only the first one
-    can detect a damaged file. Both draw from the generator of the sample, so call them in this
-    order.
+    can detect a damaged file. Both draw random numbers of the sample, so call them in this order.
     """
 
     config: ImageConfig
@@ -94,33 +93,28 @@ class TrainingImages:
     def _changes(self) -> list[Augmentation]:
         return self.augment.changes
 
-    @cached_property
-    def only_flips(self) -> bool:
-        """Whether `flip` is the only augmentation after the crop or shift."""
-        inactive = self.augment.flip, Grayscale(0), Erase(0)
-        others = [change for change in self._changes if change not in inactive]
-        return not others and not self.augment.custom
-
-    def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
+    def decoded(self, data: bytes, rng: Draws) -> np.ndarray:
         """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""
         return self.augment.decoded(data, self.config, self.fill, rng)
 
-    def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def cropped(self, image: np.ndarray, rng: Draws) -> np.ndarray:
         """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C]."""
         return self.augment.cropped(image, self.config, self.fill, rng)
 
-    def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def augmented(self, crop: np.ndarray, rng: Draws) -> np.ndarray:
         """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
         drawn = crop[:, :, 0] if self.config.channels == 1 else crop
         for change in self._changes:
             drawn = change(drawn, self.fill, rng)
-        for augmentation in self.augment.custom:
-            drawn = augmentation.checked(drawn, self.fill, rng)
+        if self.augment.custom:
+            generator = rng.generator()
+            for augmentation in self.augment.custom:
+                drawn = augmentation.checked(drawn, self.fill, generator)
         return channels_first(drawn)
 
 
 def for_training(
-    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
+    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: Draws
 ) -> np.ndarray:
     """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
     images = TrainingImages(config, augment)

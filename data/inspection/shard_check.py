@@ -8,6 +8,7 @@ match.
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -16,15 +17,14 @@ from isal import isal_zlib
 
 from data.messages import SHARD_AGAIN, printable
 from data.remote.config import file_url
-from data.remote.fetch import fetch
-from data.remote.temporary import download, unnamed_file
+from data.remote.fetch import fetch, unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import (
     ShardIndex,
     index_path,
-    map_index,
     max_index_bytes,
     open_index,
+    parse_index,
     read_key,
 )
 from data.shards.manifest import ShardInfo
@@ -111,13 +111,7 @@ def _check_at_url(rules: Rules, shard: ShardInfo, folder: str) -> list[Damage]:
     url = file_url(folder, shard.file)
     with unnamed_file() as tar:
         try:
-            download(
-                url,
-                tar,
-                attempts=rules.attempts,
-                max_bytes=rules.max_bytes,
-                sha256=shard.sha256,
-            )
+            fetch(url, tar, attempts=rules.attempts, max_bytes=rules.max_bytes)
         except FileNotFoundError:
             return [_missing(url, shard)]
         except (PermissionError, ValueError) as error:
@@ -128,20 +122,20 @@ def _check_at_url(rules: Rules, shard: ShardInfo, folder: str) -> list[Damage]:
 
 
 def _index_at_url(folder: str, shard: ShardInfo, attempts: int) -> ShardIndex:
-    """Download an index and map it. Its memory stays mapped after the file is closed."""
-    url = file_url(folder, index_path(Path(shard.file)).name)
-    with unnamed_file() as file:
-        try:
-            fetch(
-                url,
-                file,
-                attempts=attempts,
-                max_bytes=max_index_bytes(shard),
-                check=map_index,
-            )
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
-        return map_index(Path(file.name))
+    url, content = file_url(folder, index_path(Path(shard.file)).name), BytesIO()
+    try:
+        found: ShardIndex = fetch(
+            url,
+            content,
+            attempts=attempts,
+            max_bytes=max_index_bytes(shard),
+            parse=lambda: parse_index(content.getvalue()),
+        )
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
+    except ValueError as error:
+        raise ValueError(f"{url} {str(error).removeprefix(url)}: upload it again") from error
+    return found
 
 
 def _missing(name: Path | str, shard: ShardInfo) -> Damage:

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE
 from data.retry import RetriesExhaustedError
 from data.shards.label_vectors import check_label_vectors
-from data.shards.manifest import Manifest, ShardInfo
+from data.shards.manifest import Manifest
 from data.skipped import SKIPPED
 from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList
@@ -35,7 +34,7 @@ def damages(
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
-    manifest: the generation of the set to check; None selects the newest one. decode: whether to
+    manifest: the manifest of the folder, if it is already loaded. decode: whether to
     also decode images. named: the maximum number of samples per shard that are reported on separate
     lines, or None for no limit; the others share one line. workers: the number of processes; None
     selects one per core if there is enough to read. ray: the address of a Ray cluster to use
@@ -47,36 +46,16 @@ def damages(
     manifest = Manifest.read(folder) if manifest is None else manifest
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
-    work = partial(_check, _rules(folder, manifest, decode=decode, named=named))
-    jobs = list(zip(manifest.shards, _num_classes(manifest), strict=True))
+    work = partial(check_shard, _rules(folder, manifest, decode=decode, named=named))
     done = 0
-    found = over_jobs(work, jobs, total_bytes=size, workers=workers, ray=ray)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples
         report(done, total)
-    yield from _of_label_vectors(folder, manifest)
-
-
-def _check(rules: Rules, job: tuple[ShardInfo, int]) -> list[Damage]:
-    shard, num_classes = job
-    return check_shard(replace(rules, num_classes=num_classes), shard)
-
-
-def _num_classes(manifest: Manifest) -> Iterator[int]:
-    """Yield the number of classes of the generation that added each shard, in order."""
-    done = 0
-    for generation in manifest.generations:
-        yield from [len(generation.classes)] * (len(generation.shards) - done)
-        done = len(generation.shards)
-
-
-def _of_label_vectors(folder: Path | str, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in the label vectors of all generations, each of which may have its own."""
-    of_file = {one.label_vectors: one for one in manifest.generations if one.label_vectors}
-    for generation in of_file.values():
+    if manifest.label_vectors is not None:
         try:
-            check_label_vectors(folder, generation)
+            check_label_vectors(folder, manifest)
         except RetriesExhaustedError:
             raise
         except (ValueError, OSError) as error:

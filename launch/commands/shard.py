@@ -116,7 +116,6 @@ def verify(
 
     folder = folder_or_url(shards)
     started = time.monotonic()
-    # Another process may append a generation in the meantime.
     manifest = Manifest.read(folder)
     kinds: Counter[str] = Counter()
     with connected(workers, ray), progress("verifying") as report:
@@ -169,10 +168,6 @@ def show(
             "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
         ),
     ] = None,
-    generation: Annotated[
-        int | None,
-        typer.Option(min=1, help="generation of the shards to show; default: the newest"),
-    ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
     from data.inspection.contents import contents, open_all
@@ -182,7 +177,7 @@ def show(
     from launch.commands.shard_tables import class_table, split_table, text_table
 
     folder = folder_or_url(shards)
-    manifest = Manifest.load(folder, generation=generation)
+    manifest = Manifest.load(folder)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"
         why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
@@ -194,10 +189,6 @@ def show(
         console.print(class_table(manifest, splits))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
-        if manifest.earlier:
-            for one in manifest.generations:
-                origin = f"generation {one.generation}, from {one.source.kind}"
-                print(printable(f"{origin}: {summary(one)}"))
         if manifest.modality == "text":
             console.print(text_table(opened, samples or 12))
         if sheet is not None:
@@ -236,16 +227,16 @@ def index(
         str | None,
         typer.Option(help="extension of the images or texts, if there are several candidates"),
     ] = None,
+    label_from: Annotated[
+        str | None,
+        typer.Option(metavar="EXT", help="extension of the labels; default: cls, otherwise json"),
+    ] = None,
     label_field: Annotated[
-        str, typer.Option(help="field of KEY.json that contains the label, if there is no KEY.cls")
+        str, typer.Option(help="field of a .json label that contains the class")
     ] = "label",
     expect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|FILE.json",
-            help="expected number of samples, or a JSON file with the number for each tar, such as "
-            '{"a.tar": 1000}; a mismatch is an error',
-        ),
+        int | None,
+        typer.Option(min=1, help="expected number of samples; a mismatch is an error"),
     ] = None,
     skip_bad: Annotated[
         bool,
@@ -256,7 +247,6 @@ def index(
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
-    from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
     started = time.monotonic()
@@ -268,8 +258,9 @@ def index(
             classes=classes,
             splits=[_named_glob(text) for text in split or []],
             sample=sample,
+            label=label_from,
             label_field=label_field,
-            expected=None if expect is None else ExpectedSamples.parse(expect),
+            expected=expect,
             skip_bad=skip_bad,
             workers=workers,
             ray=ray,

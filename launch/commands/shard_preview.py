@@ -18,21 +18,10 @@ _EXAMPLES = 2
 _TEXT = 60
 
 
-_DUPLICATES = (
-    "--drop-duplicates: the numbers include all duplicates, because they are found when the shards "
-    "are written"
-)
-
-
-def print_preview(
-    source: CommandSource,
-    *,
-    vectors: WithLabelVectors | None = None,
-    drop_duplicates: bool = False,
-) -> None:
+def print_preview(source: CommandSource, *, vectors: WithLabelVectors | None = None) -> None:
     """Print the splits, the first classes with examples, and the ignored files by reason.
 
-    Images are not decoded, so bad images and duplicates are not detected. vectors: `source` with
+    Images are not decoded, so bad images are not detected. vectors: `source` with
     label vectors from a file, which are read and checked.
     """
     splits = source.splits()
@@ -49,7 +38,7 @@ def print_preview(
         found = vectors.label_vectors()
         print(printable(f"label vectors from {vectors.file}: {len(found):,} x {found.shape[1]:,}"))
         notes += vectors.notes()
-    for note in [*notes, *[_DUPLICATES] * drop_duplicates]:
+    for note in notes:
         print(printable(f"note: {note}"))
     print("nothing was written: omit --preview to write the shards")
 

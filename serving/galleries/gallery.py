@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
+from data.shards.mapped import mapped
 
 from data.files import flush, sha256_of
-from data.shards.mapped import mapped
 from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,

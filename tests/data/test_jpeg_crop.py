@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.augment.base import SampleGenerator
+from data.augment.base import Draws
 from data.augment.crop import resized
 from data.augment.training import AugmentConfig
 from data.config import DataConfig
@@ -156,9 +156,9 @@ def test_the_exif_orientation_is_applied_before_the_crop(
     assert header.upright == (orientation == 1)
     config, augment = ImageConfig(size=64), AugmentConfig(crop_area=crop_area)
     for index in range(10):
-        rng = SampleGenerator().at(0, 0, index)
+        rng = Draws().at(0, 0, index)
         found = augment.decoded(data, config, FILL, rng)
-        rng = SampleGenerator().at(0, 0, index)
+        rng = Draws().at(0, 0, index)
         assert np.array_equal(found, augment.cropped(decode(data, 3), config, FILL, rng))
 
 
@@ -214,7 +214,7 @@ def test_the_limits_apply_before_the_crop_is_drawn() -> None:
     frame = data.index(b"\xff\xc0")
     bomb = data[: frame + 5] + b"\xea\x60\xea\x60" + data[frame + 9 :]
     with pytest.raises(ValueError, match="60000 x 60000 pixels, but the limit is"):
-        AugmentConfig().decoded(bomb, ImageConfig(), FILL, SampleGenerator().at(0, 0, 0))
+        AugmentConfig().decoded(bomb, ImageConfig(), FILL, Draws().at(0, 0, 0))
 
 
 def test_batches_are_the_same_for_every_decoder_and_number_of_workers(
