@@ -19,6 +19,7 @@ Fill = Callable[[IO[bytes]], None]
 
 _INCOMING = "incoming"
 _LOCK = "lock"
+_SHARD = ".tar"
 _POLL_SECONDS = 0.1
 
 
@@ -146,12 +147,12 @@ class Cache:
             time.sleep(_POLL_SECONDS)
 
     def _evict(self, max_bytes: int) -> bool:
-        """Unlink the least recently used files until at most `max_bytes` remain.
+        """Unlink the least recently used files, shards first, until at most `max_bytes` remain.
 
         Unfinished files of killed processes are deleted too. Returns False if the remaining files
         cannot be deleted.
         """
-        files: list[tuple[float, int, Path]] = []
+        files: list[tuple[bool, float, int, Path]] = []
         total = 0
         for path in [*self._incoming.iterdir(), *self.folder.iterdir()]:
             with suppress(FileNotFoundError, PermissionError):
@@ -161,8 +162,9 @@ class Cache:
                 elif path.is_file() and path.name != _LOCK:
                     about = path.stat()
                     total += about.st_size
-                    files.append((about.st_mtime, about.st_size, path))
-        for _, size, path in sorted(files):
+                    # The indices of splits are small, and processes keep them mapped.
+                    files.append((path.suffix != _SHARD, about.st_mtime, about.st_size, path))
+        for _, _, size, path in sorted(files):
             if total <= max_bytes:
                 break
             with suppress(PermissionError):  # of another user, in a folder that protects it

@@ -15,10 +15,9 @@ from PIL import Image
 from data.augment import color_jitter
 from data.augment.base import Draws, Fill
 from data.augment.color_jitter import ColorJitter
-from data.augment.crop import resized
 from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig, for_training, resized
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data.augment.base import Draws
-from data.augment.crop import resized
-from data.augment.training import AugmentConfig
+from data.augment.training import AugmentConfig, resized
 from data.config import DataConfig
 from data.images import jpeg_crop
 from data.images.config import ImageConfig

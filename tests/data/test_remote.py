@@ -597,9 +597,7 @@ def test_a_damaged_or_oversized_index_at_the_source_raises(
     content = path.read_bytes()
     for damaged, reason in ((content[:-9], "damaged"), (bytes(1 << 22), "it has more than")):
         path.write_bytes(damaged)
-        with pytest.raises(
-            ValueError, match=rf"{server.url}/{path.name} does not match .*{reason}"
-        ):
+        with pytest.raises(ValueError, match=rf"{server.url}/{path.name} .*{reason}"):
             open_split(server.url, "train", cache=cache)
 
 
@@ -611,7 +609,7 @@ def test_a_damaged_index_raises_an_error_that_states_one_reason_and_one_fix(
     with pytest.raises(ValueError, match=f"{server.url}/{path.name}") as caught:
         open_split(server.url, "train", cache=cache)
     assert str(cache.folder) not in str(caught.value)
-    assert str(caught.value).count("upload the file again") == 1
+    assert str(caught.value).count("upload it again") == 1
 
 
 def test_a_damaged_manifest_at_the_source_raises_an_error_that_states_the_fix(

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from data.remote.temporary import unnamed_file
 from typer.testing import CliRunner
 
 from data.inspection.shard_check import Damage
 from data.inspection.verify import damages
+from data.remote.fetch import unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path, open_index
 from data.shards.manifest import Manifest

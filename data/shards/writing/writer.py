@@ -102,22 +102,23 @@ def write_shards(
             raise ValueError(
                 f"no shards were written, because all samples were skipped: {last_skipped}"
             )
-        lists = [
-            *_merge_lists(output, plans, before, SKIPPED, ignored),
-            *_merge_lists(output, plans, before, REPAIRED, ()),
-        ]
-        vectors_sha256 = _write_vectors(output, source.label_vectors())
-        manifest = Manifest(
-            modality=source.modality,
-            source=about,
-            classes=source.classes(),
-            shards=shards,
-            label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
-            label_vectors_sha256=vectors_sha256,
-        )
-        output.write(MANIFEST, manifest.to_bytes())
-        # Delete them last: another run of this source may still merge them.
-        output.delete(lists)
+        # On an object store, another run of the same source may have finished in the meantime.
+        manifest = _complete_manifest(output, about)
+        if manifest is None:
+            for name, listed in ((SKIPPED, ignored), (REPAIRED, ())):
+                _merge_lists(output, plans, before, name, listed)
+            vectors_sha256 = _write_vectors(output, source.label_vectors())
+            manifest = Manifest(
+                modality=source.modality,
+                source=about,
+                classes=source.classes(),
+                shards=shards,
+                label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
+                label_vectors_sha256=vectors_sha256,
+            )
+            output.write(MANIFEST, manifest.to_bytes())
+        # Delete them last, because another run may still merge them.
+        output.delete(list_of_shard(p.file, name) for p in plans for name in (SKIPPED, REPAIRED))
     return Written(
         manifest,
         resumed=len(before),
@@ -178,8 +179,8 @@ def _merge_lists(
     before: frozenset[str],
     name: str,
     ignored: Sequence[Skipped],
-) -> list[str]:
-    """Merge the lists of the shards in the file `name`, sorted by shard, and return their names.
+) -> None:
+    """Merge the lists of the shards in the file `name`, sorted by shard.
 
     A finished folder has no lists of shards. If some of its shards were lost and written again, the
     lines of the shards that existed `before` come from its file `name`.
@@ -195,4 +196,3 @@ def _merge_lists(
         output.write(name, content)
     else:
         output.delete([name])
-    return list(lists.values())
