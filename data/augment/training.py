@@ -72,26 +72,6 @@ class Crop(FrozenConfig):
             )
         return self
 
-    def decoded(self, data: bytes, config: ImageConfig, fill: Fill, rng: Draws) -> np.ndarray:
-        """Return the cropped image, uint8 [size, size, C], of a file's bytes.
-
-        A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
-        Raises ValueError if the image is damaged or too large.
-        """
-        header = None if self.crop_area is None else checked_jpeg_header(data)
-        if header is None or not header.upright:
-            return self.cropped(decode(data, config.channels), config, fill, rng)
-        box = self.box(header.height, header.width, rng)
-        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
-
-    def cropped(self, image: np.ndarray, config: ImageConfig, fill: Fill, rng: Draws) -> np.ndarray:
-        """Return the cropped image: uint8 [H, W, C] -> uint8 [size, size, C]."""
-        if self.crop_area is None:
-            middle = center_crop(image, config)
-            return _shifted(middle, self.pad, fill, rng) if self.pad else middle
-        top, left, height, width = self.box(image.shape[0], image.shape[1], rng)
-        return resized(image[top : top + height, left : left + width], config.size)
-
     def box(self, height: int, width: int, rng: Draws) -> Box:
         """Return a box with random area and shape.
 
@@ -124,14 +104,6 @@ def resized(image: np.ndarray, size: int) -> np.ndarray:
         image = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
     drawn = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
     return drawn.reshape(size, size, -1)
-
-
-def _shifted(image: np.ndarray, pad: int, fill: Fill, rng: Draws) -> np.ndarray:
-    """Return a random window of [H, W, C] after padding each side with `pad` pixels of `fill`."""
-    height, width, channels = image.shape
-    padded = cv2.copyMakeBorder(image, pad, pad, pad, pad, cv2.BORDER_CONSTANT, value=fill)
-    top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
-    return padded.reshape(*padded.shape[:2], channels)[top : top + height, left : left + width]
 
 
 class SizeStage(FrozenConfig):
@@ -199,13 +171,40 @@ class TrainingImages:
     def _changes(self) -> list[Augmentation]:
         return self.augment.changes
 
+    @cached_property
+    def _padded(self) -> np.ndarray:
+        """An image with a border of `fill`, whose middle is replaced for each sample."""
+        side = self.config.size + 2 * self.augment.pad
+        return np.full((side, side, self.config.channels), self.fill, np.uint8)
+
     def decoded(self, data: bytes, rng: Draws) -> np.ndarray:
-        """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""
-        return self.augment.decoded(data, self.config, self.fill, rng)
+        """Return the cropped image, uint8 [size, size, C], of a file's bytes, which the next call
+        may overwrite.
+
+        A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
+        Raises ValueError if the image is damaged or too large.
+        """
+        config, augment = self.config, self.augment
+        header = None if augment.crop_area is None else checked_jpeg_header(data)
+        if header is None or not header.upright:
+            return self.cropped(decode(data, config.channels), rng)
+        box = augment.box(header.height, header.width, rng)
+        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
     def cropped(self, image: np.ndarray, rng: Draws) -> np.ndarray:
-        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C]."""
-        return self.augment.cropped(image, self.config, self.fill, rng)
+        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C], which the next call may
+        overwrite.
+        """
+        size, pad = self.config.size, self.augment.pad
+        if self.augment.crop_area is None:
+            middle = center_crop(image, self.config)
+            if not pad:
+                return middle
+            self._padded[pad : pad + size, pad : pad + size] = middle
+            top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
+            return self._padded[top : top + size, left : left + size]
+        top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
+        return resized(image[top : top + height, left : left + width], size)
 
     def augmented(self, crop: np.ndarray, rng: Draws) -> np.ndarray:
         """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""

@@ -7,6 +7,7 @@ match.
 
 import os
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from isal import isal_zlib
 
 from data.messages import SHARD_AGAIN, printable
 from data.remote.config import file_url
-from data.remote.fetch import fetch, unnamed_file
+from data.remote.fetch import DigestError, fetch, unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import (
     ShardIndex,
@@ -111,7 +112,14 @@ def _check_at_url(rules: Rules, shard: ShardInfo, folder: str) -> list[Damage]:
     url = file_url(folder, shard.file)
     with unnamed_file() as tar:
         try:
-            fetch(url, tar, attempts=rules.attempts, max_bytes=rules.max_bytes)
+            with suppress(DigestError):  # the check below finds what differs
+                fetch(
+                    url,
+                    tar,
+                    attempts=rules.attempts,
+                    max_bytes=rules.max_bytes,
+                    sha256=shard.sha256,
+                )
         except FileNotFoundError:
             return [_missing(url, shard)]
         except (PermissionError, ValueError) as error:

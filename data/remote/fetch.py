@@ -120,7 +120,21 @@ def _reason(error: Exception) -> str:
     return text[0] if text else type(error).__name__
 
 
-class _ShortContentError(ValueError):
+class WrongContentError(ValueError):
+    """The content at `url` is not the requested file."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{url} does not match the manifest ({reason}): upload the file again, or {SHARD_AGAIN}"
+        )
+
+
+class DigestError(WrongContentError):
+    """The SHA-256 of the content differs."""
+
+
+class _ShortContentError(WrongContentError):
     """The content ended early, usually because of a broken connection."""
 
 
@@ -155,7 +169,7 @@ def fetch(
             if attempt == attempts or (was_wrong and not is_short):
                 raise
             was_wrong |= not is_short
-            failure = TransientError(str(error))
+            failure = TransientError(getattr(error, "reason", str(error)))
         except TransientError as error:
             failure = error
         wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
@@ -167,19 +181,15 @@ def _fetch_once(url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: 
     for piece in pieces(url):
         received += len(piece)
         if received > max_bytes:
-            raise ValueError(_different(url, f"it has more than {max_bytes} bytes"))
+            raise WrongContentError(url, f"it has more than {max_bytes} bytes")
         digest.update(piece)
         file.write(piece)
     file.truncate()  # not before, because the size of the file reserves space in the cache
     file.flush()
     if exact and received < max_bytes:
-        raise _ShortContentError(_different(url, f"received {received} of {max_bytes} bytes"))
+        raise _ShortContentError(url, f"received {received} of {max_bytes} bytes")
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise ValueError(_different(url, "its SHA-256 differs"))
-
-
-def _different(url: str, reason: str) -> str:
-    return f"{url} does not match the manifest ({reason}): upload the file again, or {SHARD_AGAIN}"
+        raise DigestError(url, "its SHA-256 differs")
 
 
 def pieces(url: str) -> Iterator[bytes]:

@@ -74,16 +74,13 @@ def test_bad_images_do_not_end_the_preview_of_imagenet(tmp_path: Path) -> None:
     assert "n01440764/0" in done.stdout
 
 
-def test_the_preview_reads_label_vectors_and_mentions_duplicates(
-    images: Path, tmp_path: Path
-) -> None:
+def test_the_preview_reads_label_vectors(images: Path, tmp_path: Path) -> None:
     vectors = tmp_path / "v.txt"
     vectors.write_text("apple 1 0\nbirne 3 2\ndate 0 5\n")
-    done = kway_shard("imagefolder", images, "--preview", "--vectors", vectors, "--drop-duplicates")
+    done = kway_shard("imagefolder", images, "--preview", "--vectors", vectors)
     assert done.exit_code == 0, done.exception
     assert f"label vectors from {vectors}: 4 x 2" in done.stdout
     assert "1 classes without a vector use the mean: crème" in done.stdout
-    assert "note: --drop-duplicates: the numbers include all duplicates" in done.stdout
     vectors.write_text("")
     failed = kway_shard("imagefolder", images, "--preview", "--vectors", vectors)
     assert isinstance(failed.exception, ValueError)

@@ -104,10 +104,10 @@ def train_on_a_rank(recipe: Recipe) -> None:
 
 
 def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_path: Path) -> None:
-    recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 8})
+    recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 40})
     run_on_ranks(2, train_on_a_rank, recipe)
     state = saved_state(recipe.run)
-    assert state["step"] == 8
+    assert state["step"] == 40
     assert len(state["cursor"]["bad"]) == 1
 
 
