@@ -43,16 +43,15 @@ class Fault(NamedTuple):
     ends_tar: bool = False
 
 
-def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
+def walk(descriptor: int) -> Iterator[Member | Fault]:
     """Yield every member of the tar in file order, and a fault for each unusable member.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
     valid header. If the tar does not end with two zero blocks, that is also reported as a fault,
-    because the tar may have been truncated between two members. start: the byte offset of the first
-    header to read.
+    because the tar may have been truncated between two members.
     """
     end = os.fstat(descriptor).st_size
-    offset, zeros, extra = start, 0, dict[str, str]()
+    offset, zeros, extra = 0, 0, dict[str, str]()
     while block := os.pread(descriptor, BLOCK, offset):
         if block == _ZEROS[: len(block)]:  # the last block may be incomplete
             offset, zeros = offset + len(block), zeros + len(block)
@@ -114,12 +113,6 @@ def member_name(descriptor: int, block: int) -> str:
                 "path", header.name
             )
     return header.name
-
-
-def header_size(descriptor: int, block: int) -> int | None:
-    """Return the size in the header before `block`, or None if the header is invalid."""
-    header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
-    return None if header is None else header.size
 
 
 def _parse(block: bytes) -> tarfile.TarInfo | None:
