@@ -88,7 +88,7 @@ def _train(
     opened.enter_context(collective_hook(phases.collective))
 
     # ---------------------------------------------------------------- data
-    recipe, manifest = load_run_manifest(recipe, folder, world)
+    manifest = load_run_manifest(recipe.data, is_main=world.is_main)
     data = recipe.data
     training = open_training(data, manifest)
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
@@ -258,7 +258,7 @@ def _report_start(
         telemetry.event(notice.event, state.step, notice.line, **notice.values)
     telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
-        telemetry.print_line(training.notice(state.cursor.samples))
+        telemetry.print_line(training.notice())
     if recipe.data.text is None and (line := whole_images_notice()) is not None:
         telemetry.print_line(line)
 

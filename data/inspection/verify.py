@@ -7,8 +7,10 @@ texts and, optionally, whether images can be decoded.
 import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Literal
 
@@ -18,15 +20,14 @@ from isal import isal_zlib
 from data.messages import SHARD_AGAIN, Report, pluralize, printable
 from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
-from data.remote.fetch import fetch
-from data.remote.temporary import download, unnamed_file
+from data.remote.fetch import DigestError, fetch, unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import (
     ShardIndex,
     index_path,
-    map_index,
     max_index_bytes,
     open_index,
+    parse_index,
     read_key,
 )
 from data.shards.label_vectors import check_label_vectors
@@ -91,8 +92,8 @@ def damages(
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
-    manifest: the generation of the set to check; None selects the newest one. decode: whether to
-    also decode images. named: the maximum number of samples per shard that are reported on separate
+    manifest: the manifest of the folder, if it is already loaded. decode: whether to also decode
+    images. named: the maximum number of samples per shard that are reported on separate
     lines, or None for no limit; the others share one line. workers: the number of processes; None
     selects one per core if there is enough to read. ray: the address of a Ray cluster to use
     instead.
@@ -104,14 +105,19 @@ def damages(
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
     work = partial(_check, _rules(folder, manifest, decode=decode, named=named))
-    jobs = list(zip(manifest.shards, _num_classes(manifest), strict=True))
     done = 0
-    found = over_jobs(work, jobs, total_bytes=size, workers=workers, ray=ray)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples
         report(done, total)
-    yield from _of_label_vectors(folder, manifest)
+    if manifest.label_vectors is not None:
+        try:
+            check_label_vectors(folder, manifest)
+        except RetriesExhaustedError:
+            raise
+        except (ValueError, OSError) as error:
+            yield Damage("label vectors", str(error))
 
 
 def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
@@ -134,14 +140,12 @@ def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
 
 def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int | None) -> _Rules:
     about = manifest.source.parameters
-    classes = None
-    if manifest.source.kind == INDEXED:
-        classes = ClassList(manifest.class_names, positions=bool(about.get("positions")))
+    is_indexed = manifest.source.kind == INDEXED
     return _Rules(
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        classes=classes,
+        classes=ClassList.of_manifest(manifest) if is_indexed else None,
         label_field=str(about.get("label_field")),
         decode=decode,
         named=named,
@@ -150,30 +154,8 @@ def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int |
     )
 
 
-def _num_classes(manifest: Manifest) -> Iterator[int]:
-    """Yield the number of classes of the generation that added each shard, in order."""
-    done = 0
-    for generation in manifest.generations:
-        yield from [len(generation.classes)] * (len(generation.shards) - done)
-        done = len(generation.shards)
-
-
-def _of_label_vectors(folder: Path | str, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in the label vectors of all generations, each of which may have its own."""
-    of_file = {one.label_vectors: one for one in manifest.generations if one.label_vectors}
-    for generation in of_file.values():
-        try:
-            check_label_vectors(folder, generation)
-        except RetriesExhaustedError:
-            raise
-        except (ValueError, OSError) as error:
-            yield Damage("label vectors", str(error))
-
-
-def _check(rules: _Rules, job: tuple[ShardInfo, int]) -> list[Damage]:
+def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
     """Return all damage in one shard. A shard at a URL is first downloaded to a temporary file."""
-    shard, num_classes = job
-    rules = replace(rules, num_classes=num_classes)
     if isinstance(rules.folder, str):
         return _check_at_url(rules, shard, rules.folder)
     path = rules.folder / shard.file
@@ -186,7 +168,8 @@ def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
     url, attempts = file_url(folder, shard.file), DEFAULT_CACHE.attempts
     with unnamed_file() as tar:
         try:
-            download(url, tar, attempts=attempts, max_bytes=rules.max_bytes, sha256=shard.sha256)
+            with suppress(DigestError):  # the check below finds what differs
+                fetch(url, tar, attempts=attempts, max_bytes=rules.max_bytes, sha256=shard.sha256)
         except FileNotFoundError:
             return [_missing(url, shard)]
         except (PermissionError, ValueError) as error:
@@ -195,20 +178,20 @@ def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
 
 
 def _index_at_url(folder: str, shard: ShardInfo) -> ShardIndex:
-    """Download an index and map it. Its memory stays mapped after the file is closed."""
-    url = file_url(folder, index_path(Path(shard.file)).name)
-    with unnamed_file() as file:
-        try:
-            fetch(
-                url,
-                file,
-                attempts=DEFAULT_CACHE.attempts,
-                max_bytes=max_index_bytes(shard),
-                check=map_index,
-            )
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
-        return map_index(Path(file.name))
+    url, content = file_url(folder, index_path(Path(shard.file)).name), BytesIO()
+    try:
+        found: ShardIndex = fetch(
+            url,
+            content,
+            attempts=DEFAULT_CACHE.attempts,
+            max_bytes=max_index_bytes(shard),
+            parse=lambda: parse_index(content.getvalue()),
+        )
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
+    except ValueError as error:
+        raise ValueError(f"{url} {str(error).removeprefix(url)}: upload it again") from error
+    return found
 
 
 def _missing(name: Path | str, shard: ShardInfo) -> Damage:

@@ -25,7 +25,7 @@ from data.messages import Report, shown, silent
 from data.shards.manifest import Manifest, SourceInfo
 from data.shards.split_names import checked_split
 from data.shards.writing import writer
-from data.shards.writing.output import output_folder
+from data.shards.writing.output import OutputFolder
 from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource, work_folder
 from data.sources.names import class_name
@@ -81,7 +81,7 @@ def write_shards(
     `kway shard imagefolder`. Raises ValueError for content of the other modality, for the same
     image with two labels, for fewer than two classes, and for a bad image without `skip_bad`.
     """
-    folder = output_folder(str(out)).folder
+    folder = OutputFolder(str(out)).folder
     source = _Generated(samples, work_folder(folder), modality, test_fraction, **packing)
     try:
         return writer.write_shards(

@@ -18,10 +18,9 @@ import tokenizers
 
 from data.files import TEMPORARY, explained
 from data.loading.order import permuted_index
-from data.loading.substitute import BadSampleError
 from data.messages import Report, silent
 from data.shards.manifest import Manifest
-from data.shards.split import Split, open_split
+from data.shards.split import BadSampleError, Split, open_split
 from data.tars.samples import Problems
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece

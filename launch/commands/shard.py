@@ -126,7 +126,6 @@ def verify(
 
     folder = folder_or_url(shards)
     started = time.monotonic()
-    # Another process may append a generation in the meantime.
     manifest = Manifest.read(folder)
     kinds: Counter[str] = Counter()
     with connected(workers, ray), progress("verifying") as report:
@@ -202,9 +201,6 @@ def show(
         console.print(_class_table([info.name for info in manifest.classes], counts))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
-        for generation in manifest.generations if manifest.earlier else ():
-            origin = f"generation {generation.generation}, from {generation.source.kind}"
-            print(printable(f"{origin}: {summary(generation)}"))
         if manifest.modality == "text":
             table = _table(f"texts of {opened.name}")
             for name, text in texts(opened, _NUM_TEXTS):
@@ -293,16 +289,16 @@ def index(
         str | None,
         typer.Option(help="extension of the images or texts, if there are several candidates"),
     ] = None,
+    label_from: Annotated[
+        str | None,
+        typer.Option(metavar="EXT", help="extension of the labels; default: cls, otherwise json"),
+    ] = None,
     label_field: Annotated[
-        str, typer.Option(help="field of KEY.json that contains the label, if there is no KEY.cls")
+        str, typer.Option(help="field of a .json label that contains the class")
     ] = "label",
     expect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|FILE.json",
-            help="expected number of samples, or a JSON file with the number for each tar, such as "
-            '{"a.tar": 1000}; a mismatch is an error',
-        ),
+        int | None,
+        typer.Option(min=1, help="expected number of samples; a mismatch is an error"),
     ] = None,
     skip_bad: Annotated[
         bool,
@@ -313,7 +309,6 @@ def index(
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
-    from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
     started = time.monotonic()
@@ -325,8 +320,9 @@ def index(
             classes=classes,
             splits=[_named_glob(text) for text in split or []],
             sample=sample,
+            label=label_from,
             label_field=label_field,
-            expected=None if expect is None else ExpectedSamples.parse(expect),
+            expected=expect,
             skip_bad=skip_bad,
             workers=workers,
             ray=ray,

@@ -19,8 +19,7 @@ from typer.main import get_command
 from data.messages import pluralize, printable
 from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
-from data.shards.writing.append import append_shards, appendable
-from data.shards.writing.output import output_folder
+from data.shards.writing.output import OutputFolder
 from data.sources import SOURCES, CommandSource, Source
 from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
@@ -42,13 +41,6 @@ Vectors = Annotated[
         ".gz), or .npz or .safetensors with names"
     ),
 ]
-DropDuplicates = Annotated[
-    bool,
-    typer.Option(
-        "--drop-duplicates",
-        help="remove training samples that are byte-identical to a sample of another split",
-    ),
-]
 Out = Annotated[
     str,
     typer.Option(
@@ -56,14 +48,6 @@ Out = Annotated[
         "-o",
         metavar="FOLDER|URL",
         help="output folder, or its URL, such as s3://bucket/shards",
-    ),
-]
-Append = Annotated[
-    bool,
-    typer.Option(
-        "--append",
-        help="add the samples to the existing shards in --out, as a new generation; --out must "
-        "contain finished shards",
     ),
 ]
 SAMPLES_PER_SHARD = 10_000
@@ -91,25 +75,19 @@ def _epilog(source_class: type[CommandSource]) -> str:
 
 
 def _command(source_class: type[CommandSource]) -> Callable[..., None]:
-    without = () if source_class.compares_splits else ("drop_duplicates",)
-    return with_options(partial(_shard, source_class), options_of(source_class), without=without)
+    return with_options(partial(_shard, source_class), options_of(source_class))
 
 
 def _shard(
     source_class: type[CommandSource],
     given: Given,
     out: Out,
-    append: Append = False,
-    drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    output = output_folder(out)
-    output.check_outside_sets()
-    if append:
-        appendable(output.folder)  # report an unsuitable folder before reading the source
+    output = OutputFolder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
         source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
@@ -127,8 +105,6 @@ def _shard(
                 samples_per_shard=samples_per_shard,
                 workers=workers,
                 ray=ray,
-                drop_duplicates=drop_duplicates,
-                append=append,
                 vectors=with_vectors,
                 notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
@@ -182,7 +158,7 @@ def _print_duplicates(out: Path | str) -> None:
         if split.in_training or split.repeated:
             print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
-        print("to remove them from training, pass --drop-duplicates and another --out")
+        print("to train without them, delete the copies in the input and pass another --out")
 
 
 def write(
@@ -192,13 +168,11 @@ def write(
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
     ray: str | None = None,
-    drop_duplicates: bool = False,
-    append: bool = False,
     vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write the shards of `source`, or append them to those in `out`, and print a summary.
+    """Write the shards of `source`, and print a summary.
 
     vectors: `source` with label vectors from a file instead of its own. notes: a function that is
     called after writing and returns lines to print. ignored: files that the source does not read.
@@ -208,13 +182,12 @@ def write(
     started = time.monotonic()
     explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")
     with progress("writing") as report, explained:
-        written = (append_shards if append else write_shards)(
+        written = write_shards(
             vectors or source,
             out,
             samples_per_shard=samples_per_shard,
             workers=workers,
             ray=ray,
-            drop_duplicates=drop_duplicates,
             ignored=ignored,
             report=report,
         )
@@ -224,11 +197,10 @@ def write(
     if written.repaired is not None:
         repaired = pluralize(written.num_repaired, "sample")
         print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
-    generation = f", generation {manifest.generation}" if manifest.earlier else ""
     if written.complete_before:
-        print(printable(f"{out} is already complete{generation}: {summary(manifest)}"))
+        print(printable(f"{out} is already complete: {summary(manifest)}"))
         return
-    of_vectors = vectors.notes() if vectors is not None and not append else written.notes
+    of_vectors = () if vectors is None else vectors.notes()
     for note in chain(notes(), of_vectors):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
@@ -236,7 +208,4 @@ def write(
     if written.num_skipped:
         bad = pluralize(written.num_skipped, f"bad {manifest.modality}")
         print(f"warning: skipped {bad}", file=sys.stderr)
-    if written.duplicates:
-        duplicates = pluralize(written.duplicates, "duplicate")
-        print(f"removed from training: {duplicates} of samples in other splits")
-    print(printable(f"{out}{generation}: {summary(manifest)}, {seconds_since(started)}"))
+    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

@@ -340,5 +340,5 @@ def test_names_that_are_not_paths_raise(name: str) -> None:
     store.store[f"{url.removeprefix('memory:/')}/{name}"] = store.store.setdefault(
         "/x", fsspec.implementations.memory.MemoryFile(store, "/x", b"")
     )
-    with pytest.raises(ValueError, match="consists of dots: rename it"):
+    with pytest.raises(ValueError, match="is not the path of one file: rename it"):
         ImageFolder(input_path(url)).classes()

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from data.inspection.verify import Damage, damages
-from data.remote.temporary import unnamed_file
+from data.remote.fetch import unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path, open_index
 from data.shards.manifest import Manifest

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
@@ -85,8 +84,7 @@ def _changed_settings(own: Recipe, requested: Recipe) -> list[str]:
 def open_evaluation_split(recipe: Recipe) -> Split:
     """Return the split on which a recipe is evaluated."""
     data = recipe.data
-    manifest = Manifest.load(data.shards, data.cache, generation=data.generation)
-    return open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest)
+    return open_split(data.shards, data.eval_split, cache=data.cache)
 
 
 def evaluate_run(

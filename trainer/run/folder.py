@@ -31,10 +31,6 @@ _FREE = (
     "head.min_init_share",
 )
 
-# The generation of the shards if a recipe does not contain it because it was stored by a version of
-# kway that could not append samples.
-_FIRST = 1
-
 
 _POLL_SECONDS = 1.0
 
@@ -140,22 +136,7 @@ class RunFolder:
                 f"{self.path} is not a run: {self.recipe.name} is missing. Pass the folder in the "
                 "`run` key of the recipe"
             )
-        stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
-        return _at_known_generations(stored)
-
-    def generations(self, addresses: Sequence[str]) -> list[int | None]:
-        """Return the generation of the shards at each of `addresses` (`DataConfig.addresses`) on
-        which the run in this folder was started, or None if it has no checkpoints or was started on
-        other shards.
-        """
-        if not (committed_folders(self.checkpoints) and self.recipe.is_file()):
-            return [None] * len(addresses)
-        data = read_recipe(self.recipe)["data"]
-        stored = {
-            (number, one["shards"]): one.get("generation") or _FIRST
-            for number, one in enumerate((data, *data.get("mixture", ())))
-        }
-        return [stored.get(key) for key in enumerate(addresses)]
+        return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
 
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.
@@ -169,8 +150,7 @@ class RunFolder:
                     f"run {self.path} contains checkpoints, but resume=never is set: choose "
                     "another run folder, or set resume=auto to continue the run"
                 )
-            settings = settings_of(_at_known_generations(recipe))
-            changed = _differences(self._stored_settings(recipe), settings)
+            changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
                     f"run {self.path} was started with different values of {', '.join(changed)}: "
@@ -186,23 +166,13 @@ class RunFolder:
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
-        before = settings_of(_at_known_generations(stored))
-        known = {k: value for k, value in before.items() if not _under(k, others)}
+        known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
         """Store the resolved recipe in the folder."""
         retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
         commit(self.recipe, dump_recipe(recipe).encode())
-
-
-def with_generations(recipe: Recipe, numbers: Sequence[int]) -> Recipe:
-    """Return `recipe` with the generations of its shards; see `DataConfig.generations`."""
-    return recipe.model_copy(update={"data": recipe.data.with_generations(numbers)})
-
-
-def _at_known_generations(recipe: Recipe) -> Recipe:
-    return with_generations(recipe, [number or _FIRST for number in recipe.data.generations])
 
 
 def _nearest_existing(path: Path) -> Path:
