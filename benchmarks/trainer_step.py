@@ -15,6 +15,7 @@ import torch
 from benchmarks.timing import Row, ratio_row, take_turns
 from data.loading.batch import Batch, Cursor
 from heads.collectives import collective_hook
+from trainer.agreement import Agreement
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
@@ -24,8 +25,7 @@ from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
 from trainer.run.provenance import provenance
 from trainer.run.resume import TrainState
-from trainer.steps.agreement import Agreement
-from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.step import NonFiniteSteps
 from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.mfu import ModelFlops

@@ -17,6 +17,7 @@ from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.stream import Stream
 from heads.collectives import collective_hook
+from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Duration, Recipe
@@ -37,10 +38,7 @@ from trainer.run.training_data import (
     open_training,
 )
 from trainer.schedules import RunLength
-from trainer.steps.agreement import Agreed, Agreement, agree
-from trainer.steps.deferred import DeferredNumbers, Numbers
-from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import DeferredNumbers, NonFiniteSteps, Numbers, read_numbers, take_step
 from trainer.task import Task, build_task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.mfu import ModelFlops
@@ -263,7 +261,7 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
     model (collective).
 
     If the task defers, the numbers of step t are read after step t + 1 is launched, so that the
-    device always has work (`trainer/steps/deferred.py`). A stop signal ends the run after the first
+    device always has work (`trainer/step.py`). A stop signal ends the run after the first
     step that begins after the signal.
     """
     recipe, world, task = run.recipe, run.world, run.task

@@ -45,7 +45,7 @@ from trainer.checkpoints.entries import (
     restore_training,
     training_entries,
 )
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import read_numbers, take_step
 from trainer.task import Task
 from trainer.world import World
 

@@ -15,7 +15,7 @@ from benchmarks.gpu.tasks import IMAGES, TEXTS, bare_loop, random_batch, recipe_
 from benchmarks.gpu.trace import Trace, traced
 from benchmarks.trainer_step import InMemory, open_trainer
 from heads.losses import LOSSES
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import read_numbers, take_step
 from trainer.task import Task
 from trainer.telemetry.mfu import ModelFlops, peak_flops
 from trainer.world import World

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import trainer.steps.agreement
+import trainer.agreement
 import trainer.train
 import trainer.world
 from data.loading.batch import Batch
@@ -21,7 +21,7 @@ from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
-from trainer.steps.agreement import Agreed, Agreement, agree
+from trainer.agreement import Agreed, Agreement, agree
 from trainer.world import World, is_lost_rank
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
@@ -159,7 +159,7 @@ def test_a_step_does_not_wait_for_its_exchange(synchronous, glyphs, tmp_path, mo
         launched.release()
         return taken
 
-    monkeypatch.setattr(trainer.steps.agreement, "agree", late)
+    monkeypatch.setattr(trainer.agreement, "agree", late)
     monkeypatch.setattr(trainer.train, "take_step", take_step)
     run = tmp_path / "run"
     options = {"train__synchronous": synchronous, "telemetry": {"log_every": 1}}

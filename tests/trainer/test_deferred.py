@@ -31,11 +31,10 @@ from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
+from trainer.agreement import Agreement
 from trainer.backbone.batch_norm import BufferCopies
-from trainer.steps.agreement import Agreement
-from trainer.steps.deferred import DeferredNumbers, Numbers
-from trainer.steps.loss_scale import LossScale
-from trainer.steps.take import read_numbers, take_step
+from trainer.loss_scale import LossScale
+from trainer.step import DeferredNumbers, Numbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import leave
 
@@ -291,7 +290,7 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
     for rank in run_on_ranks(2, reads_of_steps, started_flagged, glyphs, cases):
         for case, reads in zip(cases, rank, strict=True):
             ours = [read for read in reads if "trainer/strategies/deepspeed.py" not in read]
-            assert ours == ["tolist at trainer/steps/deferred.py"], case
+            assert ours == ["tolist at trainer/step.py"], case
             is_sharded = case["train__strategy"].get("stage", 0) > 0
             assert (reads == ours) is not is_sharded, case
 
@@ -299,7 +298,7 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
 def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
     (reads,) = reads_of_steps(started, glyphs, [{}])
     assert "tolist at heads/engine/inputs.py" in reads
-    assert "aten._local_scalar_dense.default at trainer/steps/take.py" in reads
+    assert "aten._local_scalar_dense.default at trainer/step.py" in reads
 
 
 def ddp_steps_with_timing(shards: Path) -> int:

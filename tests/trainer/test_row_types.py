@@ -24,8 +24,7 @@ from trainer.checkpoints.entries import (
 )
 from trainer.optimizers import rounded
 from trainer.run.trained_run import open_trained
-from trainer.steps.deferred import Numbers
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import Numbers, read_numbers, take_step
 from trainer.task import Task
 
 PLAIN = {"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01}

@@ -11,9 +11,15 @@ from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
-from trainer.steps.gradients import compute_gradients
-from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import (
+    NonFiniteSteps,
+    clip_gradients,
+    compute_gradients,
+    read_numbers,
+    set_rates,
+    take_step,
+    update_weights,
+)
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -260,9 +266,9 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     )
     before = float(compute_gradients(task.train(), texts(8), step=1).loss)
     assert all(parameter.grad is not None for parameter in task.parameters())
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     for _ in range(20):
-        task.step(step=1)
+        update_weights(task, step=1)
         loss = float(compute_gradients(task, texts(8), step=1).loss)
     assert loss < before / 2
 
@@ -340,7 +346,7 @@ def clipped(shards: Path) -> tuple[float, float]:
         images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size),
         step=1,
     )
-    return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
+    return float(clip_gradients(task, 0.5)), float(clip_gradients(task, None))
 
 
 def test_clipping_uses_the_norm_of_the_backbone_and_all_head_shards(glyphs):
@@ -395,11 +401,11 @@ def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[flo
         optimizer={"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01},
     )
     norms = []
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     for step in range(3):
         compute_gradients(task, share(task), step=step)
-        norms.append(task.clip_gradients(1.0))
-        task.step(step=step)
+        norms.append(clip_gradients(task, 1.0))
+        update_weights(task, step=step)
     return full_entries(task), norms
 
 

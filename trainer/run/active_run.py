@@ -7,6 +7,7 @@ import numpy as np
 
 from data.loading.endless import EndlessLoader
 from data.shards.manifest import Manifest
+from trainer.agreement import Agreement, agree
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
@@ -15,8 +16,7 @@ from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
 from trainer.run.resume import TrainState
-from trainer.steps.agreement import Agreement, agree
-from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.step import NonFiniteSteps
 from trainer.task import Task
 from trainer.telemetry.jsonl import SampleLog
 from trainer.telemetry.profile import StepProfiler

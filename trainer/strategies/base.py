@@ -34,7 +34,7 @@ class StrategyKind(FrozenConfig, ABC):
     # Whether `Strategy.weights` are DTensors that are sharded by row.
     weights_are_dtensors: ClassVar[bool] = False
     # Whether `Strategy.step` has no effect if the optimizer's `found_inf` is set; see
-    # `trainer/steps/deferred.py`.
+    # `trainer/step.py`.
     can_defer: ClassVar[bool] = True
 
     kind: str

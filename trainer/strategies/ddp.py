@@ -11,10 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heads.gradients import sum_gradients
 from trainer.backbone.batch_norm import BufferCopies
-from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
 from trainer.strategies.fsdp import FSDP
+from trainer.world import random_state, set_random_state
 
 if TYPE_CHECKING:
     from trainer.backbone.backbone import Backbone
