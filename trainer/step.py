@@ -21,11 +21,10 @@ to decide this:
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -39,13 +38,9 @@ from heads.engine.inputs import NOTHING_COUNTS, non_finite_rows
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.optimizers import set_rate
 from trainer.task import Task
-from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 from trainer.world import random_state, set_random_state
 
 _POLL_SECONDS = 1e-4
-_SUGGESTION = (
-    "lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or inspect the samples"
-)
 
 
 # ---------------------------------------------------------------- numbers
@@ -610,55 +605,3 @@ def update_weights(task: Task, *, step: int, skipped: Tensor | None = None) -> N
         if task.average is not None:
             task.average.update(task.live(), step=step, skipped=skipped)
         task.zero_gradients()
-
-
-# ---------------------------------------------------------------- skipped steps
-
-
-class NonFiniteSteps:
-    """Counts the skipped updates of a run, of which at most `cap` are allowed.
-
-    All ranks see the same loss and the same global norm, so they make the same decision. The
-    samples of a skipped step are logged with their keys, because a bad sample is often the cause.
-    `skipped`, the count so far, is part of the checkpoint. `key_of` returns the key of a sample;
-    pass None if samples do not have keys.
-    """
-
-    def __init__(
-        self,
-        run: Path,
-        *,
-        rank: int,
-        cap: int,
-        skipped: int = 0,
-        key_of: Callable[[int], str] | None = None,
-    ) -> None:
-        self.path = run / f"nonfinite-rank{rank}.jsonl"
-        self.cap, self.skipped, self._key_of = cap, skipped, key_of
-
-    @staticmethod
-    def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks that existed
-        only in earlier starts.
-        """
-        for path in run.glob("nonfinite-rank*.jsonl"):
-            drop_lines_after(path, step)
-
-    def skip(self, step: int, batch: Batch, reason: str) -> str:
-        """Count a skipped step, log this rank's samples and return a message.
-
-        Raises FloatingPointError if more than `cap` updates have been skipped.
-        """
-        samples = batch.indices.tolist()
-        record: dict[str, object] = {"step": step, "samples": samples}
-        if self._key_of is not None:
-            record["keys"] = [self._key_of(sample) for sample in samples]
-        with closing(JsonLines(self.path)) as lines:
-            lines.write(record)
-        self.skipped += 1
-        files = self.path.with_name("nonfinite-rank*.jsonl")
-        line = f"step {step}: {reason}; the update was skipped, and its samples are in {files}"
-        if self.skipped > self.cap:
-            cap = f" (train.max_skipped_steps is {self.cap})"
-            raise FloatingPointError(f"{line}: {_SUGGESTION}{cap}")
-        return f"{line} ({self.skipped} of at most {self.cap} skipped)"

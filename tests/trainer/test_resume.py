@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,7 @@ from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.shard_file import write_shard
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
-from trainer.run.provenance import changes_since, provenance
-from trainer.run.resume import Resumed, TrainState, resume
+from trainer.run.state import Resumed, TrainState, changes_since, provenance, resume
 from trainer.schedules import RunLength
 from trainer.task import Task
 
@@ -40,10 +40,8 @@ def state_of(task, step: int) -> TrainState:
 
 
 def resume_run(folder: RunFolder, task: Task) -> Resumed:
-    origin = provenance(task.recipe)
-    return resume(
-        folder, task, state_of(task, 0), task.world, origin=origin, length=RunLength(9, 9, 1)
-    )
+    start = replace(state_of(task, 0), origin=provenance(task.recipe))
+    return resume(folder, task, start, task.world, length=RunLength(9, 9, 1))
 
 
 def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):

@@ -11,8 +11,8 @@ from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
+from trainer.run.reporter import SkippedSteps
 from trainer.step import (
-    NonFiniteSteps,
     clip_gradients,
     compute_gradients,
     read_numbers,
@@ -370,11 +370,11 @@ def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(synchronous, gl
 
 
 def test_a_run_may_skip_as_many_steps_as_the_limit(tmp_path):
-    steps = NonFiniteSteps(tmp_path, rank=0, cap=2, skipped=1)
-    steps.skip(3, images(0, 2), "the loss is inf")
+    steps = SkippedSteps(tmp_path, rank=0, cap=2, count=1)
+    steps.add(3, images(0, 2), "the loss is inf")
     with pytest.raises(FloatingPointError):
-        steps.skip(4, images(2, 4), "the loss is inf")
-    assert steps.skipped == 3
+        steps.add(4, images(2, 4), "the loss is inf")
+    assert steps.count == 3
 
 
 def test_bf16_autocast_trains_float32_weights(glyphs):
