@@ -136,22 +136,6 @@ def test_a_save_needs_one_copy_in_the_background_and_none_in_the_foreground(
     assert (copies - 0.1) * size < needed < (copies + 0.5) * size
 
 
-@needs_proc
-def test_a_save_uses_memory_that_was_reserved_for_it(tmp_path):
-    (needed,) = run_on_ranks(1, highest_memory_after_reserve, tmp_path, 64 * MEGABYTE)
-    assert needed < 32 * MEGABYTE
-
-
-def highest_memory_after_reserve(root: Path, num_bytes: int) -> int:
-    entries = {"weight": torch.ones(num_bytes // 4)}
-    with writer_of(root) as writer:
-        writer.reserve(entries)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = memory("VmRSS")
-        writer.save(entries, {"step": 1})
-    return memory("VmHWM") - before
-
-
 def test_a_state_that_is_not_json_is_rejected_before_writing(tmp_path):
     with writer_of(tmp_path) as writer, pytest.raises(ValueError, match="JSON"):
         writer.save(weight(1), {"step": 1, "loss": float("nan")})

@@ -20,7 +20,7 @@ from tests.trainer.training import full_entries, started, take_steps
 from trainer.__main__ import main
 from trainer.checkpoints import find_checkpoint, save_checkpoint
 from trainer.checkpoints.entries import training_entries
-from trainer.checkpoints.shard_file import write_shard
+from trainer.checkpoints.pieces import write_shard
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
 from trainer.run.state import Resumed, TrainState, changes_since, provenance, resume
