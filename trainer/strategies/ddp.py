@@ -3,10 +3,10 @@
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from heads.gradients import sum_gradients
@@ -14,11 +14,7 @@ from trainer.backbone.batch_norm import BufferCopies
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
 from trainer.strategies.fsdp import FSDP
-from trainer.world import random_state, set_random_state
-
-if TYPE_CHECKING:
-    from trainer.backbone.backbone import Backbone
-    from trainer.world import World
+from trainer.world import World, random_state, set_random_state
 
 _BUCKET = 25 << 20  # in bytes; torch's default
 # torch 2.11, which `benchmarks.gpu` also supports, has only the older name of the option.
@@ -36,7 +32,7 @@ class DDP(StrategyKind):
 
     kind: Literal["ddp"] = "ddp"
 
-    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+    def start(self, backbone: nn.Module, world: World) -> Strategy:
         return DDPStrategy(backbone)
 
     def spread(
@@ -73,7 +69,7 @@ class DDPStrategy(Strategy):
     first step. Otherwise, a resumed run would not be bitwise identical to an uninterrupted one.
     """
 
-    def __init__(self, backbone: "Backbone") -> None:
+    def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, **_NO_BUFFERS_IN_FORWARD)
         self._wrapper.register_comm_hook(None, sum_gradients)
