@@ -1,5 +1,5 @@
 """Trains one recipe with every strategy, and resumes the checkpoint of each strategy with the
-others. The test suite runs some of the combinations, and the soak test runs all of them.
+others. The default test suite runs some of the combinations, and slow tests run all of them.
 """
 
 from pathlib import Path
