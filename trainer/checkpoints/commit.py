@@ -51,8 +51,7 @@ from trainer.checkpoints.manifest import (
     FileDigest,
     Manifest,
 )
-from trainer.checkpoints.pieces import Piece
-from trainer.checkpoints.shard_file import write_file, write_shard
+from trainer.checkpoints.pieces import Piece, write_file, write_shard
 from trainer.world import World
 
 # Keys that the writer adds to state.json.
