@@ -20,10 +20,9 @@ from packaging.requirements import Requirement
 from tests.serving.started import end, start
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
-from tests.system.test_installation import ROOT, SITE, top_level
+from tests.system.test_installation import ROOT, top_level
 from tests.tiny_bundle import write
 
-PACKAGES = ("data", "heads", "k8s", "launch", "serving", "trainer")
 # Its metadata, and the folders that an installation links to.
 Kway = tuple[Distribution, list[Path]]
 
@@ -73,14 +72,6 @@ def closure(of: Distribution, extras: set[str]) -> dict[str, Distribution]:
 
 
 @pytest.fixture(scope="module")
-def sources() -> Kway:
-    """kway's metadata, and its packages in this checkout."""
-    (installed, *_) = distributions(name="kway", path=SITE)
-    (metadata,) = (path for path in top_level(installed) if path.suffix == ".dist-info")
-    return installed, [metadata, *(ROOT / name for name in PACKAGES)]
-
-
-@pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Kway:
     """kway's metadata, and its packages as a wheel installs them."""
     out = tmp_path_factory.mktemp("wheel")
@@ -119,15 +110,6 @@ def create(
 def check_modules(environment: Environment, *, present: str, absent: str) -> None:
     assert environment.finds(present)
     assert not environment.finds(absent)
-
-
-def test_the_extra_train_is_enough_to_train(
-    create: Callable[[str, Kway], Environment], sources: Kway, glyphs: Path, tmp_path: Path
-) -> None:
-    environment = create("train", sources)
-    check_modules(environment, present="deepspeed", absent="ray")
-    environment.run("-m", "trainer", two_steps(glyphs, tmp_path), cwd=tmp_path)
-    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
 
 
 @pytest.mark.slow

@@ -58,11 +58,6 @@ def test_all_ranks_agree_with_a_ring_and_with_a_grid(
     assert run_on_ranks(num_ranks, agreed_on, least) == [(has_columns, expected)] * num_ranks
 
 
-def test_one_rank_agrees_with_itself() -> None:
-    world = World(0, 1, 0, 1, torch.device("cpu"), None)
-    assert agree(world, stop=None) == Agreed(None, [], [0.0])
-
-
 def agreed_during_other_collectives() -> list[tuple[float, Agreed]]:
     """Rank 0 starts each exchange before another collective, and rank 1 after it."""
     world, found = gridded(16), []

@@ -28,7 +28,6 @@ from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, v
 from tests.waiting import wait_until
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
 from trainer.checkpoints import find as verification
-from trainer.checkpoints.exchange import explain_disk_error
 from trainer.faults import Watchdog
 from trainer.telemetry.phases import Phases
 from trainer.world import open_world
@@ -75,8 +74,7 @@ def save_until_full(root: Path, in_background: bool) -> str:
     return "all fitted"
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize(("world_size", "in_background"), [(1, False), (2, True)])
 def test_a_full_disk_is_reported_on_every_rank_and_older_checkpoints_are_intact(
     world_size, in_background, small_disk
 ):
@@ -158,22 +156,11 @@ def test_a_background_failure_is_reported_once_before_the_next_save(tmp_path):
             writer.finish()
 
 
-def test_messages_for_other_disk_errors_contain_suggestions(tmp_path):
-    for number, fix in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
-        line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
-        assert fix in line
-        assert f"are free at {tmp_path}" in line
-    assert explain_disk_error(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
-
-
 # ------------------------------------------------------------------ killed
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(
-    world_size, tmp_path
-):
-    newest = kill_and_resume(tmp_path, world_size, seed=world_size, count=3)
+def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(tmp_path):
+    newest = kill_and_resume(tmp_path, 2, seed=2, count=3)
     assert newest == sorted(newest)
 
 

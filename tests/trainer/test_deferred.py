@@ -301,22 +301,6 @@ def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -
     assert "aten._local_scalar_dense.default at trainer/step.py" in reads
 
 
-def ddp_steps_with_timing(shards: Path) -> int:
-    """Run 101 forward passes. Return the number of the last one in which DDP read its timings."""
-    task = started_deferred(shards, **DDP)
-    inputs = share(task).inputs
-    for _ in range(101):
-        task.strategy.forward(inputs).sum().backward()
-    number = task.strategy._wrapper._get_ddp_logging_data()["iteration"]
-    task.strategy.close()
-    return int(number)
-
-
-def test_ddp_reads_its_timings_only_in_its_first_ten_passes(glyphs: Path) -> None:
-    """On a GPU, DDP waits for them. By default, it also reads them in every hundredth pass."""
-    assert run_on_ranks(2, ddp_steps_with_timing, glyphs) == [10, 10]
-
-
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
     """Make the features of these steps NaN."""
 

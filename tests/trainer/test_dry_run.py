@@ -58,18 +58,6 @@ def test_two_ranks_print_one_line_and_leave_no_files(glyphs, tmp_path):
     assert files(tmp_path) == before
 
 
-@pytest.mark.slow
-def test_two_ranks_of_a_launcher_print_one_line_and_leave_no_files(kway, glyphs, tmp_path, capfd):
-    run = tmp_path / "runs" / "a"
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, run))
-    before = files(tmp_path)
-    assert kway("train", recipe, "--nproc", 2, "--dry-run") == 0
-    shown, errors = capfd.readouterr()
-    assert errors == ""
-    check_output(shown, run)
-    assert files(tmp_path) == before
-
-
 def test_a_dry_run_of_an_existing_run_resumes_it_without_changing_files(glyphs, tmp_path, capsys):
     run = tmp_path / "run"
     changes = {"checkpoint__every": {"steps": 2}, "telemetry__sample_ids": True}

@@ -1,6 +1,5 @@
 """Options that change how a step is computed do not change its losses and weights."""
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,9 @@ def test_an_option_does_not_change_the_results(cases, glyphs):
             assert_equal_results(found, expected, str(case))
 
 
-@pytest.mark.parametrize("option", ["activation_checkpointing", "compile"])
+@pytest.mark.parametrize(
+    "option", ["activation_checkpointing", pytest.param("compile", marks=pytest.mark.slow)]
+)
 def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
     changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
     found = trained(glyphs, {**changes, f"train__{option}": True})
@@ -141,20 +142,6 @@ def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
 def test_bf16_weights_require_bf16_precision(glyphs):
     with pytest.raises(ValueError, match=r"train\.precision is fp16, but .*param_dtype=bf16"):
         started(glyphs, train__precision="fp16", train__strategy=BF16_WEIGHTS)
-
-
-def test_an_fp16_overflow_lowers_the_scale_and_does_not_change_the_weights(glyphs):
-    task = started(glyphs, train__precision="fp16")
-    task.loss_scale.value = 2.0**24
-    before = {name: p.detach().clone() for name, p in task.named_parameters()}
-    loss = float(compute_gradients(task, share(task), step=1).loss)
-    assert math.isfinite(loss)
-    assert not math.isfinite(clip_gradients(task, 1.0))
-    assert task.loss_scale.overflowed()
-    task.zero_gradients()
-    assert task.loss_scale.value == 2.0**23
-    for name, parameter in task.named_parameters():
-        assert torch.equal(parameter, before[name]), name
 
 
 def test_the_scale_does_not_change_the_gradients(glyphs):
@@ -261,9 +248,8 @@ def nan_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
 @pytest.mark.parametrize(
     ("ranks", "strategies"),
     [
-        (2, [{"kind": "ddp"}, {"kind": "fsdp"}, {"kind": "deepspeed", "stage": 2}]),
         # The weights cannot be divided evenly among three ranks, so the pieces are padded.
-        (3, [{"kind": "deepspeed", "stage": 3}]),
+        (3, [{"kind": "ddp"}, {"kind": "deepspeed", "stage": 3}]),
     ],
 )
 def test_a_skipped_step_does_not_change_the_weights(ranks, strategies, glyphs):

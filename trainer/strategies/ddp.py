@@ -22,7 +22,6 @@ _OPTIONS = inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS_IN_FORWARD: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False
 }
-_NEVER = (1 << 31) - 1
 
 
 class DDP(StrategyKind):
@@ -73,9 +72,6 @@ class DDPStrategy(Strategy):
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, **_NO_BUFFERS_IN_FORWARD)
         self._wrapper.register_comm_hook(None, sum_gradients)
-        # By default, DDP waits for its timing events in every hundredth forward pass. With this
-        # setting, it does so only in the first ten.
-        self._wrapper._set_ddp_runtime_logging_sample_rate(_NEVER)
         self._has_warmed_up = False
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:
