@@ -1,8 +1,8 @@
 """A DeepSpeed without a private name that kway uses is reported.
 
 `test_strategies.py` uses all of these names. If it fails with this error, check whether the new
-version of DeepSpeed has a public function; otherwise adapt `trainer/strategies/private_deepspeed.py`
-and the version cap in `pyproject.toml`.
+version of DeepSpeed has a public function. Otherwise, adapt
+`trainer/strategies/private_deepspeed.py` and the version cap in `pyproject.toml`.
 """
 
 from collections.abc import Callable
