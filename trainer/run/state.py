@@ -76,10 +76,13 @@ class TrainState:
         """
         saved = checkpoint.state
         if saved["data"] != self.data:
+            before, after, sets = saved["data"], self.data, ""
+            if isinstance(before, dict) and isinstance(after, dict):  # mixtures
+                changed = [name for name in before | after if before.get(name) != after.get(name)]
+                sets = f" ({', '.join(changed)})"
             raise ValueError(
-                f"checkpoint {checkpoint.folder} was trained on different shards"
-                f"{_changed_sets(saved['data'], self.data)}: set data.shards to those shards or "
-                "use a new run folder"
+                f"checkpoint {checkpoint.folder} was trained on different shards{sets}: set "
+                "data.shards to those shards or use a new run folder"
             )
         check_tokenizer(checkpoint, self.tokenizer)
         if saved["tree"] != self.tree:
@@ -91,14 +94,6 @@ class TrainState:
         own = {name: saved[name] for name in vars(self) if name in saved}
         cursor = Cursor.from_json(saved["cursor"])
         return TrainState(**{**own, "cursor": cursor, "origin": self.origin})
-
-
-def _changed_sets(before: str | dict[str, str], after: str | dict[str, str]) -> str:
-    """Return the sets of a mixture that differ, in parentheses, or an empty string."""
-    if isinstance(before, str) or isinstance(after, str):
-        return ""
-    changed = [name for name in before | after if before.get(name) != after.get(name)]
-    return f" ({', '.join(changed)})"
 
 
 @dataclass(frozen=True)
