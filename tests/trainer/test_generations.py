@@ -6,18 +6,15 @@ from typing import Any
 
 import pytest
 
-from data.loading.batch import Batch
-from data.loading.loader import TrainLoader
 from data.shards.manifest import Manifest
 from data.shards.writing.append import append_shards
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.classes import num_samples, shards_of
-from tests.ranks import forked, rank_world, run_on_ranks
+from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
-from tests.system.runs import final_tensors, last_step, losses
-from tests.waiting import wait_until
+from tests.system.runs import final_tensors, losses
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.bundle.spec import CARD
@@ -84,43 +81,6 @@ def test_a_run_resumed_after_several_appends_is_bit_identical(
     assert measured == load_evaluation(tmp_path / "whole" / "evaluations", **step).metrics
 
 
-def train_until_appended(recipe: Recipe) -> None:
-    """Train, and wait before the third step until the set has another generation."""
-    steps, read_next = 0, TrainLoader.__next__
-
-    def paused(loader: TrainLoader) -> Batch:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            wait_until(lambda: Manifest.read(recipe.data.shards).generation == 3)
-        return read_next(loader)
-
-    TrainLoader.__next__ = paused  # type: ignore[method-assign]
-    train(recipe, rank_world())
-
-
-def test_a_run_does_not_notice_that_another_process_appends(shards: Path, tmp_path: Path) -> None:
-    train(recipe_for(shards, tmp_path / "whole", 6), rank_world())
-    run = forked(train_until_appended, recipe_for(shards, tmp_path / "run", 6))
-    run.start()
-    wait_until(lambda: last_step(tmp_path / "run") >= 1, possible=run.is_alive)
-    for characters in (15, 16):
-        extend(shards, characters)
-        assert run.is_alive()
-    run.join(60)
-    assert run.exitcode == 0
-    assert RunFolder(tmp_path / "run").load_recipe().data.generation == 1
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    whole, found = final_tensors(tmp_path / "whole"), final_tensors(tmp_path / "run")
-    assert whole.keys() == found.keys()
-    assert all(whole[name].equal(found[name]) for name in whole)
-    measured = [
-        load_evaluation(tmp_path / name / "evaluations", step=6).metrics
-        for name in ("run", "whole")
-    ]
-    assert measured[0] == measured[1]
-
-
 def test_a_run_is_evaluated_and_exported_with_its_generation(shards: Path, tmp_path: Path) -> None:
     recipe = recipe_for(shards, tmp_path / "run", 2)
     train(recipe, rank_world())
@@ -171,13 +131,6 @@ def test_a_bundle_names_the_sources_of_all_generations(shards: Path, tmp_path: P
 def test_a_generation_that_does_not_exist_is_rejected(shards: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{shards}: generation 2 does not exist"):
         train(recipe_for(shards, tmp_path / "run", 1, data__generation=2), rank_world())
-
-
-def test_a_run_cannot_move_to_another_generation(shards: Path, tmp_path: Path) -> None:
-    train(recipe_for(shards, tmp_path / "run", 1), rank_world())
-    extend(shards, 15)
-    with pytest.raises(ValueError, match=r"different values of data\.generation: "):
-        train(recipe_for(shards, tmp_path / "run", 2, data__generation=2), rank_world())
 
 
 def test_a_mixture_keeps_the_generation_of_each_set(shards: Path, tmp_path: Path) -> None:
