@@ -1,8 +1,7 @@
-"""Installations of kway: without extras, with one extra, from a wheel, and with files that shadow its
-packages.
+"""Installations of kway: without extras, with one extra, from a wheel, and with files that shadow
+its packages.
 
-Environments contain links to those distributions in this environment that kway requires, directly or
-indirectly.
+Environments contain links to the distributions that kway requires, directly or indirectly.
 """
 
 import json
