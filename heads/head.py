@@ -16,9 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine.block_size import Processor
-from heads.engine.engine import Engine
+from heads.engine.constants import Engine
+from heads.engine.engine import Step
 from heads.engine.inputs import (
     LARGEST_WEIGHT,
+    Batch,
     Parameters,
     RowWeighting,
     class_ids,
@@ -218,22 +220,22 @@ class ClassHead(nn.Module):
         if self.training and torch.is_grad_enabled():
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
-        return self.engine(
-            features,
-            labels,
+        step = Step(
+            self.engine,
+            Batch(features, labels, row_weights),
             self._learned(),
-            row_weights=row_weights,
             training=self.training,
             draw=draw,
             over_data=not self.accumulates,
             rows_of_ranks=rows_of_ranks,
             update=self.row_update,
         )
+        return step.loss()
 
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
-        self.engine.agree(features, labels, self._learned(), row_weights)
+        self.engine.agree(Batch(features, labels, row_weights), self._learned())
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank
