@@ -86,9 +86,7 @@ def _rank(rank: int, world_size: int, folder: Path, pipe: Connection) -> None:
 def _times(folder: Path, world: World) -> Times:
     entries = _entries(world)
     matrix = torch.randn(512, 512)
-    found: Times = {
-        name: [] for name in ("sync", "stall", "total", "steps", "busy steps", "first")
-    }
+    found: Times = {name: [] for name in ("sync", "stall", "total", "steps", "busy steps", "first")}
     clock = partial(_seconds, world)
 
     def steps() -> None:
