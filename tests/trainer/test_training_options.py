@@ -87,7 +87,7 @@ def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
 
 def test_more_block_shapes_than_the_recompile_limit_are_all_compiled():
     """By default, torch stops after 8 shapes and silently runs the rest uncompiled."""
-    widths = range(4, 16)
+    widths = range(4, 13)
     encoder = torch.nn.Sequential()
     encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
     limit = dynamo.config.recompile_limit

@@ -63,12 +63,12 @@ def training_entries(task: Task) -> dict[str, Tensor]:
             for key, value in tensors_of(task.head_optimizer, parameter).items():
                 entries[f"optimizer.head.{name}.{key}"] = task.head.sharded(value)
     if task.average is not None:
-        weights = {name for name, _ in task.backbone.named_parameters()}
+        names = {name for name, _ in task.backbone.named_parameters()}
         for name, piece in task.average.averages.items():
             component, _, own = name.partition(".")
             if component == "head":
                 piece = task.head.sharded(piece)
-            elif own in weights:
+            elif own in names:
                 piece = task.strategy.canonical(own, piece)
             entries[f"{_EMA}{name}"] = piece
     return entries
@@ -86,12 +86,13 @@ def restore_training(task: Task, entries: Mapping[str, Tensor]) -> None:
             weights[entry.removeprefix("backbone.")] = tensor
     task.strategy.restore(weights, moments)
     if task.average is not None:
+        names = {name for name, _ in task.backbone.named_parameters()}
         for name, average in task.average.averages.items():
             component, _, own = name.partition(".")
             loaded = entries[f"{_EMA}{name}"]
             if component == "head":
                 loaded = local(loaded)
-            elif own in weights:
+            elif own in names:
                 loaded = task.strategy.piece(own, loaded)
             average.copy_(loaded)
 
