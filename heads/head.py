@@ -36,6 +36,8 @@ from heads.tiles.launch import check_tiles
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
+# The magnitude of logits for which the rate of a learned scale is suitable; see `sgd_rates`.
+_LOGIT_MAGNITUDE = 32.0
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, FP8)
 
 
@@ -244,6 +246,21 @@ class ClassHead(nn.Module):
         `broken_rows` are the `non_finite_rows` of the features [num_rows, dim] of this rank.
         """
         return self.engine.nan_loss(num_rows, broken_rows, self._learned())
+
+    def sgd_rates(self) -> dict[str, float]:
+        """Return factors of the learning rate with which SGD trains `log_scale` and `offset`.
+
+        The gradient of the logarithm of the scale is about as large as the logits, and a step
+        changes the logits in proportion to their size. Without a factor, one step of a rate that
+        suits the class rows can multiply the scale by e^10. The offset is a term of K logits, so
+        its gradient is the sum of those of K biases; divided by K, it moves like their mean. The
+        steps of Adam do not depend on the size of a gradient and need no factor.
+        """
+        factors = {
+            "log_scale": max(self.logit_map.scale, _LOGIT_MAGNITUDE) ** -2,
+            "offset": 1 / self.num_classes,
+        }
+        return {name: factors[name] for name, _ in self.named_parameters() if name in factors}
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the mesh's `data` axis if `accumulates` is set (collective)."""
