@@ -31,9 +31,9 @@ _PHASES = {
     "checkpoint": ("trainer.checkpoints", "torch.distributed.checkpoint"),
     "data": ("data.",),
     "head": ("heads.",),
-    "optimizer": ("trainer.optimizers", "trainer.steps.ema", "torch.optim"),
+    "optimizer": ("trainer.optimizers", "trainer.ema", "torch.optim"),
     "backward": ("torch.autograd",),
-    "forward": ("trainer.steps.", "trainer.backbone.", "trainer.strategies", "transformers."),
+    "forward": ("trainer.step.", "trainer.backbone.", "trainer.strategies", "transformers."),
 }
 _TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
 _ORDER = {

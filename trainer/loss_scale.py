@@ -18,7 +18,7 @@ class LossScale:
 
     All ranks compute the same global gradient norm, so their scales are always equal.
 
-    If steps are deferred (`trainer/steps/deferred.py`), the device computes the scale for the
+    If steps are deferred (`trainer/step.py`), the device computes the scale for the
     next step. The host repeats this computation when it reads the results of a step.
     """
 
