@@ -1,5 +1,4 @@
-"""Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, the console, and
-the status of a TrainJob.
+"""Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, and the console.
 
 All of these receive the same numbers at the same steps. Only rank 0 writes files and prints.
 """
@@ -24,10 +23,7 @@ from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
 from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
-from trainer.telemetry.trainjob import TrainJobStatus
 from trainer.world import World
-
-_REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -63,8 +59,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        # The latest numbers of steps and evaluations, for a TrainJob.
-        self._newest: dict[str, float] = {}
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
@@ -161,7 +155,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, self._shown(numbers))
-            self._report_to_trainjob(step, {name: numbers[name] for name in _REPORTED_NUMBERS})
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Report committed checkpoints."""
@@ -177,8 +170,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
             self.print_line(line)
-            if name == "evaluation":
-                self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write({"time": round(time.time(), 3), **record})
@@ -201,9 +192,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.screen = stack.enter_context(
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
-        self.trainjob = TrainJobStatus.of_environment(self.print_line)
-        if self.trainjob is not None:
-            stack.enter_context(closing(self.trainjob))
 
     def _print_address(self, endpoint: Endpoint) -> None:
         if self.world.is_main:
@@ -244,16 +232,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         }
         mfu = self._utilization.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
-
-    def _report_to_trainjob(self, step: int, numbers: dict[str, float]) -> None:
-        self._newest |= numbers
-        if self.trainjob is not None:
-            self.trainjob.report(
-                step=step,
-                num_steps=self.num_steps,
-                remaining_seconds=self._pace.remaining_seconds(),
-                metrics=self._newest,
-            )
 
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
         if self.tensorboard is not None:
