@@ -151,9 +151,7 @@ def _changes(recipe: Recipe, world: World) -> dict[str, str | None]:
     it or cannot have it.
     """
     train, data, batch = recipe.train, recipe.data, recipe.evaluation.batch
-    smaller = None
-    if world.size > 1:
-        smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
+    smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
     group = str(train.class_group)
     ranks = {"world": str(world.size), "node": str(world.local_size)}.get(group, group)
     memory_mib = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
@@ -167,7 +165,10 @@ def _changes(recipe: Recipe, world: World) -> dict[str, str | None]:
             not train.activation_checkpointing,
             "train.activation_checkpointing=true",
         ),
-        "strategy": (smaller is not None, smaller and train.strategy.change_to(smaller)),
+        "strategy": (
+            smaller is not None and world.size > 1,
+            "" if smaller is None else train.strategy.change_to(smaller),
+        ),
         # Each rank then has fewer classes.
         "groups": (ranks != str(world.size), "train.class_group=world"),
         "head": (memory_mib > 1, f"head.memory_mib={memory_mib // 2}"),

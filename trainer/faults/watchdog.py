@@ -180,7 +180,9 @@ class Watchdog:
 
     def _states(self) -> _States | None:
         texts = self._store.read()
-        return texts and {rank: RankState.from_json(text) for rank, text in texts.items()}
+        if texts is None:
+            return None
+        return {rank: RankState.from_json(text) for rank, text in texts.items()}
 
     def _investigate(self, before: _States | None) -> str | None:
         """Return the message, or None if another rank reports the hang."""

@@ -20,7 +20,7 @@ from trainer.faults.stragglers import Stragglers
 from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
-from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
+from trainer.telemetry.progress import Pace, Screen, memory_bytes
 from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.world import World
@@ -154,7 +154,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             samples = step * self.global_batch
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
-            self.screen.step(step, self._shown(numbers))
+            self.screen.step(step, numbers, self._pace.remaining_seconds())
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Report committed checkpoints."""
@@ -236,17 +236,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
         if self.tensorboard is not None:
             self.tensorboard.write(step, numbers)
-
-    def _shown(self, numbers: dict[str, Any]) -> StepSummary:
-        return StepSummary(
-            loss=numbers["loss"],
-            learning_rate=numbers["learning_rate"],
-            samples_per_second=numbers["samples_per_second"],
-            data_wait_ratio=numbers["data_wait_ratio"],
-            memory_bytes=limiting_memory(numbers["memory"]),
-            remaining_seconds=self._pace.remaining_seconds(),
-            mfu=numbers.get("mfu"),
-        )
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
