@@ -203,7 +203,7 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
     class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
     CONSOLE.print(f"writing {num_classes:,} classes")
     stretch(path, num_classes, class_ids)
-    bundle = Bundle.open(path, cache_bytes=0)
+    bundle = Bundle.open(path)
     features = torch.randn(1, bundle.spec.dim)
     names = [name_of(class_id) for class_id in draw.choice(class_ids, _QUERIES).tolist()]
 
