@@ -6,11 +6,12 @@ compared with those of the original library for the same images or texts.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -93,7 +94,8 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     # backbone is built again.
     model.config.architectures, model.config.num_labels = [architecture], 1
     backbone = Backbone(model, pooling="classifier", image=examples.image).eval()
-    names = [str((config.id2label or {}).get(number, "")) for number in range(num_classes)]
+    id2label: Mapping[Any, str] = config.id2label or {}
+    names = [str(id2label.get(number, "")) for number in range(num_classes)]
     if options.class_names is not None:
         names = _names_in_file(options.class_names, num_classes)
     entries = _class_entries(names)
