@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from textwrap import fill
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # Number of reports used to estimate the remaining time. It is large enough to include evaluations
 # and checkpoints, but small enough to soon exclude the first steps, which compile and warm up.
@@ -93,34 +93,23 @@ def line_of(
 
 
 class Screen:
-    """The console output of rank 0: lines and the progress bar."""
+    """The console output of rank 0: lines and, on a terminal, the progress bar."""
 
     def __init__(self, *, start_step: int, num_steps: int) -> None:
         self._num_steps = num_steps
-        self._console = Console(
-            file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
-        )
         self._bar: Progress | None = None
-        # Check isatty too, because rich treats a file as a terminal if FORCE_COLOR is set.
-        if sys.stdout.isatty() and self._console.is_interactive:
-            self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(table_column=Column(no_wrap=True)),
-                BarColumn(bar_width=None),  # use the rest of the line
-                TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
-                console=self._console,
-                expand=True,
-            )
-            self._bar.start()
-            self._console.show_cursor(True)  # a killed rank could not restore the cursor
-            self._task = self._bar.add_task("", total=num_steps, completed=start_step, numbers="")
+        if sys.stdout.isatty():
+            self._start_bar(start_step)
 
     def print_line(self, line: str) -> None:
         """Print one line. It is wrapped at word boundaries only on a terminal."""
-        if self._bar is not None:
-            width = self._console.width
-            line = fill(line, width, break_long_words=False, break_on_hyphens=False)
-        self._console.print(line)
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            width = self._bar.console.width
+            self._bar.console.print(
+                fill(line, width, break_long_words=False, break_on_hyphens=False)
+            )
 
     def beat(self, step: int) -> None:
         if self._bar is not None:
@@ -128,7 +117,7 @@ class Screen:
 
     def step(self, step: int, numbers: Mapping[str, Any], remaining_seconds: float) -> None:
         if self._bar is not None:
-            text = line_of(numbers, remaining_seconds, self._console.width)
+            text = line_of(numbers, remaining_seconds, self._bar.console.width)
             self._bar.update(self._task, completed=step, numbers=text)
         else:
             text = line_of(numbers, remaining_seconds)
@@ -137,3 +126,26 @@ class Screen:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def _start_bar(self, start_step: int) -> None:
+        # Imported here, because its import takes time and a run off a terminal does not use it.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
+
+        console = Console(
+            file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        if not console.is_interactive:
+            return
+        self._bar = Progress(
+            TextColumn("step"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            BarColumn(bar_width=None),  # use the rest of the line
+            TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
+            console=console,
+            expand=True,
+        )
+        self._bar.start()
+        console.show_cursor(True)  # a killed rank could not restore the cursor
+        self._task = self._bar.add_task("", total=self._num_steps, completed=start_step, numbers="")

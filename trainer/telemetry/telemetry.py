@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from trainer.checkpoints.folders import step_of
@@ -21,9 +20,11 @@ from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, memory_bytes
-from trainer.telemetry.prometheus import Endpoint, Metrics
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.world import World
+
+if TYPE_CHECKING:
+    from trainer.telemetry.prometheus import Endpoint, Metrics
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -56,6 +57,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
         self.skipped_steps = skipped_steps
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # Both are None without a port.
+        self.metrics: Metrics | None = None
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
@@ -65,18 +68,20 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self._utilization = Utilization(flops, peak, self.print_line)
 
     def __enter__(self) -> "Telemetry":
-        self.metrics = Metrics(
-            self.world,
-            start_step=self.start_step,
-            num_steps=self.num_steps,
-            global_batch=self.global_batch,
-            restarts=self.restarts,
-            phases=self._phases,
-            checkpoint_every=self.checkpoint_every,
-            skipped_steps=self.skipped_steps,
-        )
         with ExitStack() as stack:
             if self.config.port is not None:  # open this first: its port may be in use
+                from trainer.telemetry.prometheus import Endpoint, Metrics
+
+                self.metrics = Metrics(
+                    self.world,
+                    start_step=self.start_step,
+                    num_steps=self.num_steps,
+                    global_batch=self.global_batch,
+                    restarts=self.restarts,
+                    phases=self._phases,
+                    checkpoint_every=self.checkpoint_every,
+                    skipped_steps=self.skipped_steps,
+                )
                 self.endpoint = stack.enter_context(
                     closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
                 )
@@ -111,7 +116,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         `busy_seconds` contains one number per rank, the result of `Phases.take_busy`. `inputs` are
         this rank's inputs, for MFU.
         """
-        self.metrics.beat(step)
+        if self.metrics is not None:
+            self.metrics.beat(step)
         if inputs is not None:
             self._utilization.add(inputs)
         if self.world.is_main:
@@ -136,7 +142,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         `bad_samples` and `skipped_steps` are totals for the run so far. `more` is written only to
         the files.
         """
-        self.metrics.beat(step)
         numbers: dict[str, Any] = {
             "loss": loss,
             "learning_rate": learning_rate,
@@ -148,7 +153,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "restarts": self.restarts,
             "memory": memory_bytes(self.world.device),
         }
-        self.metrics.step(numbers)
+        if self.metrics is not None:
+            self.metrics.beat(step)
+            self.metrics.step(numbers)
         if self.world.is_main:
             numbers |= self._busy_ranks()
             samples = step * self.global_batch
@@ -165,7 +172,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report an event at a step."""
-        self.metrics.event(name, numbers)
+        if self.metrics is not None:
+            self.metrics.event(name, numbers)
         if self.world.is_main:
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
@@ -193,7 +201,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
 
-    def _print_address(self, endpoint: Endpoint) -> None:
+    def _print_address(self, endpoint: "Endpoint") -> None:
         if self.world.is_main:
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
@@ -209,7 +217,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
-        self.metrics.busy(seconds, self._ranks.slow_ranks())
+        if self.metrics is not None:
+            self.metrics.busy(seconds, self._ranks.slow_ranks())
         notice = self._ranks.notice()
         if notice is not None:
             self.print_line(notice)
@@ -245,4 +254,8 @@ def check_telemetry(config: TelemetryConfig, world: World) -> None:
     if config.tensorboard:
         check_tensorboard()
     if config.port is not None:
+        from prometheus_client import CollectorRegistry
+
+        from trainer.telemetry.prometheus import Endpoint
+
         Endpoint(config, world.local_rank, CollectorRegistry()).close()
