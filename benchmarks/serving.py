@@ -55,6 +55,7 @@ from tests.serving import swaps
 from tests.serving.evaluated import RECALL, Evaluated, evaluated
 from tests.shards import glyph_recipe, text_recipe, text_shards
 from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.config import BackboneConfig
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.precision import LowPrecision
 from trainer.backbone.quantization import write_int8
@@ -73,7 +74,6 @@ from trainer.bundle.spec import (
 )
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle, write_bundle
-from trainer.config import BackboneConfig
 from trainer.promises import KINDS
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default

@@ -299,7 +299,7 @@ def run_with_hub(code: str, folder: Path, endpoint: str) -> subprocess.Completed
 def building(weights: str) -> str:
     return f"""
 from trainer.backbone.backbone import build_backbone
-from trainer.config import BackboneConfig
+from trainer.backbone.config import BackboneConfig
 named = BackboneConfig(name='team/animals', weights={weights!r})
 print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
 """

@@ -16,7 +16,7 @@ from tests.shards import glyph_recipe, text_recipe
 from tests.system.processes import ROOT
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
 from trainer.backbone.backbone import build_backbone
-from trainer.config import BackboneConfig
+from trainer.backbone.config import BackboneConfig
 from trainer.devices import DEVICES, device_named
 from trainer.telemetry.mfu import ModelFlops, Utilization, forward_flops, head_flops, peak_flops
 

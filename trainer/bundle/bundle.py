@@ -25,6 +25,7 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.precision import Precision, check_device
@@ -41,7 +42,6 @@ from trainer.bundle.spec import (
     read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds, Threshold
-from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import check_allowed, source_version
 from trainer.recipe import make_component
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
+from trainer.backbone.config import BackboneOptions, ImportedBackbone
 from trainer.backbone.precision import Precision
 from trainer.bundle.class_list import write_classes
 from trainer.bundle.row_file import write_rows
@@ -36,7 +37,6 @@ from trainer.bundle.spec import (
     read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds
-from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.imports import source_version
 
 # AT_FDCWD and RENAME_EXCHANGE of Linux.
