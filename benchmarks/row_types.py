@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import machine
-from benchmarks.papers.shards import Dataset, ModifiedSource
+from benchmarks.papers.shards import Dataset, ModifiedSource, tweeteval
 from benchmarks.timing import CONSOLE
 from data.shards.writing.writer import write_shards
-from data.sources import Cifar100, Glyphs, LabeledTexts
+from data.sources import Cifar100, Glyphs
 from data.sources.source import Source
 from data.text.tokenizer_training import train_tokenizer
 from trainer.recipe import build_recipe
@@ -135,7 +135,7 @@ def tweets(folder: Path) -> Problem:
         "intermediate_size": 128,
     }
     return Problem(
-        lambda work: LabeledTexts(folder, work=work, texts="clean", across="drop"),
+        lambda work: tweeteval(folder, work, across="drop"),
         {"validation": 5_000, "limits": {"test": 10_000}},
         {
             "backbone": {"config": network, "pooling": "mean"},

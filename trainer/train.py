@@ -49,6 +49,9 @@ from trainer.telemetry.profile import StepProfiler
 from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
+# A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
+_LEASE_SECONDS = 120
+
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     """Run a recipe's training to completion, resuming from the run's newest checkpoint if there is
@@ -66,7 +69,9 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         if dry_run:
             folder.check_writable()
         elif world.is_main:
-            opened.enter_context(folder.locked())
+            # The other ranks wait in a collective, which must not time out.
+            seconds = min(_LEASE_SECONDS, recipe.train.timeout_seconds / 2)
+            opened.enter_context(folder.locked(wait_seconds=seconds))
         _train(recipe, folder, world, opened, dry_run=dry_run)
 
 

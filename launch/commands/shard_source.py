@@ -3,11 +3,8 @@
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
 
-import hashlib
 import inspect
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -19,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import pluralize, printable, silent
+from data.messages import pluralize, printable
 from data.remote.config import is_url
-from data.remote.input_path import input_path
 from data.shards.duplicates import find_duplicates
 from data.shards.writing.append import append_shards, appendable
-from data.shards.writing.output import OutputFolder, output_folder
+from data.shards.writing.output import output_folder
 from data.sources import SOURCES, CommandSource, Source
+from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
 from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
@@ -53,12 +50,12 @@ DropDuplicates = Annotated[
     ),
 ]
 Out = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--out",
         "-o",
         metavar="FOLDER|URL",
-        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
+        help="output folder, or its URL, such as s3://bucket/shards",
     ),
 ]
 Append = Annotated[
@@ -69,25 +66,16 @@ Append = Annotated[
         "contain finished shards",
     ),
 ]
-Preview = Annotated[
-    bool,
-    typer.Option(
-        "--preview",
-        help="print the splits, classes, examples and ignored files, and write nothing",
-    ),
-]
 SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples per shard")]
 
 
 def source_commands() -> dict[str, Any]:
-    """Map names to commands. Sources that only read folders for another source are omitted."""
+    """Map names to commands."""
     app = typer.Typer()
-    replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
-        if source_class not in replacements:
-            add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
-            add(_command(source_class))
+        add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
+        add(_command(source_class))
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     return commands
 
@@ -104,35 +92,29 @@ def _epilog(source_class: type[CommandSource]) -> str:
 
 def _command(source_class: type[CommandSource]) -> Callable[..., None]:
     without = () if source_class.compares_splits else ("drop_duplicates",)
-    return with_options(partial(_shard, source_class), _all_options(source_class), without=without)
+    return with_options(partial(_shard, source_class), options_of(source_class), without=without)
 
 
 def _shard(
     source_class: type[CommandSource],
     given: Given,
-    out: Out = None,
+    out: Out,
     append: Append = False,
-    preview: Preview = False,
     drop_duplicates: DropDuplicates = False,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    source_class = _reader_of(source_class, given)
-    if preview:
-        with connected(workers, ray):
-            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
-        return
-    if out is None:
-        raise ValueError("-o/--out is missing: pass an output folder, or --preview")
     output = output_folder(out)
     output.check_outside_sets()
     if append:
         appendable(output.folder)  # report an unsuitable folder before reading the source
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, _work(output), workers, ray, report)
+        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
+        if (line := source.announcement()) is not None:
+            print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
             _print_notes(source)
@@ -157,68 +139,6 @@ def _shard(
         source.clean_up()
     if source.compares_splits:
         _print_duplicates(output.folder)
-
-
-def _work(output: OutputFolder) -> Path:
-    """Return the local folder for the result of a first pass."""
-    folder = output.folder
-    if isinstance(folder, Path):
-        folder = Path(os.path.abspath(folder))  # `.` has no name
-        return folder.with_name(f"{folder.name}.first-pass")
-    # Folders in different buckets may have the same name.
-    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
-    return Path(f"{folder.rpartition('/')[2]}-{digest}.first-pass")
-
-
-def _preview(
-    source_class: type[CommandSource],
-    given: Given,
-    workers: int | None,
-    ray: str | None,
-    vectors: Path | None,
-    *,
-    drop_duplicates: bool,
-) -> None:
-    """Print what would be written. The result of a first pass is stored in a temporary folder."""
-    from launch.commands.shard_preview import print_preview
-
-    with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
-
-
-def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """Return the options of the source and, if it has one, of its replacement for folders."""
-    options = options_of(source_class)
-    if (instead := source_class.for_folder) is None:
-        return options
-    return {**{n: o for n, o in options_of(instead).items() if n != "folder"}, **options}
-
-
-def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
-    """Return the class that reads the input: `source_class` or its replacement for folders.
-
-    Raises ValueError if options of the other class are given.
-    """
-    instead = source_class.for_folder
-    if instead is None:
-        return source_class
-    files = [input_path(text) for text in given["files"]]
-    if len(files) == 1 and files[0].is_dir():
-        why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
-        given["folder"] = given.pop("files")[0]
-        _reject(given, source_class, instead, why)
-        return instead
-    _reject(given, instead, source_class, f"only for {instead.reads}, not for {source_class.reads}")
-    return source_class
-
-
-def _reject(given: Given, other: type, chosen: type, why: str) -> None:
-    options = options_of(other)
-    names = sorted(options[name].names for name in given.keys() - options_of(chosen).keys())
-    if names:
-        raise ValueError(f"{', '.join(names)}: {why}")
 
 
 def _source(

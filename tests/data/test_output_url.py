@@ -23,8 +23,8 @@ from data.shards.writing.claim import UNFINISHED
 from data.shards.writing.output import output_folder
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
+from data.sources.first_pass import work_folder
 from launch.commands.shard import app
-from launch.commands.shard_source import _work
 from tests.data.conftest import write_image
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server
@@ -102,8 +102,8 @@ def test_the_written_shards_are_verified_at_the_url(mixed: Path, url: str, worke
     content[2000] ^= 1
     files.pipe_file(f"{url}/test-000000.tar", bytes(content))
     kinds = [damage.kind for damage in damages(url, silent, workers=workers)]
-    assert sorted(kinds)[-1] == "missing shard"
-    assert "changed shard" in kinds
+    assert "missing shard" in kinds
+    assert "shard" in kinds
 
 
 def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
@@ -117,7 +117,7 @@ def test_the_work_folders_of_urls_with_the_same_last_name_differ(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     urls = ["s3://a/shards", "s3://b/shards", "gs://a/shards", "s3://a/x/shards"]
-    found = {str(_work(output_folder(url))) for url in urls}
+    found = {str(work_folder(output_folder(url).folder)) for url in urls}
     assert len(found) == len(urls)
     assert all(re.fullmatch(r"shards-[0-9a-f]{8}\.first-pass", one) for one in found)
 

@@ -4,6 +4,7 @@ the run.
 
 import fcntl
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from data.files import commit
-from data.retry import retried
+from data.retry import TransientError, retried
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
@@ -35,6 +36,9 @@ _FREE = (
 _FIRST = 1
 
 
+_POLL_SECONDS = 1.0
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """A run's folder: its paths, its lock and its recipe."""
@@ -54,14 +58,17 @@ class RunFolder:
         return self.path / "evaluations"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the folder for this process. Raises ValueError if another process is training in
-        it, and OSError if the folder cannot be created or written."""
+    def locked(self, *, wait_seconds: float = 0) -> Iterator[None]:
+        """Lock the folder for this process.
+
+        Raises TransientError if another process still holds the lock after `wait_seconds`, and
+        OSError if the folder cannot be created or written.
+        """
         with self._writable():
             retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
             lock = retried(str(self._lock), lambda: self._lock.open("w"))
         with lock as file:
-            self._claim(file, fcntl.LOCK_EX)
+            self._claim(file, fcntl.LOCK_EX, wait_seconds)
             yield
 
     def check_writable(self) -> None:
@@ -78,6 +85,17 @@ class RunFolder:
             with lock as file:
                 self._claim(file, fcntl.LOCK_SH)
 
+    def is_locked(self) -> bool:
+        """Return whether a process is training in the folder."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock file, or the file system has no locks
+            return False
+        return False
+
     @property
     def _lock(self) -> Path:
         return self.path / ".lock"
@@ -93,14 +111,22 @@ class RunFolder:
                 "choose another folder with run=FOLDER"
             ) from error
 
-    def _claim(self, lock: IO[str], mode: int) -> None:
-        try:
-            fcntl.flock(lock, mode | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"run {self.path} is being trained by another process: wait for that process, stop "
-                "it, or choose another run folder"
-            ) from None
+    def _claim(self, lock: IO[str], mode: int, wait_seconds: float = 0) -> None:
+        deadline, is_waiting = time.monotonic() + wait_seconds, False
+        while True:
+            try:
+                fcntl.flock(lock, mode | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                in_use = f"run {self.path} is being trained by another process"
+                if time.monotonic() >= deadline:
+                    raise TransientError(
+                        f"{in_use}: wait for that process, stop it, or choose another run folder"
+                    ) from None
+            if not is_waiting:
+                print(f"{in_use}: waiting for up to {wait_seconds:.0f} s", flush=True)
+                is_waiting = True
+            time.sleep(_POLL_SECONDS)
 
     def load_recipe(
         self, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()

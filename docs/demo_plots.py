@@ -1,4 +1,5 @@
-"""The demo's plots: one class's logit under two losses, and the effect of a label tree."""
+"""The plots of the demo's runs in README: one class's logit under two losses, and the effect of a
+label tree."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
 from heads.slc import block_measures, pooled_thresholds
-from launch.demo.runs import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
+from launch.commands.demo import DENSE_BATCH_CE, DENSE_CE, VTREE_CE, DemoRun
 from trainer.run.trained_run import open_trained
 from trainer.world import World
 

@@ -15,7 +15,7 @@ from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
 from data.remote.input_path import InputPath
-from data.sources.layouts.archive import archived_files, loose_files
+from data.sources.archive import archived_files, loose_files
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _META = "meta.mat"

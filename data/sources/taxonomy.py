@@ -3,6 +3,7 @@
 A synset may have several parents. The path of a class uses the first parent listed.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
+from data.shards.manifest import ClassInfo
 
 
 @runtime_checkable
@@ -135,3 +137,9 @@ def _node_names(taxonomy: Taxonomy, chains: Sequence[tuple[str, ...]]) -> dict[s
         return f"{first[node]} ({node})" if repeats else first[node]
 
     return {node: name(node) for node in above}
+
+
+def classes_digest(classes: Sequence[ClassInfo]) -> str:
+    """Return 16 hexadecimal digits for the names of the classes, their order and attributes."""
+    content = repr([info.model_dump() for info in classes]).encode()
+    return hashlib.sha256(content).hexdigest()[:16]
