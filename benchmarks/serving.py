@@ -63,6 +63,7 @@ from tests.serving import swaps
 from tests.serving.evaluated import RECALL, Evaluated, evaluated
 from tests.shards import glyph_recipe, text_recipe, text_shards
 from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.config import BackboneConfig
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.precision import LowPrecision
 from trainer.backbone.quantization import write_int8
@@ -81,7 +82,6 @@ from trainer.bundle.spec import (
 )
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle, write_bundle
-from trainer.config import BackboneConfig
 from trainer.promises import KINDS
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
@@ -211,7 +211,7 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
     class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
     CONSOLE.print(f"writing {num_classes:,} classes")
     stretch(path, num_classes, class_ids)
-    bundle = Bundle.open(path, cache_bytes=0)
+    bundle = Bundle.open(path)
     features = torch.randn(1, bundle.spec.dim)
     names = [name_of(class_id) for class_id in draw.choice(class_ids, _QUERIES).tolist()]
 

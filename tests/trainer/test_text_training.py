@@ -14,7 +14,8 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import TINY_BERT, text_recipe
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.compatibility import check_reading
-from trainer.config import BackboneConfig, Recipe
+from trainer.backbone.config import BackboneConfig
+from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.run.trained_run import open_trained
 from trainer.train import train

@@ -30,10 +30,10 @@ from trainer.backbone.classifiers import (
     reads_texts,
     take_last_layer,
 )
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.backbone.timm_models import check_timm
 from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
-from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
 # Errors that transformers raises for fields that are invalid for a model or contradict each other.
