@@ -29,7 +29,7 @@ from data.processes import die_with_parent
 from serving.addresses import Addresses
 from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
-from serving.http.error_responses import reject
+from serving.http.error_responses import response_of
 from serving.metrics import FOLDER_VARIABLE, Prometheus
 from serving.stop_signal import StopSignal
 from serving.temporary import temporary_folder
@@ -73,7 +73,7 @@ class Application:
             await self._lifespan(receive, send)
         elif self._app is None:
             error = ApiError(503, "loading", "the model is being loaded. Try again", RETRY)
-            await reject(error, scope, receive, send)
+            await response_of(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 

@@ -150,13 +150,12 @@ class Clients:
         """
         if self._tokens is None:
             return address_key(addresses)
-        return self._name_of(token, self._tokens)
-
-    def _name_of(self, token: str | None, tokens: Tokens) -> str:
         try:
-            client = tokens.client_of(token or "")
+            client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
-            self._report(str(error))
+            if str(error) != self._reported:  # log it once, not for every request
+                self._reported = str(error)
+                _log.error("rejecting all requests: %s", error)
             message = "the server cannot read its token file; see the server log. Try again later"
             raise ApiError(503, "no_tokens", message, RETRY) from error
         self._reported = None
@@ -165,18 +164,9 @@ class Clients:
         if token is None:
             message = "this server requires a token. Send the header Authorization: Bearer TOKEN"
             raise ApiError(401, "no_token", message, {"WWW-Authenticate": "Bearer"})
+        message = "this server does not recognize the token. Check the token"
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-        raise ApiError(
-            401,
-            "wrong_token",
-            "this server does not recognize the token. Check the token",
-            challenge,
-        )
-
-    def _report(self, reason: str) -> None:
-        if reason != self._reported:  # log it once, not for every request
-            self._reported = reason
-            _log.error("rejecting all requests: %s", reason)
+        raise ApiError(401, "wrong_token", message, challenge)
 
 
 def address_key(addresses: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from serving.client.transport import RejectedError, Transport
 from serving.schemas import (
     Answer,
     Classification,
+    ClassPage,
     GalleryFound,
     GalleryHit,
     GalleryList,
@@ -46,18 +47,6 @@ class Served(BaseModel):
     recalls: list[float]
     logits: ModelLogits | None = None  # not sent by older servers
     limits: Limits
-
-
-class ClassFound(BaseModel):
-    id: int
-    name: str
-
-
-class ClassesFound(BaseModel):
-    """One page of search results. `total` is the number of matching classes."""
-
-    total: int
-    classes: list[ClassFound]
 
 
 class Client:
@@ -106,13 +95,13 @@ class Client:
         OSError."""
         return self._transport.request(Served, "GET", "/v1/model")
 
-    def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
+    def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassPage:
         """Return the classes whose names contain `search`. Names that begin with it come first.
 
         Raises RejectedError and OSError.
         """
         parameters = {"search": search, "limit": limit, "offset": offset}
-        return self._transport.request(ClassesFound, "GET", "/v1/classes", params=parameters)
+        return self._transport.request(ClassPage, "GET", "/v1/classes", params=parameters)
 
     def query(
         self,

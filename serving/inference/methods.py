@@ -153,7 +153,7 @@ async def _infer(service: Service, raw: bytes, client: str) -> Message:
         if len(raw) > limits.max_body_bytes:
             message = f"the message is larger than {limits.max_body_bytes} bytes. Split the request"
             raise ApiError(413, "body_too_large", message)
-        with service.uploads.held(client, len(raw)):
+        with service.uploads.bytes.slots(client, len(raw)):
             request, inference = await service.in_thread(_read, raw, most)
             check_model(service, request.model_name, request.model_version)
             answer = await infer(service, inference, progress)

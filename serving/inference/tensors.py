@@ -29,8 +29,9 @@ from pydantic import (
 )
 
 from serving.answer import Rule
-from serving.api_error import TOO_MANY_INPUTS, ApiError
+from serving.api_error import ApiError
 from serving.config import ServingConfig
+from serving.limits import check_count
 from serving.schemas import Answer
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
@@ -196,11 +197,7 @@ def check_inference(
     for name, values, limit in counts:
         if not values:
             raise invalid_inference(f"the request contains no {name}. Send at least one")
-        if len(values) > limit:
-            message = (
-                f"the request has {len(values)} {name}, but the limit is {limit}. Split the request"
-            )
-            raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)
+        check_count(len(values), name, limit)
     longest = max(map(len, inputs)) if reads == "texts" else 0
     if longest > limits.max_text_chars:
         message = (

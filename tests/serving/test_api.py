@@ -17,7 +17,6 @@ from fastapi import FastAPI
 from PIL import Image
 
 from serving.http.routes import classes
-from serving.service import Service
 from tests.serving.bad_images import encoded
 from tests.serving.in_process import application, ask, post, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
@@ -387,31 +386,31 @@ def test_unusual_searches_find_nothing_or_are_rejected(api: FastAPI, url: str, s
 def test_a_page_of_classes_is_created_in_a_thread(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads, describe = [], classes._describe
+    threads, create = [], classes._page
 
     def spy(*arguments: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return describe(*arguments)
+        return create(*arguments)
 
-    monkeypatch.setattr(classes, "_describe", spy)
+    monkeypatch.setattr(classes, "_page", spy)
     assert ask(api, "GET", "/v1/classes").status_code == 200
-    assert [name.startswith("search") for name in threads] == [True] * len(NAMES)
+    assert [name.startswith("search") for name in threads] == [True]
 
 
 def test_searches_run_one_at_a_time_and_too_many_are_rejected(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other requests are still answered while the searches run."""
-    release, search = threading.Event(), Service.search
+    release, create = threading.Event(), classes._page
     running, max_running = [], 0
 
-    def slow(self: Service, *arguments: Any, **options: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         nonlocal max_running
         running.append(1)
         max_running = max(max_running, len(running))
         release.wait(120)
         running.pop()
-        return search(self, *arguments, **options)
+        return create(*arguments)
 
     async def scenario() -> tuple[list[httpx.Response], httpx.Response, httpx.Response]:
         transport = httpx.ASGITransport(app=api)
@@ -428,7 +427,7 @@ def test_searches_run_one_at_a_time_and_too_many_are_rejected(
                 release.set()
             return await asyncio.gather(*waiting), one_more, health
 
-    monkeypatch.setattr(Service, "search", slow)
+    monkeypatch.setattr(classes, "_page", slow)
     answers, one_more, health = asyncio.run(scenario())
     assert refusal(one_more) == (429, "too_many_searches")
     assert one_more.headers["retry-after"]

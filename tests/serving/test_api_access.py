@@ -15,12 +15,10 @@ import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from serving.app import build_app
 from serving.config import ServingConfig
-from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
-from serving.model import Model
-from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, ask, refusal
@@ -280,13 +278,10 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
 def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, clients = FastAPI(), Clients.of_file(file)
-    api.add_middleware(Access, clients=clients)
-    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), Metrics(Recorder())))
-    methods, context = (
-        InferenceMethods(ServedModel.of(service), clients),
-        Call({"authorization": f"Bearer {OLD}"}),
-    )
+    config, clients = ServingConfig(threads=1, token_file=file), Clients.of_file(file)
+    model = ServedModel(bundle, config, Metrics(Recorder()))
+    api, methods = build_app(model, clients), InferenceMethods(model, clients)
+    context = Call({"authorization": f"Bearer {OLD}"})
     asyncio.run(methods.call("ServerMetadata", b"", context))
     assert context.code is None
     file.unlink()

@@ -14,8 +14,6 @@ from tritonclient.grpc import service_pb2 as pb
 from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
-from serving.model import Model
-from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, listening, occupied
@@ -134,8 +132,8 @@ class Call:
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
-    service = Service(Model.open(bundle), Shared(config, Metrics(Recorder())))
-    return InferenceMethods(ServedModel.of(service), Clients(None, ADDRESS))
+    model = ServedModel(bundle, config, Metrics(Recorder()))
+    return InferenceMethods(model, Clients(None, ADDRESS))
 
 
 def request(num_bytes: int) -> bytes:

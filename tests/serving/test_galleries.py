@@ -188,7 +188,7 @@ def wait(done, total):
 
 index_collection(
     Model.open(bundle), open_collection(folder, "images"), out,
-    batch_size=4, computing=wait,
+    batch_size=4, report=wait,
 )
 """
 
@@ -236,13 +236,13 @@ def test_an_interrupted_run_keeps_all_results_and_publishes_nothing(
 
     def run() -> IndexResult:
         images, model = open_collection(folder, "images"), Model.open(bundle)
-        return index_collection(model, images, tmp_path / "out", batch_size=4, computing=interrupt)
+        return index_collection(model, images, tmp_path / "out", batch_size=4, report=interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         run()
     assert not (tmp_path / "out").exists()
     assert run().reused == 12
-    assert progress[-1] == (16, 16)
+    assert progress[-1] == (28, 28)
 
 
 def test_a_kill_between_the_two_renames_loses_nothing(bundle: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from data.images.decode import crops_for_evaluation, decode, for_evaluation
 from serving.addresses import free_port
 from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
-from serving.metrics import BUCKETS, Metrics, Prometheus, ReplicaState
+from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
 from trainer.bundle.spec import LossSpec
@@ -269,8 +269,9 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
     exporter = Prometheus()
     metrics = Metrics(exporter)
     loss = LossSpec(kind="ce", aligned=False)
-    metrics.report(ReplicaState(name, "v1", loss, False, 3, 7))
-    metrics.report(ReplicaState(name, "v2", loss, True, 3, 7))
+    state = {"name": name, "loss": loss, "requests": 3, "queued_inputs": 7}
+    metrics.report(version="v1", is_rejected=False, **state)  # type: ignore[arg-type]
+    metrics.report(version="v2", is_rejected=True, **state)  # type: ignore[arg-type]
     metrics.count(outcome="ok", inputs=2, seconds=0.2)
     metrics.count(outcome="timeout", inputs=0, seconds=31.0)
     metrics.count_reload(name, "failed")

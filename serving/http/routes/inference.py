@@ -16,10 +16,10 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from serving.api_error import ApiError, validated
-from serving.http.openapi import request_body
+from serving.http.entry import ServiceDep, without_token
+from serving.http.openapi import request_body, schema_of
 from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
-from serving.http.routing import ServiceDep, without_token
 from serving.inference import tensors
 from serving.inference.tensors import (
     InferenceRequest,
@@ -50,8 +50,7 @@ _BINARY = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The model is not ready"}}
-_BODY = request_body(InferenceRequest)
-_BODY["requestBody"]["content"] |= _BINARY
+_BODY = request_body({"application/json": {"schema": schema_of(InferenceRequest)}, **_BINARY})
 
 
 class _ProtocolRoute(APIRoute):

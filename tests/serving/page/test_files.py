@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from serving.http.entry import paths_without_token
 from serving.http.routes import page
-from serving.http.routing import paths_without_token
 
 PATHS = [
     path for path in sorted(paths_without_token([page.router])) if not path.startswith("/docs")
