@@ -181,12 +181,12 @@ class ImageReader:
         self._image = image
         self._max_pixels = max_pixels
 
-    def prepare(self, raw: bytes) -> Tensor:
+    def prepare(self, raw: Any) -> Tensor:
         """Decode an image. Raises ValueError if the bytes are not a valid image, or if the image
         has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
-    def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
+    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
         return {"pixel_values": torch.stack(list(prepared))}
 
     def examples(self) -> list[Tensor]:
@@ -203,11 +203,11 @@ class TextReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def prepare(self, raw: str) -> list[int]:
+    def prepare(self, raw: Any) -> list[int]:
         """Tokenize a text. Raises ValueError if the text is not valid Unicode."""
         return self._tokenizer.encode([raw])[0]
 
-    def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
+    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:

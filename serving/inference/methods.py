@@ -22,7 +22,6 @@ from serving.inference.tensors import (
     InferenceResponse,
     RequestInput,
     RequestOutput,
-    array_of,
     check_model,
     elements_of,
     infer,
@@ -232,7 +231,7 @@ def response_of(
         field = "bool_param" if isinstance(value, bool) else "string_param"
         setattr(response.parameters[name], field, value)
     for tensor in answer.outputs:
-        elements = array_of(tensor)
+        elements = tensor.array()
         output = response.outputs.add(
             name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
         )

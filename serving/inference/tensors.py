@@ -96,6 +96,12 @@ class ResponseOutput(BaseModel):
     parameters: dict[str, int] = {}
     data: list[StrictBool | StrictInt | StrictFloat] = []
 
+    def array(self) -> np.ndarray:
+        """Return the elements, converted to the datatype. A threshold in the request that is out of
+        range for FP32 becomes infinite."""
+        with np.errstate(over="ignore"):
+            return np.asarray(self.data).astype(_OUTPUTS[self.name][1])
+
 
 class InferenceResponse(BaseModel):
     """The response. `parameters` states whether the loss is aligned with the Principle of Logit
@@ -155,11 +161,12 @@ async def infer(
     answer = await service.answer(inputs, await service.make_query(classes, rule))
     outputs = _outputs_of(answer, names)
     progress.inputs = len(answer.results)
-    parameters: dict[str, bool | str] = {"aligned": answer.aligned}
-    if answer.notice is not None:
-        parameters["notice"] = answer.notice
+    notice = {} if answer.notice is None else {"notice": answer.notice}
     return InferenceResponse(
-        model_name=service.name, id=request.id, parameters=parameters, outputs=outputs
+        model_name=service.name,
+        id=request.id,
+        parameters={"aligned": answer.aligned, **notice},
+        outputs=outputs,
     )
 
 
@@ -287,24 +294,22 @@ def _outputs_of(answer: Answer, names: Sequence[str]) -> list[ResponseOutput]:
             "recall"
         )
         raise ApiError(422, "no_threshold", message)
-    rows = [result.verdicts for result in answer.results]
-    shape = [len(rows), len(rows[0])]
-    tensors: dict[str, tuple[list[int], list[Any]]] = {
-        "scores": (shape, [verdict.score for row in rows for verdict in row]),
-        "thresholds": (shape[1:], [found.threshold for found in answer.thresholds]),
-        "matches": (shape, [bool(verdict.match) for row in rows for verdict in row]),
+    verdicts = [verdict for result in answer.results for verdict in result.verdicts]
+    shape = [len(answer.results), len(answer.results[0].verdicts)]
+    data: dict[str, list[Any]] = {
+        "scores": [verdict.score for verdict in verdicts],
+        "thresholds": [found.threshold for found in answer.thresholds],
+        "matches": [bool(verdict.match) for verdict in verdicts],
     }
-    found = ((name, _OUTPUTS[name][0], *tensors[name]) for name in names)
     return [
-        ResponseOutput(name=name, datatype=of, shape=s, data=data) for name, of, s, data in found
+        ResponseOutput(
+            name=name,
+            datatype=_OUTPUTS[name][0],
+            shape=shape[1:] if name == "thresholds" else shape,
+            data=data[name],
+        )
+        for name in names
     ]
-
-
-def array_of(tensor: ResponseOutput) -> np.ndarray:
-    """Return the elements of an output, converted to its datatype. A threshold in the request that
-    is out of range for FP32 becomes infinite."""
-    with np.errstate(over="ignore"):
-        return np.asarray(tensor.data).astype(_OUTPUTS[tensor.name][1])
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
@@ -345,11 +350,9 @@ def invalid_inference(message: str) -> ApiError:
 
 
 def wrong_datatype(name: str, datatype: str) -> ApiError:
-    fix = {
-        # Clients of other models send tensors of pixels.
-        "images": "send the encoded file as one BYTES element",
-        "class_ids": "send INT64",
-    }.get(name, "send BYTES")
+    # Clients of other models send tensors of pixels.
+    fixes = {"images": "send the encoded file as one BYTES element", "class_ids": "send INT64"}
+    fix = fixes.get(name, "send BYTES")
     return invalid_inference(f"{name[:80]} has datatype {datatype[:20]}: {fix}")
 
 

@@ -16,7 +16,7 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.inference.methods import inference_of, response_of
 from serving.inference.protobuf import parsed
-from serving.inference.tensors import InferenceResponse, ResponseOutput, array_of, check_inference
+from serving.inference.tensors import InferenceResponse, ResponseOutput, check_inference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ELEMENTS = st.one_of(
@@ -108,7 +108,7 @@ def test_a_response_uses_the_same_encoding_as_its_request(
 
 def test_a_threshold_beyond_fp32_is_infinite() -> None:
     thresholds = ResponseOutput(name="thresholds", datatype="FP32", shape=[2], data=[1e300, -1e300])
-    assert struct.unpack("<2f", array_of(thresholds).tobytes()) == (float("inf"), float("-inf"))
+    assert struct.unpack("<2f", thresholds.array().tobytes()) == (float("inf"), float("-inf"))
 
 
 def test_parameters_of_all_kinds_are_read() -> None:

@@ -25,14 +25,10 @@ from serving.inference.tensors import (
     InferenceRequest,
     InferenceResponse,
     RequestInput,
-    array_of,
     check_model,
     check_parameters,
     elements_of,
     invalid_inference,
-    is_ready,
-    model_metadata,
-    server_metadata,
 )
 
 _HEADER = "Inference-Header-Content-Length"
@@ -75,7 +71,7 @@ router = APIRouter(route_class=_ProtocolRoute)
 @router.get("/v2")
 async def server() -> dict[str, Any]:
     """Return the metadata of the server."""
-    return server_metadata()
+    return tensors.server_metadata()
 
 
 # As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
@@ -90,7 +86,7 @@ async def live() -> dict[str, bool]:
 @without_token
 async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    found = is_ready(service)
+    found = tensors.is_ready(service)
     response.status_code = 200 if found else 503
     return {"ready": found}
 
@@ -99,7 +95,7 @@ async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
 async def metadata(name: str, service: ServiceDep) -> dict[str, Any]:
     """Return the inputs and outputs of the model. A dimension of -1 is variable."""
     check_model(service, name)
-    return model_metadata(service)
+    return tensors.model_metadata(service)
 
 
 @router.get("/v2/models/{name}/ready", responses=_NO_MODEL | _NOT_READY)
@@ -223,7 +219,7 @@ def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Respon
     binary: dict[int, set[str]] = {}
     for position, one in enumerate(answer.outputs):
         if is_binary.get(one.name, default) is True:
-            raw.append(array_of(one).tobytes())
+            raw.append(one.array().tobytes())
             one.parameters, binary[position] = {"binary_data_size": len(raw[-1])}, {"data"}
     head = answer.model_dump_json(exclude_unset=True, exclude={"outputs": binary}).encode()
     if not raw:
