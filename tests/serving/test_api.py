@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from serving.http.routes import classes
-from tests.serving.bad_images import encoded
+from tests.data.bad_images import encoded, png
 from tests.serving.in_process import application, ask, post, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
@@ -29,6 +29,7 @@ def image(kind: str) -> bytes:
 
 
 PNG = image("png")
+BOMB = png(20_000, 20_000)
 BASE64 = base64.b64encode(PNG).decode()
 VALID = json.dumps({"classes": [0], "images": [BASE64]}).encode()
 
@@ -124,6 +125,7 @@ def test_an_image_url_is_rejected_with_a_suggestion(api: FastAPI, url: str) -> N
         ("?classes=husky", "image/png", b"", 400, "empty_body"),
         ("?classes=husky", "image/png", b"<svg/>", 400, "not_a_picture"),
         ("?classes=husky", "image/svg+xml", b"<svg/>", 400, "not_a_picture"),
+        ("?classes=husky", "image/png", BOMB, 400, "not_a_picture"),
         ("?classes=hsky", "image/png", PNG, 404, "unknown_class"),
         ("?classes=%23" + "9" * 5000, "image/png", PNG, 404, "unknown_class"),
         ("?classes=%ff%ed%a0%80", "image/png", PNG, 404, "unknown_class"),
@@ -269,12 +271,6 @@ def test_fields_after_a_large_file_are_not_searched_for_in_it(tmp_path: Path) ->
     assert time.thread_time() - started < 20
 
 
-@pytest.mark.parametrize("boundary", ['"a b"', "'()+_,-./:=?", '"--"'])
-def test_unusual_boundaries_are_accepted(api: FastAPI, boundary: str) -> None:
-    body = form(HUSKY, ('"images"; filename="a"', PNG), boundary=boundary.strip('"'))
-    assert post(api, "/v1/query", body, f"multipart/form-data; boundary={boundary}").is_success
-
-
 def test_files_in_a_form_are_not_written_to_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,20 +379,6 @@ def test_unusual_searches_find_nothing_or_are_rejected(api: FastAPI, url: str, s
         assert len(answer.json()["classes"]) in (0, len(NAMES))
 
 
-def test_a_page_of_classes_is_created_in_a_thread(
-    api: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads, create = [], classes._page
-
-    def spy(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return create(*arguments)
-
-    monkeypatch.setattr(classes, "_page", spy)
-    assert ask(api, "GET", "/v1/classes").status_code == 200
-    assert [name.startswith("search") for name in threads] == [True]
-
-
 def test_searches_run_one_at_a_time_and_too_many_are_rejected(
     api: FastAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,21 +416,6 @@ def test_searches_run_one_at_a_time_and_too_many_are_rejected(
     assert health.status_code == 200
     assert {answer.status_code for answer in answers} == {200}
     assert max_running == 1
-
-
-def test_the_model_endpoint_reports_the_limits(api: FastAPI, texts: FastAPI) -> None:
-    limits = ask(api, "GET", "/v1/model").json()["limits"]
-    assert (limits["max_body_bytes"], limits["max_inputs"]) == (MAX_BODY, 4)
-    assert ask(texts, "GET", "/v1/model").json()["image"] is None
-
-
-def test_the_model_endpoint_reports_the_precision(
-    api: FastAPI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert ask(api, "GET", "/v1/model").json()["precision"] == "float32"
-    monkeypatch.setattr("trainer.backbone.precision._flags", lambda: {"bf16"})
-    low = application(write(tmp_path / "low", changes={"precision": "bf16"}))
-    assert ask(low, "GET", "/v1/model").json()["precision"] == "bf16"
 
 
 def test_the_model_endpoint_reports_the_logit_map_without_the_margin(

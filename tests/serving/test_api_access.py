@@ -318,8 +318,3 @@ def test_the_error_for_an_invalid_token_file_contains_a_fix_but_no_tokens(
     assert "\n" not in str(caught.value)
     for line in text.split():
         assert len(line) < 20 or line not in str(caught.value)
-
-
-def test_a_missing_token_file_raises_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Tokens(tmp_path / "tokens")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from serving.client import Client, RejectedError
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
 from serving.model import Model
-from tests.certificate import certificate
 from tests.serving import in_process
 from tests.serving.in_process import application
 from tests.serving.relay import relayed
@@ -90,36 +88,4 @@ def test_unknown_galleries_and_classes_are_rejected(
     assert (rejected.value.status, rejected.value.code) == (404, code)
 
 
-def test_served_reports_the_limits_and_the_logits(url: str) -> None:
-    with Client(url) as client:
-        assert client.served().limits.max_inputs == 64
-        assert client.served().logits.kind == "dot"
-
-
 # ---------------------------------------------------------------------------- TLS
-
-
-TEXTS = ["a cat", "a dog", "hund"]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL of a server, and the file of its certificate, which is not trusted by default."""
-    folder = tmp_path_factory.mktemp("tls")
-    public, private = certificate(folder)
-    api = application(write_of_texts(folder / "texts"))
-    with in_process.listening(api, ssl_certfile=public, ssl_keyfile=private) as url:
-        yield url.replace("http://", "https://"), public
-
-
-def test_queries_work_over_tls(served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    url, public = served
-    monkeypatch.setenv("SSL_CERT_FILE", str(public))
-    with Client(url) as client:
-        assert len(client.query(["husky"], TEXTS).results) == len(TEXTS)
-
-
-def test_an_untrusted_certificate_fails_immediately(served: tuple[str, Path]) -> None:
-    url, _ = served
-    with Client(url) as client, pytest.raises(OSError, match="certificate verify failed"):
-        client.served()

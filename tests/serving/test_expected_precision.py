@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from launch.commands.index import index
 from serving.client import Client
 from serving.schemas import Answer
-from tests.serving.in_process import application, ask, listening
+from tests.serving.in_process import application, listening
 from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import write, write_of_format_2
@@ -128,21 +127,3 @@ def test_an_answer_from_an_older_server_can_be_parsed() -> None:
     (found,) = old.results[0].verdicts
     assert (old.thresholds, found.expected_precision) == ([], None)
     assert found.threshold_source == "empirical"
-
-
-def test_a_gallery_page_reports_precision_with_and_without_hits(
-    bundle: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "collection"
-    folder.mkdir()
-    (folder / "1.png").write_bytes(image(0))
-    index(bundle, folder, tmp_path / "gallery")
-    api = application(bundle, galleries={"all": str(tmp_path / "gallery")})
-    body = {"classes": [2, 6], "recall": 0.9}
-    found = ask(api, "POST", "/v1/galleries/all/search", json=body).json()["results"]
-    for page, expected in zip(found, (OWN, POOLED), strict=True):
-        expected = {**expected, "pass_rate_interval": list(expected["pass_rate_interval"])}
-        assert {name: page[name] for name in expected} == expected
-        assert {hit["expected_precision"] for hit in page["hits"]} <= {
-            expected["expected_precision"]
-        }

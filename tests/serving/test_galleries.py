@@ -33,7 +33,7 @@ from serving.galleries.searching import best
 from serving.model import Model
 from tests.serving import in_process
 from tests.serving.in_process import application, refusal
-from tests.tiny_bundle import DIM, NAMES, WAYS_TO_ASK, write, write_of_texts
+from tests.tiny_bundle import WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
 
 NUM = 23
@@ -357,11 +357,6 @@ def test_a_gallery_belongs_to_one_precision_and_to_one_conversion_to_int8(tmp_pa
     assert identity("onnx", "float32", b"x") == original
     assert len({original, int8, identity("bf16", "bf16"), identity("y", "int8", b"y")}) == 4
     assert identity("copy", "int8", b"x") == int8
-
-
-def test_another_head_on_the_same_backbone_is_accepted(gallery: Path, tmp_path: Path) -> None:
-    head = write(tmp_path / "head", blocks=[torch.zeros(len(NAMES), DIM + 1)])
-    Gallery(gallery, Bundle.open(head)).verify()
 
 
 @pytest.mark.parametrize(

@@ -170,17 +170,6 @@ def test_an_index_with_a_low_recall_is_used_only_on_request(
     assert not of_classes(galleries, bundle, Page(0, 1, exact=False)).exact
 
 
-def test_data_without_clusters_gets_an_index_that_states_its_low_recall(
-    bundle: Path, tmp_path: Path
-) -> None:
-    features = np.random.default_rng(1).standard_normal((2000, DIM)).astype(np.float32)
-    info = build(bundle, tmp_path, features, index=True).index
-    assert info is not None
-    assert info.num_probes == info.num_lists // 8
-    assert info.recall[100] < 0.95
-    assert not info.is_default
-
-
 def test_only_large_galleries_are_indexed_by_default(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,22 +52,6 @@ def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: 
     assert [one.shape for one in found] == [[len(elements)] for _, elements in tensors]
 
 
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=8), st.data())
-def test_truncated_raw_bytes_are_rejected_unless_cut_between_two_elements(
-    elements: list[bytes], data: st.DataObject
-) -> None:
-    request = request_of(("BYTES", elements), is_raw=True)
-    complete = request.raw_input_contents[0]
-    length = data.draw(st.integers(0, len(complete) - 1))
-    request.raw_input_contents[0] = complete[:length]
-    ends = [sum(4 + len(one) for one in elements[:count]) for count in range(len(elements))]
-    if length in ends:
-        assert inference_of(request).inputs[0].data == elements[: ends.index(length)]
-        return
-    with pytest.raises(ApiError, match="truncated"):
-        inference_of(request)
-
-
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     with suppress(ApiError):  # any other exception is a bug

@@ -62,12 +62,6 @@ def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> N
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
-def test_match_is_none_without_a_threshold(model: Model) -> None:
-    answer = model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0]))
-    verdict = answer.results[0].verdicts[0]
-    assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
-
-
 def test_a_score_that_equals_the_threshold_is_a_match(model: Model) -> None:
     prepared = [model.prepare(photo(9, 9))]
     score = model.answer(prepared, make_query(model.bundle, [0])).results[0].verdicts[0].score

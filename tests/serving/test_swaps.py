@@ -25,9 +25,7 @@ from serving.schemas import Answer
 from serving.versions import ServedModel, Version
 from tests.serving.in_process import Recorder, refusal
 from tests.serving.published import (
-    ADDED,
     QUESTIONS,
-    REMOVED,
     Expected,
     Published,
     publish,
@@ -83,24 +81,6 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
     assert problems == []
     assert set.union(*seen) == set(expected.versions)
     assert served.reloads == ["switched"] * 6
-
-
-def test_a_version_published_at_the_path_is_noticed(served: Published) -> None:
-    first, second = Expected(served.versions).versions
-    assert version_of(served) == first
-    served.model.poll()
-    assert version_of(served) == first
-    served.publish(served.versions[1])
-    assert version_of(served) == second
-
-
-def test_a_class_of_an_old_version_is_unknown_to_the_new_one(served: Published) -> None:
-    with served.http() as http:
-        for version, known, unknown in ((0, REMOVED, ADDED), (1, ADDED, REMOVED)):
-            served.publish(served.versions[version])
-            for name, status in ((known, 200), (unknown, 404)):
-                body = {"classes": [name], "texts": ["a cat"]}
-                assert http.post("/v1/query", json=body).status_code == status
 
 
 def test_a_folder_that_is_renamed_to_the_path_is_noticed(served: Published) -> None:
