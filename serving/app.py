@@ -7,11 +7,11 @@ the routes.
 
 from collections.abc import Callable
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from serving.config import LOOPBACK
 from serving.http.disconnects import Disconnects
-from serving.http.entry import Entry, paths_without_token
+from serving.http.entry import Entry, paths_without_token, reject_repeated_parameters
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
 from serving.http.routes import classes, galleries, inference, page, query, server
@@ -40,6 +40,7 @@ def build_app(
         redoc_url=None,
         # Otherwise, FastAPI looks for OpenTelemetry's providers in each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
+        dependencies=[Depends(reject_repeated_parameters)],
         openapi_tags=[{"name": name, "description": text} for name, text, _ in GROUPS],
     )
     api.state.model, api.state.metrics_page = model, metrics_page

@@ -3,6 +3,7 @@
 import json
 import operator
 import re
+from base64 import b64encode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -304,7 +305,12 @@ def _requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Split the inputs into requests within the server's limits. Yields, for each request, the
-    position of its first input and its arguments for httpx."""
+    position of its first input and its arguments for httpx.
+
+    Images are sent as the files of a form if possible, which cannot contain ids of classes: its
+    values are strings, and "#3" may also be the name of a class.
+    """
+    is_form = not any(isinstance(one, int) for one in fields.get("classes", ()))
     batch: list[tuple[str, bytes] | str] = []
     size = 0
     for position, one in enumerate(inputs):
@@ -313,22 +319,24 @@ def _requests(
             part, added = one, len(json.dumps(one))
         else:
             part = ("image", one) if isinstance(one, bytes) else (one.name, one.read_bytes())
-            added = len(part[1])
+            if not is_form:
+                part = b64encode(part[1]).decode()
+            added = len(part if isinstance(part, str) else part[1])
         added += _EXTRA_BYTES
         if batch and (len(batch) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield position - len(batch), _request(fields, batch)
+            yield position - len(batch), _request(fields, batch, inputs)
             batch, size = [], 0
         batch.append(part)
         size += added
-    yield len(inputs) - len(batch), _request(fields, batch)
+    yield len(inputs) - len(batch), _request(fields, batch, inputs)
 
 
-def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
-    """Return the httpx arguments of one request. Texts are sent as JSON, images as form files."""
+def _request(
+    fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str], inputs: Sequence[Input]
+) -> dict[str, Any]:
+    """Return the httpx arguments of one request: JSON if the parts of `batch` are strings."""
     if isinstance(batch[0], str):
-        content = json.dumps({**fields, "texts": batch})
+        field = "texts" if isinstance(inputs[0], str) else "images"
+        content = json.dumps({**fields, field: batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
-    if "classes" in fields:  # all values in a form are strings: an id becomes # and the number
-        names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
-        fields = fields | {"classes": names}
     return {"data": fields, "files": [("images", file) for file in batch]}

@@ -1,7 +1,9 @@
-"""The client with the real application on a free port: gallery searches, and TLS."""
+"""The client with the real application on a free port: gallery searches, and ids of classes."""
 
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ from serving.client import Client, RejectedError
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
 from serving.model import Model
+from serving.schemas import Hits
 from tests.serving import in_process
 from tests.serving.in_process import application
-from tests.serving.relay import relayed
-from tests.tiny_bundle import NAMES, write_of_texts
+from tests.serving.page_driver import image
+from tests.tiny_bundle import NAMES, write, write_of_texts
 
 NUM = 57
 
@@ -32,15 +35,22 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_search_yields_all_items_in_descending_order_of_score_and_fetches_pages_as_needed(
-    url: str,
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with relayed(url) as relay, Client(relay.url) as client:
+    offsets, fetch = [], Client.search_page
+
+    def spy(*arguments: Any, **options: Any) -> Hits:
+        offsets.append(options.get("offset", 0))
+        return fetch(*arguments, **options)
+
+    monkeypatch.setattr(Client, "search_page", spy)
+    with Client(url) as client:
         hits = client.search("one.two", "husky", page_size=10)
-        assert relay.connections == 0
+        assert offsets == []
         found = list(islice(hits, 10))
-        sent_for_first_page = relay.sent
+        assert offsets == [0]
         found.append(next(hits))
-        assert relay.sent > sent_for_first_page
+        assert offsets == [0, 10]
         found.extend(hits)
         assert found == client.search_page("one.two", ["husky"], limit=1000).results[0].hits
         (gallery,) = client.galleries()
@@ -89,3 +99,13 @@ def test_unknown_galleries_and_classes_are_rejected(
 
 
 # ---------------------------------------------------------------------------- TLS
+
+
+def test_an_id_in_a_query_of_images_is_never_a_name(tmp_path: Path) -> None:
+    """A class of this bundle has the name "#3"."""
+    named = NAMES.index("#3")
+    with in_process.listening(application(write(tmp_path / "pets"))) as url, Client(url) as client:
+        by_id = client.query([3, named], [image(0)]).results[0].verdicts
+        assert [one.class_id for one in by_id] == [3, named]
+        with pytest.raises(RejectedError, match="is both the name"):
+            client.query(["#3"], [image(0)])

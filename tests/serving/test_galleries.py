@@ -487,6 +487,7 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("pets/search", b"", 400, "empty_body"),
         ("pets/search", b"{", 400, "invalid_json"),
         ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
+        ("pets/search", b'{"classes": [0], "limit": true}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
