@@ -22,7 +22,6 @@ from serving.metrics import Metrics
 from serving.tokens import Clients, Tokens
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, ask, refusal
-from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
@@ -58,11 +57,6 @@ def save(path: Path, text: str, mode: int = 0o600) -> None:
 def file(tmp_path: Path) -> Path:
     save(tmp_path / "tokens", f"# the cameras\n{OLD}\n\n  {'b' * 24}  \r\n")
     return tmp_path / "tokens"
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "b")
 
 
 @pytest.fixture
@@ -104,8 +98,8 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
         "/docs/oauth2-redirect",
         "/openapi.json",
         "/v2",
-        "/v2/models/b",
-        "/v2/models/b/ready",
+        "/v2/models/pets",
+        "/v2/models/pets/ready",
         "/v2/health",
         "/v2/health/ready/",
         "/nothing",

@@ -24,11 +24,6 @@ from trainer.bundle.bundle import Bundle
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
-
-
-@pytest.fixture(scope="module")
 def url(bundle: Path) -> Iterator[str]:
     with listening(application(bundle, max_inputs=3)) as url:
         yield url

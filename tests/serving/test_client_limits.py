@@ -19,7 +19,6 @@ from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
-from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 ADDRESS = "x-client"
@@ -33,11 +32,6 @@ LIMITS = {
     "max_body_bytes": MAX_BODY,
     "max_upload_bytes_per_client": MAX_BODY,
 }
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 Headers = dict[str, str]

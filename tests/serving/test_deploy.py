@@ -25,16 +25,12 @@ from tests.dispositions import default_signals
 from tests.serving.started import (
     Server,
     as_json,
-    bundle,
     end,
-    images,
     replicas_of,
     run,
     start,
 )
 from tests.system.processes import ROOT
-
-__all__ = ["bundle", "images"]  # fixtures
 
 # Print the config file as the command does, and validate it and build its application as Ray does.
 _PRINT_AND_BUILD = """

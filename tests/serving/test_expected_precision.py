@@ -12,7 +12,7 @@ from serving.schemas import Answer
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
-from tests.tiny_bundle import write, write_of_format_2
+from tests.tiny_bundle import write_of_format_2
 
 # Class 2 has a guaranteed threshold; class 6 uses the pooled one.
 RATES = np.array([[0.95, 0.91, 1.0], [0.9, 0.7, 0.98]], np.float32).tolist()
@@ -50,11 +50,6 @@ POOLED = {
     "class_reached": 0,
     "all_reached": 4,
 }
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 @pytest.fixture(scope="module")

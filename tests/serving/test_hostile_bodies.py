@@ -28,14 +28,8 @@ from serving.inference.protobuf import parsed
 from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
-from tests.tiny_bundle import write
 
 MANY = 50_000
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 @pytest.fixture(scope="module")

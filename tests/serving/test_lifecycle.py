@@ -27,12 +27,11 @@ from serving.on_uvicorn import Application
 from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, ask, listening, occupied, refusal
-from tests.serving.started import bundle, end, start
+from tests.serving.started import end, start
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
-__all__ = ["bundle"]  # a fixture
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
 JSON = "application/json"
 

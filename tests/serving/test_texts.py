@@ -136,25 +136,6 @@ def test_invalid_bodies_are_rejected_with_a_reason(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-@pytest.mark.parametrize(
-    ("parts", "status", "code"),
-    [
-        ([("images", ("a.png", b"x"))], 422, "not_a_picture_model"),
-        ([("texts", ("a.txt", b"x"))], 422, "invalid_query"),
-        ([("texts", (None, "x" * (MAX_CHARS + 1)))], 413, "text_too_long"),
-        ([("texts", (None, "x"))] * 4, 413, "too_many_texts"),
-        ([("texts", (None, b"caf\xe9"))], 400, "invalid_form"),
-        ([("texts", (None, "a")), ("classes", (None, b"\xff"))], 400, "invalid_form"),
-        ([], 400, "no_input"),
-    ],
-)
-def test_invalid_forms_are_rejected_with_a_reason(
-    url: str, parts: list, status: int, code: str
-) -> None:
-    answer = httpx.post(f"{url}/v1/query", files=[("classes", (None, "husky")), *parts])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-
-
 @pytest.mark.parametrize(("charset", "status"), [("latin-1", 200), ("utf-8", 400)])
 def test_a_form_is_decoded_in_its_declared_charset(url: str, charset: str, status: int) -> None:
     part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
