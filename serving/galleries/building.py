@@ -106,6 +106,18 @@ def index_collection(
     with work_folder(path, settings, bundle, force=force) as work:
         known = _Known(work.earlier())
         numbers = array("q", map(known.number_of, collection.items()))
+        previous = work.previous
+        has_index = previous is not None and previous.index is not None
+        if index is None:
+            index = len(numbers) > LEAST_ITEMS and supports_index(bundle)
+        if (
+            previous is not None
+            and not previous.unreadable
+            and numbers == array("q", range(previous.num_items))
+            and has_index == index
+            and previous.model_dump(include=set(settings.model_dump())) == settings.model_dump()
+        ):
+            return IndexResult(previous, 0, previous.num_items, 0, collection.ignored, ())
         folder = work.path / f"rows-{len(work.saved()):06}"
         batches = rows_of(
             model,
@@ -147,10 +159,6 @@ def index_collection(
             unreadable=len(unreadable),
             files={name: _described(folder / name) for name in DATA_FILES},
         )
-        if index is None:
-            index = info.num_items > LEAST_ITEMS and supports_index(bundle)
-        previous = work.previous
-        has_index = previous is not None and previous.index is not None
         if previous is not None and _without_index(previous) == info and has_index == index:
             info = previous  # servers need not load it again
         else:

@@ -248,7 +248,7 @@ def test_a_token_is_stripped_and_never_appears_in_an_error() -> None:
 def test_an_invalid_http_request_is_neither_retried_nor_quoted() -> None:
     invalid: dict[str, Any] = {"headers": {"X": "secret\n"}}
     with answering(b"") as (url, heads):
-        transport = Transport(url, None, 5.0, 60.0)
+        transport = Transport(url)
         with pytest.raises(ValueError, match="invalid HTTP request") as found:
             transport.request(Served, "GET", "/", **invalid)
         assert "secret" not in str(found.value)
