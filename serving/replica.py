@@ -42,7 +42,7 @@ class Replica:
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(config.threads_per_replica)
         self.model = ServedModel(bundle, config, Metrics(exporter))
-        clients = Clients.of_file(config.token_file, config.client_address_header)
+        clients = Clients(config.token_file, config.client_address_header)
         self.app = build_app(self.model, clients, metrics_page)
         self.methods = InferenceMethods(self.model, clients)
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full

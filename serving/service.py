@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Query, Rule, answer, make_query
+from serving.answer import Query, Rule, answer, classification, make_query, ranked
 from serving.api_error import RETRY, ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
@@ -24,7 +24,6 @@ from serving.limits import Slots, Uploads, too_many_requests
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification
-from serving.top_classes import classification, ranked
 
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.

@@ -17,7 +17,6 @@ from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Self
 
 from serving.api_error import RETRY, ApiError
 
@@ -129,16 +128,12 @@ class Clients:
     one client.
     """
 
-    def __init__(self, tokens: Tokens | None, address_header: str | None = None) -> None:
-        self._tokens = tokens
+    def __init__(self, file: Path | None, address_header: str | None = None) -> None:
+        """Accept the tokens in `file`; None: accept every client. Raises the same exceptions as
+        `Tokens`."""
+        self._tokens = None if file is None else Tokens(file)
         self.address_header = None if address_header is None else address_header.lower()
         self._reported: str | None = None
-
-    @classmethod
-    def of_file(cls, file: Path | None, address_header: str | None = None) -> Self:
-        """Create an instance with the tokens in `file`. If `file` is None, every client is
-        accepted. Raises the same exceptions as `Tokens`."""
-        return cls(None if file is None else Tokens(file), address_header)
 
     def client_of(self, token: str | None, addresses: Sequence[str]) -> str:
         """Return the client that sends `token`, to which limits per client apply: the name of the

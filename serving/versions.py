@@ -161,16 +161,17 @@ class ServedModel:
         is_same, previous = service is current.service, current.galleries
         galleries = self._galleries(service, log=not is_same)
         for name, error in galleries.unavailable.items():
-            if name in previous and (is_same or not isinstance(error, OtherBackboneError)):
+            if name in previous.available and (
+                is_same or not isinstance(error, OtherBackboneError)
+            ):
                 raise error
         changed = [
-            name
-            for name in galleries.names()
-            if name in galleries
-            and (name not in previous or galleries[name].info != previous[name].info)
+            gallery
+            for name, gallery in galleries.available.items()
+            if name not in previous.available or gallery.info != previous.available[name].info
         ]
-        for name in changed:
-            galleries[name].verify()
+        for gallery in changed:
+            gallery.verify()
         is_overridden = self._override(service, overrides)
         return Version(service, galleries) if changed or is_overridden or not is_same else current
 

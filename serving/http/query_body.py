@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
-from serving.answer import Rule
+from serving.answer import MAX_TOP, Rule
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
 from serving.http.forms import known_charset, parse_form
@@ -24,7 +24,6 @@ from serving.http.request_body import (
 )
 from serving.limits import check_count
 from serving.service import InProgress, Service
-from serving.top_classes import MAX_TOP
 from trainer.bundle.spec import Reads
 
 # Fields of a form that can occur several times, and what their values are.

@@ -156,6 +156,6 @@ def serving(folder: Path, bundle: Path | None = None, **limits: object) -> Itera
     config = ServingConfig.model_validate({"threads": 1, **limits})
     recorder = in_process.Recorder()
     model = ServedModel(path, config, Metrics(recorder))
-    api = build_app(model, Clients.of_file(config.token_file))
+    api = build_app(model, Clients(config.token_file))
     with in_process.listening(api) as url:
         yield Published(path, versions, model, api, recorder, url)

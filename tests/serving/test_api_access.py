@@ -272,7 +272,7 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
 def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, clients = ServingConfig(threads=1, token_file=file), Clients.of_file(file)
+    config, clients = ServingConfig(threads=1, token_file=file), Clients(file)
     model = ServedModel(bundle, config, Metrics(Recorder()))
     api, methods = build_app(model, clients), InferenceMethods(model, clients)
     context = Call({"authorization": f"Bearer {OLD}"})

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
-from data.images.decode import crops_for_evaluation, decode, for_evaluation
+from data.images.decode import decode, for_evaluation
 from serving.addresses import free_port
 from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
@@ -86,33 +86,6 @@ def test_a_bundle_with_a_huge_image_size_is_rejected(tmp_path: Path, key: str) -
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"model\.image\.{key}: .* 4096"):
         Model.open(tmp_path / "b")
-
-
-def test_features_of_several_crops_are_averaged_as_in_evaluation(tmp_path: Path) -> None:
-    path = write(tmp_path / "b")
-    file = path / "bundle.json"
-    content = json.loads(file.read_text())
-    content["model"]["image"].update(resize=20, crops=10)
-    file.write_text(json.dumps(content))
-    model = Model.open(path)
-    model.self_check()
-    files = [photo(30, 41, seed) for seed in range(2)]
-    found = model.features([model.prepare(one) for one in files])
-    image = model.bundle.spec.image
-    for one, features in zip(files, found, strict=True):
-        crops = crops_for_evaluation(decode(one, 1), image)
-        assert len(crops) == 10
-        with torch.no_grad():
-            each = tiny_backbone()({"pixel_values": torch.from_numpy(crops.copy())})
-        torch.testing.assert_close(features, each.mean(0))
-
-
-@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
-def test_an_extreme_aspect_ratio_is_rejected_before_resizing(
-    model: Model, size: tuple[int, int]
-) -> None:
-    with pytest.raises(ValueError, match="60000"):
-        model.prepare(photo(*size))
 
 
 # ---------------------------------------------------------------------------- batches

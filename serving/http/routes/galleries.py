@@ -53,7 +53,9 @@ router = APIRouter()
 @router.get("/v1/galleries")
 async def listed(version: VersionDep) -> GalleryList:
     """List the galleries on this server."""
-    return GalleryList(galleries=[_describe(name, version) for name in version.galleries.names()])
+    galleries = version.galleries
+    names = sorted({*galleries.available, *galleries.unavailable})
+    return GalleryList(galleries=[_describe(name, version) for name in names])
 
 
 @router.post(
@@ -133,7 +135,7 @@ def _describe(name: str, version: Version) -> GalleryFound:
             reads=version.service.model.reads,
             thumbnails=False,
         )
-    info = version.galleries[name].info
+    info = version.galleries.available[name].info
     index = info.index and GalleryIndex.model_validate(info.index, from_attributes=True)
     return GalleryFound(
         name=name,
@@ -149,12 +151,9 @@ def _named(galleries: Galleries, name: str) -> Gallery:
     if name in galleries.unavailable:
         reason = one_line(galleries.unavailable[name])
         raise ApiError(503, "gallery_unavailable", f"gallery {name} is unavailable: {reason}")
-    try:
-        return galleries[name]
-    except KeyError as error:
-        known = ", ".join(galleries.names()) or "none (start the server with --gallery NAME=FOLDER)"
-        raise ApiError(
-            404,
-            "unknown_gallery",
-            f"unknown gallery {name[:80]!r}. Galleries on this server: {known}",
-        ) from error
+    if name not in galleries.available:
+        known = sorted({*galleries.available, *galleries.unavailable})
+        shown = ", ".join(known) or "none (start the server with --gallery NAME=FOLDER)"
+        message = f"unknown gallery {name[:80]!r}. Galleries on this server: {shown}"
+        raise ApiError(404, "unknown_gallery", message)
+    return galleries.available[name]
