@@ -2,7 +2,7 @@
 
 heads       the head of a query, for 2^10 to 2^24 classes
 query       a complete query / computing all logits
-gallery     searching a gallery / faiss, and through the approximate index / exactly
+gallery     exact search of a gallery / faiss
 runners     CPU time of a query at each runner / the same model in a hand-written application
 idle        processes and memory of idle servers
 swaps       requests while new versions are published
@@ -16,6 +16,7 @@ covers all of its processes, including those of Ray. The client runs on the same
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
+import faiss
 import httpx
 import numpy as np
 import psutil
@@ -37,17 +39,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks import gallery_search
 from benchmarks.report import Sections, command_line, report
 from benchmarks.timing import CONSOLE, Row, rate_row, ratio_row, take_turns
 from data.files import sha256_of
 from data.images.config import ImageConfig
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
+from heads.logits import ClassRows, Dot
 from serving.addresses import free_port
 from serving.answer import answer, make_query
 from serving.client import Client
 from serving.config import ServingConfig
+from serving.galleries.searching import best, class_scores
 from serving.model import Engine, Model, open_reader
 from serving.on_ray import variables
 from tests.serving import started, swaps
@@ -89,6 +92,7 @@ NEGLIGIBLE = {**_BASIC, "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Many short turns, so that other load on the machine affects all contenders equally.
 _QUERIES, _ROUNDS, _NUM_ROWS = 100, 101, 1000
+_NUM_ITEMS = 1_000_000
 _MANY = 370_728  # 2^18.5, as in paper 002, table 3
 # A JPEG with the typical size of ImageNet's images.
 _PIXELS = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
@@ -212,6 +216,35 @@ def _all_logits(model: Model, classifier: torch.nn.Linear) -> Callable[[], None]
         float(logits[0, _MANY // 2])
 
     return query
+
+
+def gallery() -> Iterator[Row]:
+    """Compare the exact search of a gallery with faiss's flat index, with as many threads."""
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    draw = np.random.default_rng(0)
+    features = draw.standard_normal((_NUM_ITEMS, 256), np.float32)
+    weights = torch.from_numpy(draw.standard_normal((64, 256), np.float32))
+    flat, loss = faiss.IndexFlatIP(256), LossSpec(kind="batch_ce", aligned=True)
+    flat.add(features)
+    turn = itertools.cycle(range(len(weights)))
+
+    def search() -> None:
+        row = ClassRows(torch.zeros(1, dtype=torch.long), weights[next(turn)][None])
+        best(class_scores(features, row, Dot(), loss), 0, 20)
+
+    found = take_turns(
+        {
+            "search": search,
+            "faiss": lambda: flat.search(weights[next(turn)][None].numpy(), 20),
+            # The threads of faiss wait actively for a while, at the cost of the next contender.
+            "pause": lambda: time.sleep(0.1),
+        },
+        title="gallery search",
+        rounds=25,
+        seconds=120,
+    )
+    case = f"{_NUM_ITEMS:,} features x 256"
+    yield ratio_row("gallery search / faiss IndexFlatIP", case, found["search"], found["faiss"], 1)
 
 
 # ---------------------------------------------------------------------------- runners
@@ -574,7 +607,7 @@ def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:
 SECTIONS: Sections = {
     "heads": heads,
     "query": whole_query,
-    "gallery": gallery_search.searches,
+    "gallery": gallery,
     "runners": runners,
     "idle": idle,
     "swaps": swapped,

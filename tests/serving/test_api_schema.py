@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi import checks
 
-from tests.serving.bad_images import encoded
+from tests.data.bad_images import encoded
 from tests.serving.in_process import application, ask
 from tests.tiny_bundle import write
 
