@@ -135,16 +135,18 @@ class Clients:
         self.address_header = None if address_header is None else address_header.lower()
         self._reported: str | None = None
 
-    def client_of(self, token: str | None, addresses: Sequence[str]) -> str:
-        """Return the client that sends `token`, to which limits per client apply: the name of the
-        token or, without a token file, the address. `addresses` are the values of
-        `address_header`.
+    def client_of(self, authorization: Sequence[str], addresses: Sequence[str]) -> str:
+        """Return the client, to which limits per client apply, of a request with these values of
+        the header Authorization: the name of its token or, without a token file, its address.
+        `addresses` are the values of `address_header`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
         """
         if self._tokens is None:
             return address_key(addresses)
+        scheme, _, word = authorization[0].partition(" ") if len(authorization) == 1 else ("",) * 3
+        token = word.strip() if scheme.lower() == "bearer" else None
         try:
             client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
@@ -182,9 +184,3 @@ def _key_of(text: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(IPv6Network((int(address), _IPV6_PREFIX), strict=False))
-
-
-def bearer_token(header: str) -> str | None:
-    """Return the token in an Authorization header, or None for another scheme."""
-    scheme, _, token = header.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None

@@ -20,7 +20,7 @@ from serving.api_error import ApiError
 from serving.config import LOOPBACK
 from serving.http.error_responses import response_of
 from serving.service import Service
-from serving.tokens import Clients, address_key, bearer_token
+from serving.tokens import Clients, address_key
 from serving.versions import ServedModel, Version
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -106,9 +106,7 @@ class Entry:
             addresses = [scope["client"][0]] if scope.get("client") else []
         if scope["path"] in self._open_paths:
             return address_key(addresses)
-        found = values(b"authorization")
-        token = bearer_token(found[0]) if len(found) == 1 else None
-        return self._clients.client_of(token, addresses)
+        return self._clients.client_of(values(b"authorization"), addresses)
 
 
 def _check_host(found: list[str]) -> None:

@@ -32,7 +32,7 @@ from serving.inference.tensors import (
     wrong_datatype,
 )
 from serving.service import Service
-from serving.tokens import ANONYMOUS, Clients, bearer_token
+from serving.tokens import ANONYMOUS, Clients
 from serving.versions import ServedModel
 
 _log = logging.getLogger("kway.serving")
@@ -84,8 +84,7 @@ class InferenceMethods:
         metadata = [(name, value) for name, value in context.invocation_metadata()]
         tokens = [value for name, value in metadata if name == "authorization"]
         addresses = [value for name, value in metadata if name == self._clients.address_header]
-        token = bearer_token(tokens[0]) if len(tokens) == 1 else None
-        return self._clients.client_of(token, addresses)
+        return self._clients.client_of(tokens, addresses)
 
 
 def grpc_server(methods: InferenceMethods, config: ServingConfig) -> grpc.aio.Server:

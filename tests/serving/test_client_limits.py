@@ -91,7 +91,7 @@ def test_the_last_address_counts_and_the_rest_is_ignored(
 
 
 def key_of(*addresses: str) -> str:
-    return Clients(None, ADDRESS).client_of(None, addresses)
+    return Clients(None, ADDRESS).client_of([], addresses)
 
 
 def test_the_limit_key_of_an_address_is_its_network() -> None:
