@@ -13,9 +13,7 @@ export function element(tag, attributes = {}, ...children) {
 }
 
 // A name, isolated from the text around it because its writing direction is unknown.
-export function nameOf(text, attributes = {}) {
-  return element("bdi", attributes, text);
-}
+export const nameOf = (text, attributes = {}) => element("bdi", attributes, text);
 
 export const byId = (id) => document.getElementById(id);
 
@@ -33,9 +31,7 @@ export function formatPair(score, threshold) {
   return [String(score), String(threshold)];
 }
 
-export function percent(fraction) {
-  return `${Number((100 * fraction).toPrecision(6))}%`;
-}
+export const percent = (fraction) => `${Number((100 * fraction).toPrecision(6))}%`;
 
 export function bytes(number) {
   return number < 2 ** 20 ? `${Math.ceil(number / 1024)} KiB` : `${(number / 2 ** 20).toFixed(1)} MiB`;

@@ -66,17 +66,23 @@ export class Picker extends EventTarget {
 
   #scheduleSearch() {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#search(this.#input.value.trim()), DEBOUNCE_MILLISECONDS);
+    this.#timer = setTimeout(() => {
+      this.#abort.abort();
+      this.#abort = new AbortController();
+      this.#search(this.#input.value.trim(), this.#abort.signal);
+    }, DEBOUNCE_MILLISECONDS);
   }
 
-  async #search(text) {
-    this.#abort.abort();
-    this.#abort = new AbortController();
+  // Show the classes whose names contain the text, and return them.
+  async #search(text, signal) {
     const query = new URLSearchParams({ search: text.slice(0, 200), limit: MAX_OPTIONS });
     try {
-      this.#show(text, await this.#api.requestJson("GET", `v1/classes?${query}`, { signal: this.#abort.signal }));
+      const found = await this.#api.requestJson("GET", `v1/classes?${query}`, { signal });
+      this.#show(text, found);
+      return found.classes;
     } catch (error) {
       if (error.name !== "AbortError") this.#announce(error.message);
+      return [];
     }
   }
 
@@ -133,12 +139,13 @@ export class Picker extends EventTarget {
     }
   }
 
-  // Select the active option. If the text has changed since the search, search again first.
+  // Select the active option or, if the text has changed since the search, the first result of a new
+  // search. Focus may have moved by then.
   async #choose() {
     clearTimeout(this.#timer);
     const text = this.#input.value.trim();
-    if (text && text !== this.#searchedText) await this.#search(text);
-    const chosen = this.#options[this.#active];
+    const isNew = text && text !== this.#searchedText;
+    const chosen = isNew ? (await this.#search(text))[0] : this.#options[this.#active];
     if (chosen && text === this.#input.value.trim()) this.add(chosen);
   }
 

@@ -4,10 +4,7 @@ import { count, element, formatPair, nameOf, percent } from "./elements.js";
 const MARGIN = 0.06; // at both ends of the scale
 const BADGES = { yes: ["✓", "Yes"], no: ["✕", "No"], open: ["–", "No verdict"] };
 
-export function kindOf({ match }) {
-  if (match === null) return "open";
-  return match ? "yes" : "no";
-}
+export const kindOf = ({ match }) => (match === null ? "open" : match ? "yes" : "no");
 
 export function badge(kind) {
   const [symbol, word] = BADGES[kind];
