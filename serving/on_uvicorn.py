@@ -203,7 +203,8 @@ class _Worker(NamedTuple):
 
 
 def _work(bundle: Path, config: ServingConfig, listener: socket.socket, is_ready: Event) -> None:
-    die_with_parent()
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)
     # A terminal sends these to all processes, but only the parent decides.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

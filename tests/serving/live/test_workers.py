@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.dispositions import default_signals
-from tests.serving.started import Server, as_json, counts, end, run, start
+from tests.serving.started import Server, as_json, command, counts, end, run, start
 from tests.tiny_bundle import write, write_of_texts
 from tests.waiting import wait_until
 
@@ -70,11 +71,23 @@ def test_workers_share_a_port_and_metrics_a_lost_one_is_replaced_and_sighup_stop
     assert server.errors.read_text() == ""
 
 
-def test_workers_end_when_their_parent_is_killed(server: Server, tmp_path: Path) -> None:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.kill()
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """Even while they load the bundle."""
+    bundle, folder = write(tmp_path / "pets"), tmp_path / "tmp"
+    folder.mkdir()
+    arguments = command("serve", bundle, "--no-ray", "--workers", 2, "--port", 0)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+
+    def spawned() -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+
+    with subprocess.Popen(arguments, env=environment) as process:
+        wait_until(lambda: len(spawned()) == 2, 150)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_workers_that_cannot_load_the_bundle_end_the_server(tmp_path: Path) -> None:
