@@ -25,8 +25,8 @@ install = set -o pipefail; $(BIN)/pip install --disable-pip-version-check $(addp
 	| sed -unE -e '/^ *(Downloading|Using cached) .* MB\)/p' -e 's/^(Installing) .*/  \1 the packages …/p'
 $(KWAY) $(READY): SHELL := /bin/bash
 
-# setup.py and the C files: the C extensions are built again if they change.
-$(KWAY): pyproject.toml $(CONSTRAINTS) setup.py data/images/_jpeg.c heads/losses/_polynomials.c
+# setup.py and the C file: the C extension is built again if they change.
+$(KWAY): pyproject.toml $(CONSTRAINTS) setup.py data/images/_jpeg.c
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"error: kway needs Python >= 3.11, but $(PYTHON) is {v.major}.{v.minor}: pass another interpreter with PYTHON=") if v < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'Installing kway and the packages of its commands into $(VENV): 2 GB, or 6 GB with CUDA. Takes a few minutes.'

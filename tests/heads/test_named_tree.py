@@ -210,24 +210,11 @@ def test_names_must_match_the_tree(named):
         NamedTree(named.tree, named.classes, ())
 
 
-def width_of(path):
-    """The width of a PNG file in pixels."""
-    return int.from_bytes(path.read_bytes()[16:20], "big")
-
-
-def test_a_figure_is_wide_enough_for_its_title(tmp_path):
-    named = NamedTree(LabelTree.from_parents([-1, -1], [0, 1]), ("a", "b"), ())
-    draw_tree(named, tmp_path / "short.png", title="t")
-    draw_tree(named, tmp_path / "long.png", title="a title that is longer than any name")
-    assert width_of(tmp_path / "long.png") > 2 * width_of(tmp_path / "short.png")
-
-
-def test_the_figure_of_a_deep_tree_is_at_most_30_inches_wide(tmp_path):
+def test_the_figure_of_a_deep_tree_shows_every_level(tmp_path):
     depth = 80
     parents = [-1, *range(depth - 1), *range(depth), depth - 1]
     classes = [-1] * depth + list(range(depth + 1))
     names = tuple(f"class {i}" for i in range(depth + 1))
     inner = tuple(f"group {i}" for i in range(depth))
     named = NamedTree(LabelTree.from_parents(parents, classes), names, inner)
-    draw_tree(named, tmp_path / "a.png", rows=200)
-    assert width_of(tmp_path / "a.png") <= 30 * 110
+    assert draw_tree(named, tmp_path / "a.png", rows=200) == named.tree.num_nodes

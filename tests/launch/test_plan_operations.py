@@ -240,7 +240,7 @@ def test_the_planned_blocks_are_those_of_a_head_on_the_planned_gpu(
     )
     head.engine = replace(head.engine, processor=machine.processor)
     loss = head(torch.randn(BATCH, head.dim, requires_grad=True), torch.arange(BATCH))
-    blocks = loss.grad_fn.walk.blocks
+    blocks = loss.grad_fn.step.walk.blocks
     assert plan.head.blocks == len(blocks) > 2
     assert plan.head.block_classes == len(blocks[0].class_ids)
     assert plan.head.memory_mib == (memory_mib or 256)

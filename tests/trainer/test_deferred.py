@@ -298,7 +298,7 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
 
 def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
     (reads,) = reads_of_steps(started, glyphs, [{}])
-    assert "tolist at heads/engine/inputs.py" in reads
+    assert "tolist at heads/engine/agreement.py" in reads
     assert "aten._local_scalar_dense.default at trainer/steps/take.py" in reads
 
 
