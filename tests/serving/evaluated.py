@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
 from tests.ranks import rank_world
+from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
@@ -50,7 +51,10 @@ def evaluated(recipe: Recipe, bundle: Path) -> Evaluated:
     saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
     thresholds = saved.promises.thresholds[:, saved.promises.recalls.index(RECALL)]
     with open_split(recipe.data.shards, recipe.data.eval_split) as split:
-        inputs = [split.read(index)[0] for index in range(len(split))]
+        files = [split.read(index)[0] for index in range(len(split))]
+    with Bundle.open(bundle) as opened:
+        reads_texts = opened.spec.reads == "texts"
+    inputs = [one.decode() if reads_texts else one for one in files]
     names = list(trained.manifest.class_names)
     return Evaluated(bundle, inputs, names, _scores_of(trained), np.asarray(thresholds))
 
