@@ -39,8 +39,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.report import Sections, command_line, report
-from benchmarks.timing import CONSOLE, Row, rate_row, ratio_row, take_turns
+from benchmarks.timing import (
+    CONSOLE,
+    Row,
+    Sections,
+    command_line,
+    rate_row,
+    ratio_row,
+    report,
+    take_turns,
+)
 from data.files import sha256_of
 from data.images.config import ImageConfig
 from data.shards.writing.writer import write_shards

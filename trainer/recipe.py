@@ -120,6 +120,12 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
+    if path.name == STORED_NAME:
+        # Runs of earlier versions stored the generation of appended shards. A resumed run compares
+        # the digest of its shards with the one in the checkpoint instead.
+        data = tree.get("data") or {}
+        for one in (data, *(data.get("mixture") or ())):
+            one.pop("generation", None)
     if "base" not in tree:
         return tree
     base = tree.pop("base")

@@ -49,6 +49,9 @@ from trainer.telemetry.profile import StepProfiler
 from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
+# A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
+_LEASE_SECONDS = 120
+
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     """Run a recipe's training to completion, resuming from the run's newest checkpoint if there is
@@ -66,7 +69,9 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         if dry_run:
             folder.check_writable()
         elif world.is_main:
-            opened.enter_context(folder.locked())
+            # The other ranks wait in a collective, which must not time out.
+            seconds = min(_LEASE_SECONDS, recipe.train.timeout_seconds / 2)
+            opened.enter_context(folder.locked(wait_seconds=seconds))
         _train(recipe, folder, world, opened, dry_run=dry_run)
 
 
@@ -83,7 +88,7 @@ def _train(
     opened.enter_context(collective_hook(phases.collective))
 
     # ---------------------------------------------------------------- data
-    recipe, manifest = load_run_manifest(recipe, folder, world)
+    manifest = load_run_manifest(recipe.data, is_main=world.is_main)
     data = recipe.data
     training = open_training(data, manifest)
     manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
@@ -253,7 +258,7 @@ def _report_start(
         telemetry.event(notice.event, state.step, notice.line, **notice.values)
     telemetry.event("start", state.step, introduction, world_size=world.size)
     if isinstance(training, Stream):
-        telemetry.print_line(training.notice(state.cursor.samples))
+        telemetry.print_line(training.notice())
     if recipe.data.text is None and (line := whole_images_notice()) is not None:
         telemetry.print_line(line)
 

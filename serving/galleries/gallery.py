@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data.files import flush, sha256_of
-from data.shards.mapped import mapped
+from data.files import flush, mapped, sha256_of
 from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,
@@ -197,8 +196,7 @@ def map_matrix(
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Map the bytes of a file, which may be empty. No file stays open, because the rows of an
-    interrupted run may have more files than a process may open."""
+    """Map the bytes of a file, which may be empty."""
     with path.open("rb") as file:
         is_empty = os.fstat(file.fileno()).st_size == 0
         return np.empty(0, np.uint8) if is_empty else mapped(file)

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from data.files import commit, explained, sync
-from data.shards.writing.claim import lock
+from data.files import commit, explained, lock, sync
 from serving.galleries.format import (
     GALLERY,
     GalleryInfo,
@@ -107,7 +106,8 @@ def work_folder(
     work = WorkFolder(gallery, settings)
     work.path.mkdir(parents=True, exist_ok=True)
     with (work.path / _LOCK).open("ab") as held, explained(work.path):
-        lock(held, work.path / _LOCK, work.path, command="kway index")
+        busy = f"{work.path} is being written by another kway index process"
+        lock(held, work.path / _LOCK, busy)
         work.restore()
         try:
             work.start(bundle, force=force)

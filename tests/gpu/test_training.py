@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from benchmarks.gpu.measuring import world_of_one_rank
 from data.shards.manifest import Manifest
 from heads import ClassHead
 from serving.addresses import free_port
+from tests.gpu.world import world_of_one_rank
 from tests.heads.cases import (
     LOSS_KINDS,
     gradient_of_nodes,

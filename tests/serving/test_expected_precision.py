@@ -90,7 +90,7 @@ def test_the_command_prints_precision_below_the_verdicts(bundle: Path, file: Pat
     assert "5 validation samples" in own
     assert "expected precision 0.62 (0.35 to 0.84)" in own
     assert "pooled over all classes, not guaranteed" in pooled
-    assert "between 0.70 and 0.98 pass" in pooled
+    assert "between 0.70 and 0.98 of new samples of this class pass" in pooled
     assert "25.0% of the classes are below 0.9" in pooled
     assert "expected precision unknown: no validation sample of this class" in pooled
     assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)

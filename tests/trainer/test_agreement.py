@@ -13,8 +13,7 @@ import torch.distributed as dist
 import trainer.steps.agreement
 import trainer.train
 import trainer.world
-from data.loading.batch import Batch
-from data.loading.substitute import Substitute
+from data.loading.batch import Batch, Substitute
 from heads.collectives import all_reduce_sum
 from tests.ranks import RankError, rank_world, run_on_ranks
 from tests.shards import glyph_recipe

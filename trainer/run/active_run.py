@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from data.loading.endless import EndlessLoader
+from data.loading.loader import EndlessLoader
 from data.shards.manifest import Manifest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
