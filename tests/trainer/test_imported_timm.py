@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from serving.model import Model
-from tests.serving.test_imported_images import image_files
+from tests.trainer.test_imported_images import image_files
 from trainer.importing.classifier import ImportOptions, import_classifier
 
 timm = pytest.importorskip("timm")
