@@ -1,17 +1,15 @@
 """Lists the images of ILSVRC 2012 in the published tars.
 
-Only tar headers are read; the images are validated later. This module raises an error for a bad
-header, a truncated tar or a missing end marker. Python's tarfile would silently stop there and omit
-the images that follow.
+Only tar headers are read; the images are validated later. A bad header, a truncated tar or a
+missing end marker is an error.
 """
 
 import re
-import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from data.messages import Report, silent
 from data.remote.input_path import InputPath
@@ -22,15 +20,13 @@ from data.sources.image_files import (
     NOT_AN_IMAGE,
     is_image_name,
 )
-from data.tars.headers import BLOCK, Member
+from data.tars.headers import Fault, Member, walk
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
 _THREADS = 8  # the threads mostly wait for the disk
-_FILE_TYPES = (tarfile.REGTYPE, tarfile.AREGTYPE)
-_PAX_TYPES = (tarfile.XHDTYPE, tarfile.XGLTYPE)
 
 
 class ImageEntry(NamedTuple):
@@ -138,69 +134,19 @@ def tar_members(path: InputPath, inside: Member | None = None) -> list[Member]:
     This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a
     damaged header, a truncated tar, or a member that is neither a file nor a folder.
     """
+    where, region = str(path), (0, path.stat().st_size)
+    if inside is not None:
+        where, region = f"{path}: {inside.name}", (inside.offset, inside.offset + inside.size)
+    members = []
     with path.open("rb", buffering=0) as file:
-        start, size = 0, path.stat().st_size
-        where = str(path)
-        if inside is not None:
-            where, start, size = f"{path}: {inside.name}", inside.offset, inside.size
-        try:
-            members = list(_members(file, start, start + size))
-            _check_names(members)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}: download the tar again") from error
-    return members
-
-
-def _members(file: IO[bytes], at: int, stop: int) -> Iterator[Member]:
-    while True:
-        header = _read(file, min(BLOCK, stop - at), at)
-        if len(header) < BLOCK:
-            raise ValueError(f"it is truncated at byte {at:,}: the end marker is missing")
-        if header == bytes(BLOCK):
-            _check_rest(file, at, stop)
-            return
-        try:
-            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise ValueError(f"the header at byte {at:,} is damaged ({error})") from error
-        at += BLOCK
-        if at + info.size > stop:
-            raise ValueError(f"it is truncated inside {info.name}, at byte {stop:,}")
-        if info.type in _FILE_TYPES:
-            yield Member(info.name, at, info.size)
-        elif info.type in _PAX_TYPES:
-            _check_pax(_read(file, info.size, at), info.name)
-        elif info.type != tarfile.DIRTYPE:
-            raise ValueError(f"{info.name} has tar type {info.type!r} and is not a regular file")
-        at += -(-info.size // BLOCK) * BLOCK
-
-
-def _read(file: IO[bytes], size: int, at: int) -> bytes:
-    file.seek(at)
-    return file.read(size)
-
-
-def _check_names(members: list[Member]) -> None:
+        for found in walk(file, *region):
+            if isinstance(found, Fault):
+                what = f"at byte {found.offset:,}: {found.what}"
+                raise ValueError(f"{where}: {what}: download the tar again")
+            members.append(found)
     seen: set[str] = set()
     for member in members:
         if member.name in seen:
-            raise ValueError(f"it contains {member.name} twice")
+            raise ValueError(f"{where}: it contains {member.name} twice: download the tar again")
         seen.add(member.name)
-
-
-def _check_rest(file: IO[bytes], at: int, stop: int) -> None:
-    """Raise ValueError unless only zero padding follows the end marker.
-
-    Members after the end marker would not be read.
-    """
-    while at < stop:
-        chunk = _read(file, min(1 << 20, stop - at), at)
-        if not chunk or chunk.count(0) != len(chunk):
-            raise ValueError(f"data follows the end marker at byte {at:,}")
-        at += len(chunk)
-
-
-def _check_pax(records: bytes, name: str) -> None:
-    """Raise ValueError for a pax header with a name or size. Other pax fields are ignored."""
-    if b" path=" in records or b" size=" in records:
-        raise ValueError(f"{name} is a pax header with a name or size, which is not supported")
+    return members

@@ -8,8 +8,8 @@ next valid header. It supports USTAR, GNU and pax headers, and does not read the
 import os
 import re
 import tarfile
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import IO, NamedTuple
 
 BLOCK = tarfile.BLOCKSIZE
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -43,22 +43,28 @@ class Fault(NamedTuple):
     ends_tar: bool = False
 
 
-def walk(descriptor: int) -> Iterator[Member | Fault]:
+def walk(file: IO[bytes], start: int = 0, stop: int | None = None) -> Iterator[Member | Fault]:
     """Yield every member of the tar in file order, and a fault for each unusable member.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
     valid header. If the tar does not end with two zero blocks, that is also reported as a fault,
-    because the tar may have been truncated between two members.
+    because the tar may have been truncated between two members. start, stop: the bytes of the tar
+    in `file`; by default, all of them.
     """
-    end = os.fstat(descriptor).st_size
-    offset, zeros, extra = 0, 0, dict[str, str]()
-    while block := os.pread(descriptor, BLOCK, offset):
+    end = file.seek(0, os.SEEK_END) if stop is None else stop
+
+    def read(at: int, size: int) -> bytes:
+        file.seek(at)
+        return file.read(max(0, min(size, end - at)))
+
+    offset, zeros, extra = start, 0, dict[str, str]()
+    while block := read(offset, BLOCK):
         if block == _ZEROS[: len(block)]:  # the last block may be incomplete
             offset, zeros = offset + len(block), zeros + len(block)
             continue
         header = _parse(block)
         if header is None:
-            valid = _next_header(descriptor, offset + len(block))
+            valid = _next_header(read, offset + len(block))
             what = f"invalid tar header, skipped {(valid - offset + zeros):,} bytes"
             last = valid >= end
             yield Fault(offset - zeros, what, ends_tar=last)
@@ -80,7 +86,7 @@ def walk(descriptor: int) -> Iterator[Member | Fault]:
             return
         offset = first + -(-size // BLOCK) * BLOCK
         if header.type in _PAX or header.type in _LONG:
-            extra |= _extension(header, os.pread(descriptor, min(size, _MAX_EXTENSION), first))
+            extra |= _extension(header, read(first, min(size, _MAX_EXTENSION)))
             continue
         if header.type in _REGULAR:
             yield Member(extra.get("path", header.name), first, size)
@@ -139,9 +145,9 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return found
 
 
-def _next_header(descriptor: int, offset: int) -> int:
+def _next_header(read: Callable[[int, int], bytes], offset: int) -> int:
     """Return the offset of the next block that is certainly a header, or the end of the tar."""
-    while chunk := os.pread(descriptor, _SCAN, offset):
+    while chunk := read(offset, _SCAN):
         for index in range(0, len(chunk), BLOCK):
             block = chunk[index : index + BLOCK]
             if block[257:262] == b"ustar" and _parse(block) is not None:

@@ -122,7 +122,7 @@ def scan_tar(path: Path, rules: Rules) -> TarScan:
     groups: list[Group] = []
     problems, other_files, unfinished = Problems(rules.named), [], ""
     with path.open("rb", buffering=0) as file:
-        for found in walk(file.fileno()):
+        for found in walk(file):
             if isinstance(found, Fault):
                 problems.add(f"{path}: at byte {found.offset:,}", found.what)
                 unfinished = unfinished or found.what * found.ends_tar
@@ -143,7 +143,7 @@ def extensions_of(path: Path) -> Counter[str]:
     """Count the extensions, in lower case, of the first members of a tar."""
     groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
-        for found in islice(walk(file.fileno()), _PEEKED):
+        for found in islice(walk(file), _PEEKED):
             if isinstance(found, Member):
                 add_member(groups, found)
     return Counter(extension for group in groups for extension in group.members)

@@ -181,7 +181,8 @@ def test_a_truncated_tar_raises_an_error_that_names_the_tar_and_the_member(tars:
     middle = content.index(b"n02100735.tar") + 3000
     path.write_bytes(content[:middle])
     message = error_of(tars)
-    assert message.startswith(f"{path}: it is truncated inside n02100735.tar")
+    assert f"{path}: at byte" in message
+    assert "n02100735.tar is truncated: the tar ends before its" in message
     assert message.endswith("download the tar again")
 
 
@@ -190,7 +191,7 @@ def test_a_tar_truncated_between_members_raises(tars: Path) -> None:
     path = tars / VAL_TAR
     content = path.read_bytes()
     path.write_bytes(content[: content.index(b"ILSVRC2012_val_00000004")])
-    assert f"{path}: it is truncated at byte" in error_of(tars)
+    assert "the zero blocks at the end are missing" in error_of(tars)
 
 
 def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(tars: Path) -> None:
@@ -199,18 +200,18 @@ def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(t
     offset = content.index(b"n02119789_1.JPEG")
     overwrite(path, offset, b"N")
     message = error_of(tars)
-    assert f"{path}: n02119789.tar: the header at byte {offset:,} is damaged" in message
+    assert f"{path}: n02119789.tar: at byte {offset:,}: invalid tar header" in message
 
 
 def test_members_after_an_overwritten_header_are_not_lost_silently(tars: Path) -> None:
     path = tars / VAL_TAR
     overwrite(path, path.read_bytes().index(b"ILSVRC2012_val_00000003"), bytes(512))
-    assert "data follows the end marker" in error_of(tars)
+    assert "invalid tar header, skipped 2,560 bytes" in error_of(tars)
 
 
 def test_an_inner_file_that_is_not_a_tar_raises(tars: Path) -> None:
     (tars / TRAIN_TAR).write_bytes(ilsvrc.tar({"n01440764.tar": b"<html>" * 1000}))
-    assert "n01440764.tar: the header at byte 512 is damaged" in error_of(tars)
+    assert "n01440764.tar: at byte 512: invalid tar header" in error_of(tars)
 
 
 def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
@@ -221,13 +222,11 @@ def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
     link[156:157] = b"2"
     link[154 - 6 : 154] = b"%06o" % (sum(link[:148]) + 8 * 32 + sum(link[156:512]))
     (tars / VAL_TAR).write_bytes(link)
-    assert "a has tar type b'2'" in error_of(tars)
+    assert "a is a link, a device or a sparse file" in error_of(tars)
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_pax_headers_with_times_are_accepted_but_names_in_them_raise(
-    tars: Path, long: bool
-) -> None:
+def test_pax_headers_are_accepted(tars: Path, long: bool) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in ilsvrc.validation().items():
@@ -236,10 +235,7 @@ def test_pax_headers_with_times_are_accepted_but_names_in_them_raise(
             archive.addfile(member, io.BytesIO(data))
     wanted = ImageNet(tars).describe()
     (tars / VAL_TAR).write_bytes(buffer.getvalue())
-    if long:
-        assert "is a pax header with a name or size" in error_of(tars)
-    else:
-        assert ImageNet(tars).describe() == wanted
+    assert ImageNet(tars).describe() == wanted
 
 
 def test_a_tar_truncated_after_listing_raises(tars: Path) -> None:
