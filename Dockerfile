@@ -21,7 +21,7 @@ FROM cpu AS packages
 ARG TORCH_INDEX
 ARG EXTRAS=data,train,serve,ray,remote,tensorboard
 ENV PIP_NO_CACHE_DIR=1 PACKAGES=/opt/kway/lib/python3.11/site-packages
-# kway's C extensions need the compiler and Python's headers.
+# kway's C extension needs the compiler and Python's headers.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-pip \
  && rm -rf /var/lib/apt/lists/* \

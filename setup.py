@@ -1,10 +1,10 @@
-"""Builds the optional C extensions. `pyproject.toml` contains all other settings."""
+"""Builds the optional C extension. `pyproject.toml` contains all other settings."""
 
 from setuptools import Extension, setup
 
 _HEADERS = ("jconfig", "jmorecfg", "jpeglib")
 
-# If there is no C compiler, kway is installed without them and works the same, but more slowly.
+# If there is no C compiler, kway is installed without it and works the same, but more slowly.
 setup(
     ext_modules=[
         # OpenCV decodes whole JPEGs instead (data/images/jpeg_crop.py).
@@ -12,13 +12,6 @@ setup(
             "data.images._jpeg",
             ["data/images/_jpeg.c"],
             depends=[f"data/images/libjpeg/{name}.h" for name in _HEADERS],
-            optional=True,
-        ),
-        # torch computes the polynomials instead (heads/losses/log_polynomials.py).
-        Extension(
-            "heads.losses._polynomials",
-            ["heads/losses/_polynomials.c"],
-            libraries=["m"],
             optional=True,
         ),
     ]

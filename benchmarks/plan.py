@@ -22,7 +22,7 @@ from launch.plan.cluster import machine_named
 from launch.plan.plan import Plan, PlanRequest
 from trainer.config import Recipe
 from trainer.recipe import load_recipe
-from trainer.steps.take import take_step
+from trainer.step import take_step
 from trainer.task import build_task
 from trainer.world import open_world
 

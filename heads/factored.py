@@ -33,7 +33,8 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
-from heads.engine.inputs import Agreement, Parameters, class_ids, nan_loss, non_finite_rows
+from heads.engine.agreement import Agreement
+from heads.engine.inputs import Batch, Parameters, class_ids, non_finite_rows
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.losses import LOSSES, Loss
@@ -156,8 +157,8 @@ class FactoredHead(ClassHead):
         """
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
-            groups = self.engine.class_group, self.engine.data_group
-            raise nan_loss(len(features), non_finite_rows(features), self._held(), None, *groups)
+            broken, held = non_finite_rows(features), Parameters(self._held())
+            raise self.engine.nan_loss(len(features), broken, held)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
         anchor = batch.agreement.anchor(features.device)
         of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)
@@ -343,7 +344,7 @@ class FactoredHead(ClassHead):
     ) -> _Batch:
         weight = self._parameters["weight"]
         assert weight is not None
-        agreement = self.engine.agree(features, labels, Parameters(weight), row_weights)
+        agreement = self.engine.agree(Batch(features, labels, row_weights), Parameters(weight))
         if agreement.partly_frozen:
             raise ValueError(
                 "the factored head's weight requires a gradient on only some ranks: call "
@@ -402,8 +403,10 @@ class FactoredHead(ClassHead):
         """
         engine, world = self.engine, self._gather(stats, sizes)
         counts = engine.row_weighting.counts(world[:, 3].long())
-        labels, *factors = world[counts, 3:].unbind(1)
-        rows = engine.rows(labels.long(), torch.float64, *factors)
+        labels, *given = world[counts, 3:].unbind(1)
+        factors = given[0] if given else None
+        weighting = engine.row_weighting
+        rows = weighting.rows(engine.num_classes, labels.long(), torch.float64, factors=factors)
         leaf = world[:, :3].clone().requires_grad_(with_gradient)
         with torch.set_grad_enabled(with_gradient):
             total = leaf[counts].unbind(1)[3 - self._num_stats :]

@@ -17,7 +17,7 @@ class FusedSGD(Optimizer):
     The class rows [n, d] are updated block by block, so they have no gradient `weight.grad` and no
     moments. bf16 and fp8 rows are rounded at random (`heads/rows/rounding.py`), as a function of
     the head's `seed` and `draw`. Weight decay is added to the gradient, except for a learned scale
-    or offset.
+    or offset, whose groups have the rate `lr` times their `lr_factor` (`ClassHead.sgd_rates`).
 
     Without `deferred`, `loss.backward()` updates the rows with the current `lr` of
     `param_groups[0]`, unless the loss is not finite. `step` updates the other parameters.
@@ -58,9 +58,15 @@ class FusedSGD(Optimizer):
         for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
             if not value >= 0:
                 raise ValueError(f"{name} is {value}: it must be at least 0")
+        factors = head.sgd_rates()
         groups = [
-            {"params": [parameter], "weight_decay": weight_decay if parameter.ndim else 0.0}
-            for parameter in head.parameters()
+            {
+                "params": [parameter],
+                "weight_decay": weight_decay if parameter.ndim else 0.0,
+                "lr": lr * factors.get(name, 1.0),
+                "lr_factor": factors.get(name, 1.0),
+            }
+            for name, parameter in head.named_parameters()
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
         assert groups[0]["params"] == [head.weight]

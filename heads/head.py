@@ -16,9 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
 from heads.engine.block_size import Processor
-from heads.engine.engine import Engine
+from heads.engine.constants import Engine
+from heads.engine.engine import Step
 from heads.engine.inputs import (
     LARGEST_WEIGHT,
+    Batch,
     Parameters,
     RowWeighting,
     class_ids,
@@ -34,6 +36,8 @@ from heads.tiles.launch import check_tiles
 from heads.tree import LabelTree
 from heads.weights import ClassWeights
 
+# The magnitude of logits for which the rate of a learned scale is suitable; see `sgd_rates`.
+_LOGIT_MAGNITUDE = 32.0
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, FP8)
 
 
@@ -218,22 +222,22 @@ class ClassHead(nn.Module):
         if self.training and torch.is_grad_enabled():
             draw = ((self.seed << 32) + self.draw) % 2**63
             self.draw += 1
-        return self.engine(
-            features,
-            labels,
+        step = Step(
+            self.engine,
+            Batch(features, labels, row_weights),
             self._learned(),
-            row_weights=row_weights,
             training=self.training,
             draw=draw,
             over_data=not self.accumulates,
             rows_of_ranks=rows_of_ranks,
             update=self.row_update,
         )
+        return step.loss()
 
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
-        self.engine.agree(features, labels, self._learned(), row_weights)
+        self.engine.agree(Batch(features, labels, row_weights), self._learned())
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank
@@ -242,6 +246,21 @@ class ClassHead(nn.Module):
         `broken_rows` are the `non_finite_rows` of the features [num_rows, dim] of this rank.
         """
         return self.engine.nan_loss(num_rows, broken_rows, self._learned())
+
+    def sgd_rates(self) -> dict[str, float]:
+        """Return factors of the learning rate with which SGD trains `log_scale` and `offset`.
+
+        The gradient of the logarithm of the scale is about as large as the logits, and a step
+        changes the logits in proportion to their size. Without a factor, one step of a rate that
+        suits the class rows can multiply the scale by e^10. The offset is a term of K logits, so
+        its gradient is the sum of those of K biases; divided by K, it moves like their mean. The
+        steps of Adam do not depend on the size of a gradient and need no factor.
+        """
+        factors = {
+            "log_scale": max(self.logit_map.scale, _LOGIT_MAGNITUDE) ** -2,
+            "offset": 1 / self.num_classes,
+        }
+        return {name: factors[name] for name, _ in self.named_parameters() if name in factors}
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the mesh's `data` axis if `accumulates` is set (collective)."""

@@ -66,8 +66,12 @@ def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:
     left, right = unit_rows(vectors[a], a), unit_rows(vectors[b], b)
     cosine = (left * right).sum(1)
     has_direction = left.any(1) & right.any(1)
-    scaled = ((cosine - lower) / (1 - lower)).clamp(0, 1).where(has_direction, 0)
-    return scaled.where(a != b, 1)
+    return of_cosines(cosine, lower).where(has_direction, 0).where(a != b, 1)
+
+
+def of_cosines(cosines: Tensor, lower: float) -> Tensor:
+    """Convert cosines to similarities, max(0, (cos - lower) / (1 - lower)), in place."""
+    return cosines.sub_(lower).div_(1 - lower).clamp_(0, 1)
 
 
 def unit_rows(rows: Tensor, ids: Tensor) -> Tensor:

@@ -1,27 +1,14 @@
 """The logarithms of sigma_(k-1) and sigma_k, computed from the statistics of `symmetric.py`, whose
 docstring describes the method.
-
-`_polynomials.c` computes them for tensors on a CPU. It is an optional extension: if kway was
-installed without it, and on other devices, torch computes them. The results are equal to rounding.
 """
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from heads import topk
 from heads.losses.symmetric import SymmetricStatistics, finite
-
-try:
-    from heads.losses import _polynomials
-
-    _has_extension = True
-except ImportError:
-    _has_extension = False
 
 # Shape legend: B rows, k the highest degree, m = 2k leaders, p power sums, n coefficients.
 
@@ -34,59 +21,8 @@ def log_polynomials(statistics: SymmetricStatistics, scale: float) -> tuple[Tens
     Its gradient is that of log sigma: the largest product is treated as a constant. The values are
     arbitrary and their gradients 0 in rows with fewer than k scores above -inf.
     """
-    function = _OnCPU if _has_extension and _on_cpu(statistics) else _LogPolynomials
-    last, previous = function.apply(*statistics, scale)
+    last, previous = _LogPolynomials.apply(*statistics, scale)
     return previous, last
-
-
-def _on_cpu(statistics: SymmetricStatistics) -> bool:
-    """Return whether the tensors have values in the memory of the host, which subclasses such as
-    torch's fake tensors and the tensors that torch.compile traces do not have."""
-    return (
-        type(statistics.leaders) is Tensor
-        and topk.reading_is_free(statistics.leaders)
-        and not torch.compiler.is_compiling()
-    )
-
-
-class _OnCPU(torch.autograd.Function):
-    """The same as `_LogPolynomials`, computed by the extension.
-
-    `backward` computes the polynomials again, so no other tensors are saved.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, leaders_Bm: Tensor, sums_Bp: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(leaders_Bm, sums_Bp)
-        ctx.scale = scale
-        leaders, sums = _array(leaders_Bm), _array(sums_Bp)
-        values = np.empty((2, len(leaders)))
-        _polynomials.forward(leaders, sums, values, *_sizes(leaders, sums), scale)
-        last, previous = torch.from_numpy(values).unbind()
-        return last, previous
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_last: Tensor, grad_previous: Tensor) -> tuple[Tensor, Tensor, None]:
-        leaders_Bm, sums_Bp = ctx.saved_tensors
-        leaders, sums = _array(leaders_Bm), _array(sums_Bp)
-        grads = _array(torch.stack([grad_last, grad_previous]))
-        by_both = np.empty_like(leaders), np.empty_like(sums)
-        _polynomials.backward(leaders, sums, grads, *by_both, *_sizes(leaders, sums), ctx.scale)
-        by_leaders, by_sums = (torch.from_numpy(array) for array in by_both)
-        return by_leaders.to(leaders_Bm.dtype), by_sums.to(sums_Bp.dtype), None
-
-
-def _array(values: Tensor) -> np.ndarray:
-    """Return the values as a C-contiguous array of float64."""
-    return values.detach().double().contiguous().numpy()
-
-
-def _sizes(leaders: np.ndarray, sums: np.ndarray) -> tuple[int, int, int]:
-    """Return B, k and p."""
-    return len(leaders), leaders.shape[1] // 2, sums.shape[1]
 
 
 # Coefficients are the first dimension of these tensors, [.., B], so that operations on a slice of

@@ -8,17 +8,14 @@ import torch
 from torch import Tensor
 
 from heads.losses.base import Choice, HeldClasses
-
-# Constants of the finalizer of splitmix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers.
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
-_FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+from heads.rows.hashing import GOLDEN, mix, shifted
 
 
 def uniform(draw: int, numbers: Tensor) -> Tensor:
     """Return a uniform float64 in [0, 1) for each of `numbers` (int64), independent across
     draws."""
-    start = _mix(torch.tensor([draw], device=numbers.device) * _GOLDEN + _GOLDEN)
-    return _shifted(_mix(start + numbers * _GOLDEN), 11).double() / 2**53
+    start = mix(torch.tensor([draw], device=numbers.device) * GOLDEN + GOLDEN)
+    return shifted(mix(start + numbers * GOLDEN), 11).double() / 2**53
 
 
 def labels_and_sampled(held: HeldClasses, labels: Tensor, draw: int, rate: float) -> Choice:
@@ -54,14 +51,3 @@ def drawn_from(
     chosen[held.find(labels)[1]] = True
     positions = chosen.nonzero().squeeze(1)
     return Choice(positions, weights[positions])
-
-
-def _mix(value: Tensor) -> Tensor:
-    value = (value ^ _shifted(value, 30)) * _FACTORS[0]
-    value = (value ^ _shifted(value, 27)) * _FACTORS[1]
-    return value ^ _shifted(value, 31)
-
-
-def _shifted(value: Tensor, bits: int) -> Tensor:
-    """Shift right logically; `>>` of an int64 tensor is an arithmetic shift."""
-    return (value >> bits) & ((1 << (64 - bits)) - 1)

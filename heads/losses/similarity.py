@@ -17,7 +17,7 @@ from heads.losses.base import (
     Stats,
     logsumexp,
 )
-from heads.similarity import unit_rows
+from heads.similarity import of_cosines, unit_rows
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -75,7 +75,6 @@ class SimLoss(Loss):
     @torch.no_grad()
     def _log_similarity(self, block: Block, like: Tensor) -> Tensor:
         left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
-        cosine = left @ right.T
-        similarity = cosine.sub_(self.lower).div_(1 - self.lower).clamp_(0, 1)
+        similarity = of_cosines(left @ right.T, self.lower)
         # The similarity of a class to itself is 1, even after rounding and for a zero vector.
         return block.positions.put(similarity, 1).log_()

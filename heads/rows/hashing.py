@@ -9,19 +9,19 @@ from torch import Tensor
 
 # The constants of splitmix64 (Steele, Lea, Flood 2014) as int64. Integer products and sums of torch
 # wrap around, so they have the same bits as those of uint64.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
 
 
 def hashes(rows: Tensor, num_columns: int, *, seed: int) -> Tensor:
     """Return hashes of (seed, row, column), int64 [n, num_columns], for `rows` [n], int64.
 
-    `_mix` is a bijection, so two rows never have the same hashes.
+    `mix` is a bijection, so two rows never have the same hashes.
     """
-    columns = torch.arange(1, num_columns + 1, device=rows.device) * _GOLDEN
-    of_seed = _mix(torch.full((1,), seed, device=rows.device) + _GOLDEN)
-    of_row = _mix(of_seed + rows * _GOLDEN)
-    return _mix(of_row.unsqueeze(1) + columns)
+    columns = torch.arange(1, num_columns + 1, device=rows.device) * GOLDEN
+    of_seed = mix(torch.full((1,), seed, device=rows.device) + GOLDEN)
+    of_row = mix(of_seed + rows * GOLDEN)
+    return mix(of_row.unsqueeze(1) + columns)
 
 
 def random_bits(rows: Tensor, num_columns: int, num_bits: int, *, seed: int) -> Tensor:
@@ -51,7 +51,7 @@ def shifted(bits: Tensor, by: int) -> Tensor:
     return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
-def _mix(bits: Tensor) -> Tensor:
+def mix(bits: Tensor) -> Tensor:
     """Apply the finalizer of splitmix64 in place."""
     for shift, factor in _MIX:
         bits.bitwise_xor_(shifted(bits, shift)).mul_(factor)

@@ -31,7 +31,7 @@ _NODES_AT_ONCE = 8192
 
 
 @dataclass(frozen=True)
-class Step:
+class RowStep:
     """One update: w - lr (g / divisor + weight_decay w), rounded at random with `key`, the number
     of the step and its seed.
 
@@ -59,7 +59,7 @@ class UpdatedRows:
         weights: ClassWeights,
         inner_nodes: InnerNodes | None,
         values: NodeValues,
-        step: Step,
+        step: RowStep,
         *,
         on_gpu: bool,
         class_group: ProcessGroup | None,
@@ -201,13 +201,13 @@ class RowUpdate:
     def __init__(self, group: dict[str, Any], *, deferred: bool, needs_norm: bool) -> None:
         self.group, self.deferred, self.needs_norm = group, deferred, needs_norm
         self._is_required = False
-        self._walk: Callable[[Step], None] | None = None
-        self._first: Step | None = None
+        self._again: Callable[[RowStep], object] | None = None
+        self._first: RowStep | None = None
         self._factor: Tensor | float = 1.0
         self._inner_nodes: InnerNodes | None = None
 
     def rows(
-        self, weights: ClassWeights, values: NodeValues, step: Step, **options: Any
+        self, weights: ClassWeights, values: NodeValues, step: RowStep, **options: Any
     ) -> UpdatedRows:
         """Return an `UpdatedRows` with its other `options`."""
         if weights.is_plain:
@@ -234,8 +234,19 @@ class RowUpdate:
         found, self._is_required = self._is_required, False
         return found
 
-    def begin(self, key: int, skipped: Tensor) -> Step | None:
-        """Return the step for the walk of the backward pass, or None if it need not visit the rows.
+    def visit(
+        self,
+        walk: Callable[[RowStep | None], Tensor | None],
+        *,
+        again: Callable[[RowStep], object],
+        key: int,
+        skipped: Tensor,
+    ) -> None:
+        """Run `walk` for a backward pass that requires the gradient of the rows (collective).
+
+        It computes all gradients, updates the rows with a step if it is given one, and returns the
+        squared norm of their gradient. `again` does so with the gradient of the rows alone; `apply`
+        calls it if the update is deferred. `key` and `skipped` are those of the step.
 
         Raises RuntimeError in the second backward pass since the optimizer's last step.
         """
@@ -246,15 +257,11 @@ class RowUpdate:
                 "in one call"
             )
         group = self.group
-        self._first = step = Step(
+        self._first = step = RowStep(
             group["lr"], group["weight_decay"], key ^ _ROUNDING, skipped, writes=not self.deferred
         )
-        return step if step.writes or self.needs_norm else None
-
-    def keep(self, walk: Callable[[Step], None]) -> None:
-        """Keep `walk(step)`, which computes the gradients of the last backward pass again and
-        updates the rows."""
-        self._walk = walk
+        self.squared_norm = walk(step if step.writes or self.needs_norm else None)
+        self._again = again if self.deferred else None
 
     def scale(self, factor: Tensor) -> None:
         """Multiply the gradient by `factor`. Raises RuntimeError if it is already applied."""
@@ -270,10 +277,10 @@ class RowUpdate:
     def apply(self, divisor: Tensor | None, skipped: Tensor | None) -> None:
         """Apply the update of the last backward pass if it was deferred (collective)."""
         assert not self._is_required, "a backward pass did not visit the class rows"
-        first, walk = self._first, self._walk
-        if first is not None and walk is not None:
+        first, again = self._first, self._again
+        if first is not None and again is not None:
             scale = torch.ones_like(first.skipped, dtype=torch.float32) / self._factor
-            walk(
+            again(
                 replace(
                     first,
                     lr=self.group["lr"],
@@ -287,5 +294,5 @@ class RowUpdate:
 
     def clear(self) -> None:
         """Forget the last backward pass."""
-        self.squared_norm = self._walk = self._first = None
+        self.squared_norm = self._again = self._first = None
         self._is_required, self._factor = False, 1.0

@@ -5,9 +5,9 @@ A file is read once, as a stream, and only the vectors that the caller needs are
 """
 
 import gzip
-import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, cast
 
@@ -18,8 +18,8 @@ FloatVectors = NDArray[np.float32]
 Entry = tuple[str, FloatVectors]
 
 WORD_FILE_SUFFIXES = (".bin", ".vec", ".txt", ".w2v")
-_FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
 _LONGEST_WORD_BYTES = 4096
+_FASTTEXT_MODEL = (793712314).to_bytes(4, "little")
 
 
 def word_file_suffix(path: Path) -> str:
@@ -76,11 +76,11 @@ def _numbers(path: Path, word: str, parts: list[bytes]) -> FloatVectors:
 
 
 def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:
-    with _bytes_of(path) as content:
-        if content[:4] == _FASTTEXT_MODEL:
+    with _open(path) as file:
+        first = file.readline(100)
+        if first[:4] == _FASTTEXT_MODEL:
             raise ValueError(f"{path} is a fastText model: pass its .vec file")
-        start = content.find(b"\n", 0, 100) + 1
-        header = _header(content[:start])
+        header = _header(first)
         if header is None:
             raise ValueError(
                 f"{path} is not a word2vec binary file, because the header `words dim` is missing: "
@@ -88,14 +88,15 @@ def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entr
             )
         num, dim = header
         for i in range(num):
-            end = content.find(b" ", start, start + _LONGEST_WORD_BYTES)
-            stop = end + 1 + 4 * dim
-            if end < 0 or stop > len(content):
+            # Some programs write a line end before each word.
+            letters = islice(iter(lambda: file.read(1) or b" ", b" "), _LONGEST_WORD_BYTES)
+            word = b"".join(letters).lstrip(b"\n")
+            numbers = file.read(4 * dim)
+            if len(numbers) < 4 * dim:
                 raise ValueError(f"{path} is truncated ({i} of {num} words): download it again")
-            word = content[start:end].lstrip(b"\n").decode("utf-8", "replace")
-            if is_needed(word):
-                yield word, np.frombuffer(content[end + 1 : stop], "<f4").astype(np.float32)
-            start = stop
+            name = word.decode("utf-8", "replace")
+            if is_needed(name):
+                yield name, np.frombuffer(numbers, "<f4").astype(np.float32)
 
 
 def _header(line: bytes) -> tuple[int, int] | None:
@@ -117,13 +118,3 @@ def _open(path: Path) -> Iterator[IO[bytes]]:
             raise ValueError(
                 f"{path} is not a complete gzip file ({error}): download it again"
             ) from None
-
-
-@contextmanager
-def _bytes_of(path: Path) -> Iterator[bytes | mmap.mmap]:
-    with _open(path) as file:
-        if path.suffix == ".gz" or not path.stat().st_size:
-            yield file.read()
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            yield content

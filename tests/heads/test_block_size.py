@@ -82,14 +82,14 @@ def blocks_of(head: ClassHead, num_rows: int, num_classes: int) -> list[int]:
     """Return the number of classes of each block of a step."""
     features = torch.zeros(num_rows, head.dim, requires_grad=True)
     loss = head(features, torch.arange(num_rows) % num_classes)
-    return [len(block.class_ids) for block in loss.grad_fn.walk.blocks]
+    return [len(block.class_ids) for block in loss.grad_fn.step.walk.blocks]
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], list[Tensor]]:
     """Return the number of classes of each block, and the loss and its gradients."""
     features = features.clone().requires_grad_()
     loss = head(features, labels)
-    sizes = [len(block.class_ids) for block in loss.grad_fn.walk.blocks]
+    sizes = [len(block.class_ids) for block in loss.grad_fn.step.walk.blocks]
     loss.backward()
     assert head.bias is not None
     return sizes, [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
@@ -131,4 +131,4 @@ def test_copied_class_rows_fit_like_logits(logits: Cosine | None, classes: int) 
     # The logits of a class take 4 * 8 bytes, and its row 4 * 64. A block has 128 KiB for each.
     head = ClassHead(64, 10_000, CrossEntropy(), logits=logits, bias=False, memory_mib=1)
     loss = head(torch.zeros(8, 64, requires_grad=True), torch.arange(8))
-    assert len(loss.grad_fn.walk.blocks[0].class_ids) == classes
+    assert len(loss.grad_fn.step.walk.blocks[0].class_ids) == classes

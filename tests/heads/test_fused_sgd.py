@@ -56,8 +56,16 @@ def train(head, optimizer, features, labels, num_steps=2):
 
 
 def sgd(head):
-    groups = [{"params": [p], "weight_decay": DECAY if p.ndim else 0.0} for p in head.parameters()]
-    return torch.optim.SGD(groups, lr=LR)
+    rates = head.sgd_rates()
+    groups = [
+        {
+            "params": [p],
+            "lr": LR * rates.get(name, 1.0),
+            "weight_decay": DECAY if p.ndim else 0.0,
+        }
+        for name, p in head.named_parameters()
+    ]
+    return torch.optim.SGD(groups)
 
 
 def assert_same(got, want):

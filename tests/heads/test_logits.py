@@ -12,11 +12,11 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, LabelTree
+from heads import ArcFace, ClassHead, Cosine, Dot, FactoredHead, FusedSGD, LabelTree
 from heads.append import append_classes
 from heads.config import HeadConfig
 from heads.logits import AnyLogitMap, ClassRows, LogitMap, log_prior, unit_vectors
-from heads.losses import CrossEntropy
+from heads.losses import BinaryCrossEntropy, CrossEntropy
 from tests.heads.cases import (
     LOGIT_MAPS,
     LOSS_KINDS,
@@ -339,3 +339,46 @@ def test_an_invalid_logit_map_is_the_only_error_of_a_head():
     with pytest.raises(ValidationError) as caught:
         HeadConfig.model_validate({"logits": {"kind": "mine:Map"}})
     assert [error["loc"] for error in caught.value.errors()] == [("logits",)]
+
+
+@pytest.mark.parametrize("fuses", [False, True], ids=["SGD", "FusedSGD"])
+@pytest.mark.parametrize(
+    ("loss", "logits"),
+    [
+        (CrossEntropy(), Cosine(learn_scale=True)),
+        (CrossEntropy(), ArcFace(learn_scale=True)),
+        (CrossEntropy(), Dot(learn_scale=True)),
+        (
+            BinaryCrossEntropy(),
+            Cosine(scale=10, offset=-10, learn_scale=True, learn_offset=True),
+        ),
+    ],
+    ids=["cosine", "arcface", "dot", "bce"],
+)
+def test_a_learned_scale_and_offset_stay_in_range_under_sgd(loss, logits, fuses):
+    num_classes, lr = 200, 0.2
+    torch.manual_seed(0)
+    centers = torch.randn(num_classes, 16)
+    backbone = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU())
+    head = ClassHead(32, num_classes, loss, logits=logits)
+    of_backbone = torch.optim.SGD(backbone.parameters(), lr=lr, momentum=0.9)
+    if fuses:
+        of_head = FusedSGD(head, lr=lr)
+    else:
+        rates = head.sgd_rates()
+        groups = [
+            {"params": [parameter], "lr": lr * rates.get(name, 1.0)}
+            for name, parameter in head.named_parameters()
+        ]
+        of_head = torch.optim.SGD(groups, lr=lr, momentum=0.9)
+    for _ in range(60):
+        labels = torch.randint(num_classes, (64,))
+        inputs = centers[labels] + 0.3 * torch.randn(64, 16)
+        for optimizer in (of_backbone, of_head):
+            optimizer.zero_grad()
+        head(backbone(inputs), labels).backward()
+        for optimizer in (of_backbone, of_head):
+            optimizer.step()
+    learned = head.evaluated_map()
+    assert logits.scale / 10 < learned.scale < 10 * logits.scale
+    assert abs(learned.offset - logits.offset) < 1

@@ -100,7 +100,7 @@ def test_a_step_that_checks_its_inputs_waits() -> None:
     with host_reads() as reads:
         head(torch.randn(4, DIM), torch.randint(NUM_CLASSES, (4,)))
     assert [read.partition(":")[0] for read in reads] == [
-        "tolist at heads/engine/inputs.py",
+        "tolist at heads/engine/agreement.py",
         "aten._local_scalar_dense.default at heads/engine/engine.py",
     ]
 

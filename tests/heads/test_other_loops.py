@@ -1,4 +1,4 @@
-"""The head in other training loops: summed gradients, and the examples in docs/extending.md."""
+"""The head in other training loops: summed gradients, and the scripts in examples/."""
 
 import importlib.util
 import os
@@ -23,8 +23,7 @@ from heads.gradients import sum_gradients, sum_sharded_gradients
 from tests.ranks import rank_mesh, run_on_ranks
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "extending.md"
-# The library that an example needs, and its checkpoint after two steps.
+# The library that a script needs, and its checkpoint after two steps.
 EXAMPLES = {
     "head_in_trainer.py": ("accelerate", "runs/head-in-trainer/checkpoint-2"),
     "head_with_accelerate.py": ("accelerate", "runs/head-with-accelerate-2"),
@@ -197,18 +196,17 @@ def test_several_heads_are_clipped_by_one_norm():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_of_the_page_resume_and_train_like_a_single_process(name, tmp_path):
+def test_the_examples_resume_and_train_like_a_single_process(name, tmp_path):
     library, checkpoint = EXAMPLES[name]
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
-    (code,) = re.findall(rf"^```python\n(# {name}\n.*?)^```$", PAGE.read_text(), re.S | re.M)
-    (tmp_path / name).write_text(code)
-    assert weights_of(name, "2", folder=tmp_path) == weights_of_one_process(2)
-    assert weights_of(name, "4", checkpoint, folder=tmp_path) == weights_of_one_process(4)
+    script = str(ROOT / "examples" / name)
+    assert weights_of(script, "2", folder=tmp_path) == weights_of_one_process(2)
+    assert weights_of(script, "4", checkpoint, folder=tmp_path) == weights_of_one_process(4)
 
 
 def weights_of(*arguments: str, folder: Path) -> float:
-    """The norm that an example prints on two ranks."""
+    """The norm that a script prints on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     completed = subprocess.run(

@@ -17,6 +17,7 @@ from heads.losses import (
     TopKHinge,
     topk_marginals,
 )
+from heads.losses.log_polynomials import log_polynomials
 from heads.losses.symmetric import symmetric_statistics
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -360,3 +361,17 @@ def test_rows_with_few_possible_classes_do_not_change_the_other_rows():
         torch.testing.assert_close(together.power_sums[part], alone.power_sums)
         assert torch.equal(together.leaders[row].sort().values, logits[row].sort().values[-10:])
     assert (together.power_sums[::2] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["leaders", "power_sums"])
+def test_a_nan_in_the_statistics_gives_nan_in_its_row_only(name):
+    nothing = torch.full((4,), -1)
+    stats = symmetric_statistics(torch.randn(4, 90, generator=generator()), nothing, 3, 0.5)
+    getattr(stats, name)[2, 0] = torch.nan
+    _, last = log_polynomials(stats, 0.5)
+    assert last.isnan().tolist() == [False, False, True, False]
+
+
+def test_the_loss_of_an_empty_batch_has_an_empty_gradient():
+    _, gradient = loss_and_gradient(SmoothTopK(5), torch.zeros(0, 30), torch.zeros(0).long())
+    assert gradient.shape == (0, 30)

@@ -9,7 +9,7 @@ from torch.profiler import profile
 from data.loading.batch import Batch, Mixed
 from tests.ranks import rank_world
 from trainer.config import Recipe
-from trainer.steps.gradients import compute_gradients
+from trainer.step import clip_gradients, compute_gradients, set_rates, update_weights
 from trainer.task import Task, build_task
 
 
@@ -25,7 +25,7 @@ def measure_step(recipe: Recipe, class_ranks: int, num_classes: int) -> dict[str
     task = build_task(recipe, class_names=names, label_vectors=None, world=world)
     task.train()
     task.start_training()
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     batch = random_batch(recipe, num_classes, recipe.train.global_batch // world.size)
     for step in (1, 2):
         _step(task, batch, step)
@@ -37,8 +37,8 @@ def measure_step(recipe: Recipe, class_ranks: int, num_classes: int) -> dict[str
 
 def _step(task: Task, batch: Batch, step: int) -> None:
     compute_gradients(task, batch, step=step)
-    task.clip_gradients(task.recipe.train.clip_norm)
-    task.step(step=step)
+    clip_gradients(task, task.recipe.train.clip_norm)
+    update_weights(task, step=step)
 
 
 def random_batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:

@@ -25,7 +25,8 @@ from data.images.config import ImageConfig
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import BATCH_NORMS, GroupBatchNorm, apply_batch_norm_mode
 from trainer.backbone.blocks import checkpoint_blocks, large_tables, repeated_blocks
-from trainer.config import BackboneOptions, Recipe
+from trainer.backbone.config import BackboneOptions
+from trainer.config import Recipe
 
 aten = torch.ops.aten
 

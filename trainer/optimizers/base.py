@@ -48,6 +48,9 @@ class OptimizerKind(FrozenConfig, ABC):
 
     # Whether a step allocates a tensor for each weight, unlike the fused kernels of torch.
     copies_tensors: ClassVar[bool] = False
+    # Whether a step is proportional to the gradient, so that learned scalars of the head need their
+    # own rates (`ClassHead.sgd_rates`).
+    follows_gradient: ClassVar[bool] = False
 
     # Whether the step of a number depends only on its own gradient and state, so that bf16 class
     # rows can be updated in pieces.
@@ -121,13 +124,15 @@ def build_head_optimizer(
         )
     # Create one group per parameter, because LAMB does not scale the steps of a group that contains
     # only vectors.
+    factors = head.sgd_rates() if config.follows_gradient else {}
     groups = [
         {
             "params": [parameter],
-            "lr": config.head_lr,
+            "lr": config.head_lr * factors.get(name, 1.0),
+            "lr_factor": factors.get(name, 1.0),
             "weight_decay": config.head_weight_decay if parameter.ndim else 0.0,
         }
-        for parameter in head.parameters()
+        for name, parameter in head.named_parameters()
     ]
     if head.weight.dtype == torch.bfloat16:
         return RoundedOptimizer(head, groups, config.build)
@@ -155,6 +160,19 @@ def create_moments_of(optimizer: Optimizer) -> None:
         group["lr"] = rate
 
 
+def create_momentum(optimizer: Optimizer | None) -> None:
+    """Initialize the momentum of torch's SGD to zero. The result of the first step stays the same.
+
+    Without this, fused SGD leaves the momentum uninitialized if the first step is skipped (torch
+    2.13).
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Set the learning rate, times the `lr_factor` of each parameter group that has one."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_factor", 1.0)

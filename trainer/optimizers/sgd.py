@@ -14,6 +14,7 @@ class SGD(OptimizerKind):
     """`torch.optim.SGD`: weight decay is added to the gradient, and momentum is not dampened."""
 
     trains_factored_head: ClassVar[bool] = True
+    follows_gradient: ClassVar[bool] = True
     is_elementwise: ClassVar[bool] = True
 
     kind: Literal["sgd"] = "sgd"

@@ -1,0 +1,119 @@
+"""The constants of a head: what does not change from step to step."""
+
+import zlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from heads.engine.agreement import Agreement, agree
+from heads.engine.block_size import Processor
+from heads.engine.blockwise import BlockwiseLogits
+from heads.engine.inputs import Batch, Parameters, RowWeighting, nan_loss, options_of
+from heads.engine.torch_walk import TorchWalk
+from heads.logits import LogitMap
+from heads.losses import Loss
+from heads.tiles.launch import check_tiles
+from heads.tiles.walk import TileWalk
+from heads.weights import ClassWeights
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The constants of one head: the plan of its weights, its loss and its process groups.
+
+    The ranks of `class_group` have different classes and compute the same rows; the ranks of
+    `data_group` have the same classes and different rows. None means a single process.
+    `processor` selects the code and the block sizes for a CPU or a GPU. `memory_bytes` limits the
+    memory used for logits (None: the default of the processor). In training, `log_prior` [K] is
+    added to them. If `tiles` is set, the kernels in `heads/tiles` compute the logits.
+    """
+
+    weights: ClassWeights
+    loss: Loss
+    class_group: ProcessGroup | None
+    data_group: ProcessGroup | None
+    logit_map: LogitMap
+    processor: Processor
+    memory_bytes: int | None = None
+    log_prior: Tensor | None = None
+    row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
+    tiles: bool = False
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What must be equal on every rank, as texts by what they describe."""
+        weights = self.row_weighting.class_weights
+        return {
+            "label trees": f"{self.weights.tree_digest:08x}",
+            "losses": options_of(self.loss),
+            "logit maps": options_of(self.logit_map),
+            "class weights": "none" if weights is None else f"{_checksum(weights):08x}",
+            "ignore_index": str(self.row_weighting.ignore_index),
+        }
+
+    @property
+    def logit_bytes(self) -> int:
+        """The memory limit for logits in bytes."""
+        if self.memory_bytes is None:
+            return self.processor.default_memory_mib << 20
+        return self.memory_bytes
+
+    @property
+    def num_classes(self) -> int:
+        return self.weights.tree.num_classes
+
+    @property
+    def groups(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:
+        return self.class_group, self.data_group
+
+    def agree(self, batch: Batch, parameters: Parameters, *, call: str = "") -> Agreement:
+        """Exchange sizes and check the batch on all ranks (collective); see `agreement.py`. `call`
+        describes the mode and the draw, which must be equal."""
+        return agree(
+            batch,
+            parameters,
+            settings={**self.settings, "mode and draw": call},
+            num_classes=self.num_classes,
+            row_weighting=self.row_weighting,
+            class_group=self.class_group,
+            data_group=self.data_group,
+        )
+
+    def nan_loss(
+        self, num_rows: int, broken_rows: Tensor, parameters: Parameters
+    ) -> FloatingPointError:
+        """Return the error for a NaN loss; see `heads/engine/inputs.py` (collective)."""
+        return nan_loss(num_rows, broken_rows, parameters.vectors, parameters.bias, *self.groups)
+
+    def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
+        """Return the walk over this rank's classes, with or without tiles.
+
+        Sampled classes are few, so their logits are computed with torch operations. Raises
+        ValueError if tiles do not support the device of the head or the dtype of the products.
+        """
+        tile = self.loss.tile
+        if self.tiles and tile is not None and logits.choice is None:
+            # A head may have been moved or converted since it was created.
+            check_tiles(self.loss, logits.features_Gd.device, logits.compute_dtype)
+            return TileWalk(logits, tile, with_graph=with_graph)
+        return TorchWalk(logits, with_graph=with_graph)
+
+    def to(self, device: torch.device) -> "Engine":
+        """Return the same engine with its plan and constants on another device."""
+        prior = self.log_prior
+        return replace(
+            self,
+            weights=self.weights.rebuilt(self.weights.tree, device),
+            processor=Processor.of(device),
+            loss=self.loss.to(device),
+            row_weighting=self.row_weighting.to(device),
+            log_prior=None if prior is None else prior.to(device),
+        )
+
+
+def _checksum(tensor: Tensor) -> int:
+    # NumPy has no bf16.
+    return zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes())
