@@ -124,7 +124,8 @@ def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
         yield "* overlaps with computation; only the excess adds to the step time"
     rate, steps = plan.recipe.train.global_batch / seconds, plan.steps
     run = f"; {steps:,} steps take {duration(steps * seconds)}" if steps else ""
-    yield f"{_RATES[machine.kind]}: {rate:,.0f} samples/s{run}"
+    digits = 0 if rate >= 10 else 2
+    yield f"{_RATES[machine.kind]}: {rate:,.{digits}f} samples/s{run}"
     host = plan.host
     phase = _HOST_PHASES[host.phases.index(host.peak_phase)]
     need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
