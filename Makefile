@@ -13,7 +13,7 @@ READY  := $(VENV)/.installed-dev
 # NO_MKDOCS_2_WARNING hides a notice that the theme reaches end of life in May 2027.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-.PHONY: help install install-dev demo test test-slow baseline planted-faults check format bench-data bench-heads bench-serving bench-trainer bench-plan bench-tree container-check docs figures screenshots soak clean
+.PHONY: help install install-dev demo test test-slow baseline planted-faults check format bench-data bench-heads bench-serving bench-trainer bench-plan container-check docs figures screenshots soak clean
 .DEFAULT_GOAL := help
 
 help:            ## list the targets
@@ -51,7 +51,7 @@ test: $(READY)   ## run the default test suite in parallel
 test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow
 
-soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
+soak: $(READY)   ## disturb runs at random times and write docs/soak.md (20 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
 planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 15-45 min)
@@ -78,13 +78,13 @@ format: $(READY) ## format the sources with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-heads: $(READY)  ## measure speed and memory of the heads, as ratios (<20 min)
+bench-heads: $(READY)  ## measure speed and memory of the heads, as ratios (20 min)
 	$(BIN)/python -m benchmarks.heads
 
 bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (3-15 min, 3 GB)
 	$(BIN)/python -m benchmarks.data
 
-bench-trainer: $(READY)  ## measure the trainer against a bare training loop (3 min)
+bench-trainer: $(READY)  ## measure the trainer against a bare training loop (4 min)
 	$(BIN)/python -m benchmarks.trainer
 
 bench-plan: $(READY)  ## compare the step time of kway plan with steps on this CPU (3 min)
@@ -92,9 +92,6 @@ bench-plan: $(READY)  ## compare the step time of kway plan with steps on this C
 
 bench-serving: $(READY)  ## measure the servers and the cost of a query (30 min, 5 GB)
 	$(BIN)/python -m benchmarks.serving
-
-bench-tree: $(READY)  ## build and check cover trees of 100,000 and 1,000,000 classes (WORDS=FILE)
-	$(BIN)/python -m benchmarks.cover_tree $(if $(WORDS),--words $(WORDS))
 
 figures: $(READY) ## draw the figures of docs/heads.md and docs/data.md
 	$(BIN)/python -B -m docs.figures

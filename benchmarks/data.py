@@ -1,31 +1,24 @@
-"""All data-loading benchmarks in one table: `python -m benchmarks.data [SECTION ...]`.
+"""Speed and memory of data loading, as ratios: `python -m benchmarks.data [SECTION ...]`.
 
 Contenders take turns in each round. The table shows the median ratio over rounds next to its
-target. Comparisons on the same files come first. Without --images, the benchmarks use synthetic
-images as large as ImageNet's.
+target. Without --images, the benchmarks use synthetic images as large as ImageNet's.
 """
 
 from functools import partial
 from pathlib import Path
 
-from benchmarks import data_images, data_index, data_sampling, data_small_images, data_text
-from benchmarks.report import command_line, report
+from benchmarks import data_images, data_index, data_text
+from benchmarks.timing import command_line, report
 
-
-def main() -> None:
+if __name__ == "__main__":
     parser = command_line("data", __doc__)
     parser.add_argument("--images", type=Path, metavar="FOLDER", help="JPEG files to read")
     parser.add_argument("--texts", type=Path, metavar="SHARDS", help="text shards to read")
     options = parser.parse_args()
     sections = {
         "images": partial(data_images.rows, options.images),
-        "small": data_small_images.rows,
+        "small": data_images.small,
         "text": partial(data_text.rows, options.texts),
         "index": data_index.rows,
-        "sampling": data_sampling.rows,
     }
     report(options, sections)
-
-
-if __name__ == "__main__":
-    main()

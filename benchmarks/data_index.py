@@ -1,210 +1,96 @@
-"""Cost of the offset indices of a split: memory, opening, and resuming at any position.
+"""Time and memory to open a split of 10,000,000 samples, look up samples and load a first batch.
 
-`python -m benchmarks.data_index` makes shards of 10,000 samples. All samples are the same small
-image, because only the indices are measured. Numbers for 100,000,000 samples are extrapolated from
-10,000,000.
+The shards are links to one tar of 10,000 images, because only their indices matter:
+
+    python -m benchmarks.data_index FOLDER 10000000 0.5     # one measurement, in a new process
 """
 
-import os
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from multiprocessing.synchronize import Barrier
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
-import cv2
 import numpy as np
 
-from benchmarks.machine import machine
-from benchmarks.timing import CONSOLE, Row, print_rows
+from benchmarks.data_images import draw_small
+from benchmarks.timing import Row, numbers_of_a_process, resident
 from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
-from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
-from data.shards.manifest import MANIFEST, ClassInfo, ShardInfo, SourceInfo
+from data.shards.manifest import MANIFEST
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.sources import Sample
+from data.sources import ImageFolder
 
-SAMPLES_PER_SHARD = 10_000
-BYTES_PER_SAMPLE = 4096  # larger than the tar headers of its two members
-EXTRAPOLATED = 100_000_000
-SAMPLES_PER_PAGE = 512  # reading one of these samples touches every page that training touches
-BATCH = 256
-ROUNDS = 5
-
-
-class OneImage:
-    """A source with a single image of 40 x 40 pixels."""
-
-    modality = "image"
-
-    def describe(self) -> SourceInfo:
-        return SourceInfo(kind="one-image")
-
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return (ClassInfo(name="all"),)
-
-    def label_vectors(self) -> None:
-        return None
-
-    def splits(self) -> dict[str, Sequence[int]]:
-        return {"train": range(1)}
-
-    def render(self, task: int) -> Sample:
-        noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
-        return Sample("0", cv2.imencode(".jpg", noise)[1].tobytes(), "jpg", 0)
+SAMPLES, SAMPLES_PER_SHARD, BATCH = 10_000_000, 10_000, 256
+EPOCHS = (0, 0.25, 0.5, 0.999, 10.5)  # the positions of the first batch
 
 
 def make_shards(folder: Path, samples: int) -> None:
-    """Make shards that are links to one tar. All index entries point to its single image.
+    """Write one shard, and add links to it to the manifest until it has enough samples.
 
-    The tar is extended as a sparse file to the smallest possible size for the number of samples.
-    Its SHA-256 then no longer matches the manifest, but only `kway shard verify` checks it.
+    The indices differ in the name of the shard that they contain.
     """
-    source = OneImage()
-    manifest = write_shards(source, folder, workers=0).manifest
-    (one,) = manifest.shards
-    sample, builder = source.render(0), IndexBuilder()
-    members = {sample.extension: sample.data, LABEL_EXTENSION: b"0"}
-    for _ in range(SAMPLES_PER_SHARD):
-        builder.add(members, offset=0, sample=sample.extension, label=0)
-    size = SAMPLES_PER_SHARD * BYTES_PER_SAMPLE
-    os.truncate(folder / one.file, size)
-    about = {
-        **one.model_dump(),
-        "samples": SAMPLES_PER_SHARD,
-        "bytes": size,
-        "index_crc32": builder.crc32(),
-    }
-    shards = []
+    with TemporaryDirectory() as images:
+        draw_small(Path(images), SAMPLES_PER_SHARD)
+        source = ImageFolder(images, test_fraction=0)
+        written = write_shards(source, folder, samples_per_shard=SAMPLES_PER_SHARD)
+    (one,) = written.manifest.shards
+    tar, shards = folder / one.file, []
+    beside = sorted(folder.glob(f"{tar.stem}.*"))
     for number in range(samples // SAMPLES_PER_SHARD):
-        shards.append(ShardInfo(**{**about, "file": f"train-{number:06d}.tar"}))
-        path = folder / shards[-1].file
-        if number:
-            path.hardlink_to(folder / one.file)
-        index_path(path).write_bytes(builder.to_bytes(shards[-1]))
-    complete = manifest.model_copy(update={"shards": tuple(shards)})
-    (folder / MANIFEST).write_bytes(complete.to_bytes())
-
-
-class Memory(NamedTuple):
-    """Memory of this process in bytes: Rss and Pss of its index files, and private memory."""
-
-    resident: int
-    share: int
-    own: int
-
-    @classmethod
-    def now(cls) -> "Memory":
-        own = _summed(Path("/proc/self/smaps_rollup"), "", ("Private_Dirty",))
-        return cls(*_summed(Path("/proc/self/smaps"), ".index.safetensors", ("Rss", "Pss")), *own)
-
-
-def _summed(path: Path, ending: str, fields: Sequence[str]) -> list[int]:
-    """Return the sums of `fields` in bytes over the mappings of files with this `ending`."""
-    sums, counts = dict.fromkeys(fields, 0), False
-    for line in path.read_text().splitlines():
-        name, *values = line.split()
-        if not name.endswith(":"):
-            counts = line.endswith(ending)
-        elif counts and name[:-1] in sums:
-            sums[name[:-1]] += 1024 * int(values[0])
-    return list(sums.values())
-
-
-def _hold(folder: Path, pipe: Connection, together: Barrier) -> None:
-    """Open the split, and read a sample from every page that training touches."""
-    before, started = Memory.now(), time.perf_counter()
-    with open_split(folder, "train") as split:
-        seconds = time.perf_counter() - started
-        opened = Memory.now()
-        for i in range(0, len(split), SAMPLES_PER_PAGE):
-            split.read(i)
-        together.wait()
-        pipe.send((seconds, before, opened, Memory.now()))
-        together.wait()
-
-
-def memory(folder: Path, samples: int) -> Iterator[Row]:
-    """Measure two processes that read the same split, like two ranks on one machine."""
-    context = get_context("spawn")
-    together, pipes = context.Barrier(2), []
-    for _ in range(2):
-        ours, theirs = context.Pipe()
-        context.Process(target=_hold, args=(folder, theirs, together)).start()
-        theirs.close()
-        pipes.append(ours)
-    (seconds, before, opened, read), (*_, other) = (pipe.recv() for pipe in pipes)
-    factor, case = (
-        EXTRAPOLATED / samples,
-        f"{samples:,} samples, {samples // SAMPLES_PER_SHARD:,} shards",
-    )
-    yield Row(
-        "open a split",
-        case,
-        f"{seconds:.2f} s",
-        details=f"two processes in parallel; {EXTRAPOLATED:,}: {seconds * factor:.0f} s",
-    )
-    yield Row(
-        "index in memory after opening",
-        case,
-        f"{opened.resident / 1e6:.0f} MB",
-        details=f"{opened.resident / samples:.1f} bytes per sample; labels are checked",
-    )
-    shared = read.share + other.share
-    for what, total in (
-        ("index in memory after reading all of it, two processes", shared),
-        ("the same, with private memory of the processes", shared + 2 * (read.own - before.own)),
-    ):
-        yield Row(
-            f"{what}; {EXTRAPOLATED:,} samples",
-            case,
-            f"{total * factor / 1e9:.2f} GB",
-            "< 2 GB",
-            f"{total / 1e6:.0f} MB, {total / samples:.1f} bytes per sample; Rss of each process "
-            f"{read.resident / 1e6:.0f} MB",
-        )
-
-
-def resume(folder: Path, samples: int) -> Iterator[Row]:
-    """Time opening a split and loading the first batch at several positions of the stream."""
-    config = DataConfig.model_validate({"shards": folder, "image": {"size": 32}})
-    for epochs in (0, 0.25, 0.5, 0.999, 10.5):
-        seconds = []
-        for _ in range(ROUNDS):
-            started = time.perf_counter()
-            cursor = Cursor(seed=0, samples=int(epochs * samples))
-            with (
-                open_split(folder, "train") as split,
-                TrainLoader(split, config, global_batch=BATCH, cursor=cursor) as loader,
-            ):
-                assert len(next(loader).labels) == BATCH
-                seconds.append(time.perf_counter() - started)
-        yield Row(
-            "resume to the first batch",
-            f"{samples:,} samples, after {epochs:g} epochs",
-            f"{np.median(seconds):.2f} s",
-            "< 2 s",
-            f"{BATCH} images; {min(seconds):.2f}-{max(seconds):.2f} s in {ROUNDS} rounds",
-        )
+        stem = f"train-{number:0{len(tar.stem) - len('train-')}d}"  # as long as the first
+        shards.append(one.model_copy(update={"file": stem + tar.suffix}))
+        for path in beside if number else ():
+            copied = folder / path.name.replace(tar.stem, stem)
+            if path == tar:
+                copied.hardlink_to(path)
+            else:
+                copied.write_bytes(path.read_bytes().replace(tar.stem.encode(), stem.encode()))
+    manifest = written.manifest.model_copy(update={"shards": tuple(shards)})
+    (folder / MANIFEST).write_bytes(manifest.to_bytes())
 
 
 def rows() -> Iterator[Row]:
-    with TemporaryDirectory() as folder:
-        make_shards(Path(folder, "large"), 10_000_000)
-        yield from memory(Path(folder, "large"), 10_000_000)
-        make_shards(Path(folder, "small"), 1_000_000)
-        yield from resume(Path(folder, "small"), 1_000_000)
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "shards"
+        make_shards(folder, SAMPLES)
+        found = np.array(
+            [
+                numbers_of_a_process("benchmarks.data_index", str(folder), str(int(e * SAMPLES)))
+                for e in EPOCHS
+            ]
+        )
+    opening, memory, lookup, first = np.median(found, axis=0)
+    case = f"{SAMPLES:,} samples, {SAMPLES // SAMPLES_PER_SHARD:,} shards"
+    yield Row("open a split", case, f"{opening:.2f} s", "<= 1 s")
+    yield Row("extra memory after opening it and the first batch", case, f"{memory:.0f} MB")
+    yield Row("look up a sample of a random batch", case, f"{lookup:.2f} µs", "<= 1 µs")
+    slowest = found[:, 3].max()
+    details = f"after {', '.join(map(str, EPOCHS))} epochs; median {first:.2f} s"
+    yield Row("first batch anywhere, slowest", case, f"{slowest:.2f} s", "<= 0.3 s", details)
 
 
-def main() -> None:
-    CONSOLE.print(machine())
-    print_rows(list(rows()))
+def measure(folder: Path, position: int) -> tuple[float, ...]:
+    """Return the seconds to open the split, the MB of memory that it and the first batch take, the
+    microseconds to look up a sample, and the seconds to load the first batch at `position`."""
+    config = DataConfig.model_validate({"shards": folder, "image": {"size": 32}, "workers": 0})
+    before, started = resident("VmRSS"), time.perf_counter()
+    with open_split(folder, "train") as split:
+        opening, started = time.perf_counter() - started, time.perf_counter()
+        cursor = Cursor(seed=0, samples=position)
+        with TrainLoader(split, config, global_batch=BATCH, cursor=cursor) as loader:
+            assert len(next(loader).labels) == BATCH
+            first = time.perf_counter() - started
+        memory = (resident("VmRSS") - before) / 1e6
+        lookups = np.random.default_rng(0).integers(len(split), size=(100, BATCH))
+        started = time.perf_counter()
+        for indices in lookups:
+            split.read_many(indices)  # reads no samples until its iterator is used
+        lookup = 1e6 * (time.perf_counter() - started) / lookups.size
+    return opening, memory, lookup, first
 
 
 if __name__ == "__main__":
-    main()
+    print(*measure(Path(sys.argv[1]), int(sys.argv[2])))

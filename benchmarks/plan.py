@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks import trainer_step
 from benchmarks.head_step import DIM, ENGINE_CASES, Step
-from benchmarks.report import Sections, command_line, report
-from benchmarks.timing import Row
+from benchmarks.timing import Row, Sections, command_line, report
 from heads import ClassHead
 from heads.losses import CrossEntropy
 from launch.plan.cluster import machine_named

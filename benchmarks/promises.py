@@ -1,10 +1,10 @@
-"""Check that thresholds keep their promises on held-out samples of three trained models.
+"""Check that thresholds keep their promises on held-out samples of a trained model.
 
-    python -m benchmarks.promises --out DIR
+    kway shard glyphs -o fresh --seed 1            # new samples of the classes of the run
+    python -m benchmarks.promises runs/glyphs fresh --split train
 
-For each data set, a small model is trained. Fresh samples of its classes, which are not in the
-training split, are scored for their own class. In each of 200 re-splits, a random part of the
-samples of each class sets the thresholds, and the others measure the pass rate:
+Samples that are not in the training split are scored for their own class. In each of 200 re-splits,
+a random part of the samples of each class sets the thresholds, and the rest measure the pass rate:
 
 - The number of the M others that pass a guaranteed threshold, the m-th lowest of n scores, has a
   beta-binomial distribution with the parameters n - m + 1 and m, whatever the distribution of the
@@ -13,14 +13,12 @@ samples of each class sets the thresholds, and the others measure the pass rate:
 - For shrunk and pooled thresholds, the table contains the share of the pass rates inside the
   interval, for classes with at least `LEAST_OTHERS` other samples, because pass rates measured on
   fewer samples are too noisy.
-
-Takes about 15 minutes on 2 cores. Files in DIR are reused.
 """
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -29,67 +27,13 @@ from scipy import stats
 
 from data.loading.loader import EvalLoader
 from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
-from data.sources import EmojiNames, Glyphs
-from data.sources.source import CommandSource
-from data.text.tokenizer_training import train_tokenizer
-from trainer.promises import KINDS, Promises, groups_of_head, make_promises
+from trainer.promises import KINDS, groups_of_head, make_promises
 from trainer.promises.bounds import guaranteed_rank
-from trainer.recipe import load_recipe
 from trainer.run.trained_run import open_trained
-from trainer.train import train
 from trainer.world import World, open_world
 
 RECALLS, CONFIDENCE = (0.8, 0.9), 0.9
 NUM_SPLITS, LEAST_OTHERS = 200, 40
-_RECIPES = Path(__file__).parents[1] / "launch" / "recipes"
-
-_HELD_OUT = ("de", "es", "fa", "fr", "it", "pt", "ru")
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """A model to train on `source`, and the split of `fresh` with new samples of its classes."""
-
-    name: str
-    recipe: str
-    settings: tuple[str, ...]
-    source: CommandSource
-    fresh: CommandSource
-    split: str
-
-
-DATA_SETS = (
-    DataSet(
-        "glyphs of make demo",
-        "glyphs",
-        ("head.loss.kind=batch_ce", "train.duration.epochs=1"),
-        Glyphs(1000),
-        Glyphs(1000, seed=1),
-        "train",
-    ),
-    DataSet(
-        "glyphs, 200 classes, V-tree",
-        "glyphs",
-        (
-            "head.weights.kind=vtree",
-            "data.image.size=24",
-            "backbone.config.hidden_sizes=[16, 32, 64]",
-            "backbone.config.depths=[1, 1, 1]",
-        ),
-        Glyphs(200, size=24),
-        Glyphs(200, size=24, samples=6, seed=1),
-        "train",
-    ),
-    DataSet(
-        "emoji-names, 300 classes",
-        "emoji-names",
-        ("backbone.config.num_hidden_layers=1", "backbone.config.hidden_size=128"),
-        EmojiNames(300, test_languages=_HELD_OUT),
-        EmojiNames(300, test_languages=_HELD_OUT),
-        "test",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -101,37 +45,8 @@ class Scores:
     groups: np.ndarray
 
 
-def scores_of(data: DataSet, folder: Path, world: World) -> Scores:
-    """Train the model and score the fresh samples, or load the scores from an earlier call."""
-    file = folder / "scores.npz"
-    if not file.exists():
-        run = _trained(data, folder, world)
-        shards = folder / "fresh"
-        if data.fresh == data.source:
-            shards = folder / "shards"
-        elif not shards.exists():
-            write_shards(data.fresh, shards)
-        found = _scored(run, shards, data.split, world)
-        np.savez(file, scores=found.scores, labels=found.labels, groups=found.groups)
-    with np.load(file) as arrays:
-        return Scores(**arrays)
-
-
-def _trained(data: DataSet, folder: Path, world: World) -> Path:
-    shards, run = folder / "shards", folder / "run"
-    if not shards.exists():
-        write_shards(data.source, shards)
-    settings = [*data.settings, f"data.shards={shards}", f"run={run}", "telemetry.log_every=200"]
-    if data.recipe == "emoji-names":
-        tokenizer = folder / "tokenizer"
-        if not tokenizer.exists():
-            train_tokenizer(shards, tokenizer, vocab_size=8000, threads=2)
-        settings += [f"data.text.tokenizer={tokenizer}", "backbone.config.vocab_size=8000"]
-    train(load_recipe(_RECIPES / f"{data.recipe}.yaml", settings), world)
-    return run
-
-
-def _scored(run: Path, shards: Path, name: str, world: World) -> Scores:
+def scores_of(run: Path, shards: Path, name: str, world: World) -> Scores:
+    """Score the samples of a split with the newest checkpoint of a run."""
     trained = open_trained(run, world)
     task, head = trained.task.eval(), trained.task.head
     with open_split(shards, name) as split, torch.no_grad():
@@ -148,71 +63,62 @@ def _scored(run: Path, shards: Path, name: str, world: World) -> Scores:
     return Scores(scores.numpy(), labels.numpy(), groups_of_head(head))
 
 
-@dataclass
-class Tally:
-    """Counts of classes over all re-splits, of one kind and recall."""
+@dataclass(frozen=True)
+class Checked:
+    """The classes of all re-splits that have other samples, at one recall: arrays [n].
 
-    classes: int = 0
-    reached: int = 0  # at least the recall's fraction of the others pass
-    expected: float = 0.0  # of `reached`
-    variance: float = 0.0  # of `reached`
-    passes: float = 0.0
-    estimates: float = 0.0
-    measured: int = 0  # classes with enough others to measure the pass rate
-    covered: int = 0
-    widths: list[float] = field(default_factory=list)
+    kinds: positions in `KINDS`. positives: samples that set the threshold. others: the other
+    samples, of which `passed` pass it. rates [n, 3]: the estimated pass rate and its interval.
+    """
+
+    recall: float
+    kinds: np.ndarray
+    positives: np.ndarray
+    others: np.ndarray
+    passed: np.ndarray
+    rates: np.ndarray
+
+    def of(self, kind: str) -> "Checked":
+        chosen = self.kinds == KINDS.index(kind)
+        arrays = (self.kinds, self.positives, self.others, self.passed, self.rates)
+        return Checked(self.recall, *(array[chosen] for array in arrays))
+
+    @property
+    def reached(self) -> np.ndarray:
+        """Whether at least the recall's fraction of the other samples pass."""
+        return self.passed >= np.ceil(self.recall * self.others - 1e-9)
+
+    def predicted(self, confidence: float) -> tuple[float, float]:
+        """Return the share of classes that reach the recall, as predicted for guaranteed
+        thresholds, and three times its standard error."""
+        m = guaranteed_rank(self.positives, self.recall, confidence)
+        needed = np.ceil(self.recall * self.others - 1e-9) - 1
+        share = stats.betabinom.sf(needed, self.others, self.positives - m + 1, m)
+        return float(share.mean()), 3 * float(np.sqrt((share * (1 - share)).sum())) / len(share)
 
 
-def check(found: Scores, rng: np.random.Generator) -> dict[tuple[float, str], Tally]:
-    """Tally all re-splits by recall and kind."""
-    tallies: dict[tuple[float, str], Tally] = defaultdict(Tally)
+def check(found: Scores, rng: np.random.Generator) -> list[Checked]:
+    """Set and check the thresholds of all re-splits, for each recall."""
+    classes: list[list[tuple[np.ndarray, ...]]] = [[] for _ in RECALLS]
     num = np.bincount(found.labels, minlength=len(found.groups))
     for _ in range(NUM_SPLITS):
         # Up to half of the samples of a class set its threshold.
         used = rng.integers(0, num // 2, endpoint=True)
         order = np.lexsort((rng.random(len(found.labels)), found.labels))
-        labels = found.labels[order]
+        labels, scores = found.labels[order], found.scores[order]
         position = np.arange(len(labels)) - (np.cumsum(num) - num)[labels]
-        sets = position < used[labels]
-        scores = found.scores[order]
+        sets, others = position < used[labels], num - used
         promises = make_promises(scores[sets], labels[sets], found.groups, RECALLS, CONFIDENCE)
-        for column in range(len(RECALLS)):
+        for column, of_recall in enumerate(classes):
             passes = scores[~sets] >= promises.thresholds[labels[~sets], column]
             passed = np.bincount(labels[~sets], passes, len(num)).astype(np.int64)
-            _add(tallies, promises, column, passed, num - used)
-    return tallies
-
-
-def _add(
-    tallies: dict[tuple[float, str], Tally],
-    promises: Promises,
-    column: int,
-    passed: np.ndarray,
-    others: np.ndarray,
-) -> None:
-    recall = promises.recalls[column]
-    needed = np.ceil(recall * others - 1e-9)
-    for number, kind in enumerate(KINDS):
-        of_kind = (promises.kinds[:, column] == number) & (others > 0)
-        if not of_kind.any():
-            continue
-        tally, k, M = tallies[recall, kind], passed[of_kind], others[of_kind]
-        estimate, low, high = promises.pass_rates[of_kind, column].astype(np.float64).T
-        tally.classes += len(k)
-        tally.reached += int((k >= needed[of_kind]).sum())
-        tally.passes += float((k / M).sum())
-        tally.estimates += float(np.nansum(estimate))
-        large = M >= LEAST_OTHERS
-        rates = (k / M)[large]
-        tally.measured += int(large.sum())
-        tally.covered += int(((rates >= low[large]) & (rates <= high[large])).sum())
-        tally.widths += (high - low).tolist()
-        if kind == "guaranteed":
-            n = promises.positives[of_kind].astype(np.int64)
-            m = guaranteed_rank(n, recall, promises.confidence)
-            share = stats.betabinom.sf(needed[of_kind] - 1, M, n - m + 1, m)
-            tally.expected += float(share.sum())
-            tally.variance += float((share * (1 - share)).sum())
+            arrays = (promises.kinds[:, column], promises.positives.astype(np.int64), others)
+            rates = promises.pass_rates[:, column].astype(np.float64)
+            of_recall.append(tuple(each[others > 0] for each in (*arrays, passed, rates)))
+    return [
+        Checked(recall, *map(np.concatenate, zip(*of_recall, strict=True)))
+        for recall, of_recall in zip(RECALLS, classes, strict=True)
+    ]
 
 
 HEADER = (
@@ -221,44 +127,43 @@ HEADER = (
 )
 
 
-def rows(name: str, tallies: dict[tuple[float, str], Tally]) -> Iterator[str]:
+def rows(name: str, all_checked: Sequence[Checked]) -> Iterator[str]:
     """Yield the rows of the Markdown table."""
-    for (recall, kind), tally in sorted(tallies.items()):
-        n, expected = tally.classes, "-"
+    for checked, kind in product(all_checked, KINDS):
+        found = checked.of(kind)
+        if not len(found.kinds):
+            continue
+        predicted = "-"
         if kind == "guaranteed":
-            error = 3 * np.sqrt(tally.variance) / n
-            expected = f"{tally.expected / n:.4f} ± {error:.4f}"
-        inside = f"{tally.covered / tally.measured:.3f}" if tally.measured else "-"
+            predicted = "{:.4f} ± {:.4f}".format(*found.predicted(CONFIDENCE))
+        rate, (estimate, low, high) = found.passed / found.others, found.rates.T
+        large = found.others >= LEAST_OTHERS
+        inside = ((rate >= low) & (rate <= high))[large]
         yield (
-            f"| {name} | {recall:g} | {kind} | {n / NUM_SPLITS:.0f} | {tally.reached / n:.4f} | "
-            f"{expected} | {tally.passes / n:.3f} | {tally.estimates / n:.3f} | "
-            f"{np.mean(tally.widths):.3f} | {inside} |"
+            f"| {name} | {found.recall:g} | {kind} | {len(rate) / NUM_SPLITS:.0f} | "
+            f"{found.reached.mean():.4f} | {predicted} | {rate.mean():.3f} | "
+            f"{np.nansum(estimate) / len(rate):.3f} | {(high - low).mean():.3f} | "
+            f"{f'{inside.mean():.3f}' if len(inside) else '-'} |"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for shards and runs")
-    numbers = range(len(DATA_SETS))
-    parser.add_argument(
-        "numbers", nargs="*", type=int, choices=numbers, help="data sets to check; default: all"
-    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.promises", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("run", type=Path, help="folder of a trained run")
+    parser.add_argument("shards", type=Path, help="shards with other samples of its classes")
+    parser.add_argument("--split", default="test", help="split of the shards")
     options = parser.parse_args(arguments)
-    print(HEADER, "|---" * 10 + "|", sep="\n")
-    broken = []
     with open_world("cpu") as world:
-        for number in options.numbers or numbers:
-            data = DATA_SETS[number]
-            found = scores_of(data, options.out / str(number), world)
-            tallies = check(found, np.random.default_rng(number))
-            print(*rows(data.name, tallies), sep="\n", flush=True)
-            for (recall, kind), tally in tallies.items():
-                if kind == "guaranteed" and (
-                    tally.reached < tally.expected - 3 * np.sqrt(tally.variance)
-                ):
-                    broken.append(f"{data.name} at recall {recall:g}")
-    if broken:
-        raise SystemExit(f"fewer classes than predicted reach their recall: {', '.join(broken)}")
+        found = scores_of(options.run, options.shards, options.split, world)
+    checked = check(found, np.random.default_rng(0))
+    print(HEADER, "|---" * 10 + "|", *rows(options.run.name, checked), sep="\n")
+    for each in checked:
+        guaranteed = each.of("guaranteed")
+        if len(guaranteed.kinds):
+            share, error = guaranteed.predicted(CONFIDENCE)
+            if guaranteed.reached.mean() < share - error:
+                raise SystemExit(f"fewer classes than predicted reach recall {each.recall:g}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,23 @@
-"""Time contenders in turn, and report the ratios of their times.
+"""Times contenders in turn and reports the ratios of their times: shared by all benchmarks.
 
-Because they take turns, all contenders are exposed to the same load on the machine. Ratios are
-computed within each round, and their median over rounds is reported. Any row of a report can have a
-target.
+Because the contenders take turns, all of them are exposed to the same load on the machine. Ratios
+are computed within each round, and their median over rounds is reported. Any row of a report can
+have a target.
 """
 
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.progress import track
@@ -42,6 +49,12 @@ class Row:
     measured: str = ""
     target: str = ""
     details: str = ""
+
+
+Sections = Mapping[str, Callable[[], Iterator[Row]]]
+
+
+# ------------------------------------------------------------------------ time
 
 
 def take_turns(
@@ -113,19 +126,83 @@ def rate_row(
     )
 
 
-def share_row(
-    what: str, case: str, part: np.ndarray, whole: np.ndarray, *, count: int, unit: str
-) -> Row:
-    """Return a row with the share of a part of the loader's work, such as its checks, in its CPU
-    time. `count` items are processed per round.
-    """
-    each = 1e6 * np.median(part) / count
-    return Row(
-        f"{what} / loader, CPU time",
-        case,
-        f"{np.median(part / whole):.1%}",
-        details=f"{each:.1f} µs per {unit}",
+# ------------------------------------------------------------------------ memory
+
+
+def restart_high_water_mark() -> int:
+    """Reset VmHWM to the current memory of this process and return it in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return resident("VmRSS")
+
+
+def resident(name: str) -> int:
+    """Return this process's current (VmRSS) or peak (VmHWM) memory in bytes."""
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])
+
+
+def numbers_of_a_process(module: str, *arguments: str) -> list[float]:
+    """Run a module in a process of its own and return the numbers that it prints."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [float(each) for each in done.stdout.split()]
+
+
+# ------------------------------------------------------------------------ report
+
+
+def machine() -> str:
+    """Return the hardware, its load and the torch version, as the header of a report."""
+    return (
+        f"{hardware()}, load {os.getloadavg()[0]:.1f} at the start; "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     )
+
+
+def hardware() -> str:
+    """Return the processor, its number of cores, and the GPU if there is one."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else platform.processor() or platform.machine()
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{model}, {os.cpu_count()} cores{gpu}"
+
+
+def command_line(name: str, description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that all sets of benchmarks share."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
+    parser.add_argument(
+        "sections", nargs="*", metavar="SECTION", help="sections to run; default: all"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="torch threads"
+    )
+    parser.add_argument("--markdown", type=Path, help="also write the table to this file")
+    return parser
+
+
+def report(options: argparse.Namespace, sections: Sections) -> None:
+    """Run the requested sections and print the table."""
+    unknown = sorted({*options.sections} - {*sections})
+    if unknown:
+        raise SystemExit(f"unknown section {unknown[0]}: choose from {', '.join(sections)}")
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    header = machine()
+    CONSOLE.print(header)
+    rows, began = [], time.perf_counter()
+    for section in options.sections or sections:
+        started = time.perf_counter()
+        for row in sections[section]():
+            CONSOLE.print(f"{row.what}, {row.case}: {row.measured} ({row.details})")
+            rows.append(row)
+        CONSOLE.print(f"{section}: {time.perf_counter() - started:.0f} s")
+    print_rows(rows)
+    CONSOLE.print(f"finished in {(time.perf_counter() - began) / 60:.1f} minutes")
+    if options.markdown is not None:
+        options.markdown.write_text("\n".join([header, "", *markdown(rows), ""]), encoding="utf-8")
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -135,9 +212,8 @@ def print_rows(rows: Sequence[Row]) -> None:
     CONSOLE.print(table)
 
 
-def write_markdown(path: Path, header: str, rows: Sequence[Row]) -> None:
-    """Write the table as Markdown for the docs, below `header`, which describes the machine."""
+def markdown(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a Markdown table for the docs."""
     table = [("what", "case", "measured", "target", "details"), ("---",) * 5]
     table += [(row.what, row.case, row.measured, row.target, row.details) for row in rows]
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
-    path.write_text("\n".join([header, "", *lines, ""]), encoding="utf-8")
+    return [f"| {' | '.join(cells)} |" for cells in table]

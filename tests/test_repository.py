@@ -13,7 +13,7 @@ from data.sources import SOURCES
 from launch.commands import shard
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("heads", "data", "trainer", "serving", "launch", "benchmarks")
+FOLDERS = ("heads", "data", "trainer", "serving", "launch", "benchmarks", "experiments")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 TEXTS = [

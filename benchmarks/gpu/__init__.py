@@ -1,1 +1,1 @@
-"""Correctness, speed and memory of kway on one GPU, in parts that fit into short sessions."""
+"""Measurements on one GPU: `python -m benchmarks.gpu --out DIR`."""

@@ -1,7 +1,7 @@
-"""Recipes, tasks and batches of random inputs, and the bare loops that the trainer is compared
-with."""
+"""Recipes and batches of random inputs, and the bare loops that the trainer is compared with."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModel
 
-from benchmarks.gpu.sizes import TaskSize
 from data.loading.batch import Batch
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
-from trainer.task import Task, build_task
-from trainer.world import World
+
+
+@dataclass(frozen=True)
+class TaskSize:
+    """The shapes of a training step: an encoder, its inputs and the classes.
+
+    side: of square images, in pixels. tokens: per text.
+    """
+
+    encoder: dict[str, Any]
+    classes: int
+    batch: int
+    side: int = 0
+    tokens: int = 0
+
 
 _NEVER = {"steps": 10**9}
 # The optimizers of launch/recipes/imagenet-resnet50.yaml and launch/recipes/twitter-mbert.yaml.
@@ -36,7 +48,6 @@ def recipe_of(
     changes: dict[str, Any],
     *,
     precision: str = "bf16",
-    seed: int = 0,
     run: Path = Path("unused"),
 ) -> Recipe:
     """Return the recipe of IMAGES or TEXTS at a size, with the mappings in `changes` merged into
@@ -48,7 +59,6 @@ def recipe_of(
         data["text"] = {"tokenizer": "none", "max_length": size.tokens}
     tree: dict[str, Any] = {
         "run": str(run),
-        "seed": seed,
         "data": data,
         "backbone": {"config": size.encoder},
         "train": {"global_batch": size.batch, "duration": _NEVER, "precision": precision},
@@ -58,30 +68,6 @@ def recipe_of(
         for section, values in change.items():
             tree[section] = {**tree.get(section, {}), **values}
     return build_recipe(tree, origin="benchmarks.gpu")
-
-
-def task_of(
-    kind: dict[str, Any],
-    size: TaskSize,
-    device: torch.device,
-    changes: dict[str, Any],
-    world: World | None = None,
-    *,
-    precision: str = "bf16",
-    seed: int = 0,
-) -> Task:
-    """Return a task in training mode, in one process unless `world` is given."""
-    recipe = recipe_of(kind, size, changes, precision=precision, seed=seed)
-    generator = torch.Generator().manual_seed(0)
-    task = build_task(
-        recipe,
-        class_names=[f"class {label}" for label in range(size.classes)],
-        label_vectors=torch.randn(size.classes, 8, generator=generator).numpy(),
-        world=world or World(0, 1, 0, 1, device, None),
-        class_counts=torch.arange(1, size.classes + 1).numpy(),
-    )
-    task.start_training()
-    return task.train()
 
 
 def random_batch(recipe: Recipe, num_classes: int, device: torch.device) -> Batch:

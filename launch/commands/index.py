@@ -74,8 +74,7 @@ def index(
         model.self_check()
         with (
             explain_write_errors(out, "--out"),
-            progress("indexing", reads) as computing,
-            progress("writing", reads) as writing,
+            progress("indexing", reads) as report,
         ):
             done = index_collection(
                 model,
@@ -87,8 +86,7 @@ def index(
                 strict=strict,
                 force=force,
                 index=approximate,
-                computing=computing,
-                writing=writing,
+                report=report,
             )
     _print_result(out, done, reads, started)
 

@@ -154,10 +154,9 @@ def _ask_bundle(
     rule: dict[str, Any],
     allow_imports: list[str],
 ) -> "Answer | Classification":
-    from serving.answer import answer, make_query
+    from serving.answer import answer, classification, make_query, ranked
     from serving.client import joined
     from serving.model import Model
-    from serving.top_classes import classification, ranked
     from trainer.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)

@@ -200,7 +200,8 @@ def inputs(workload: Workload) -> Iterator[Finding]:
 
     for needed in workload.inputs:
         try:
-            needed.path.stat()
+            if not needed.path.exists():
+                raise FileNotFoundError(f"{needed.path} does not exist")
             if needed.path.name == MANIFEST:
                 Manifest.load(needed.path.parent)
             yield Finding("ok", f"{needed.path} exists")

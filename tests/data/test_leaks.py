@@ -108,7 +108,7 @@ def test_the_check_command_exits_with_2_only_with_strict(leaking: Path, sound: P
 
 def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
     shards = write_texts(tmp_path / "in", "\ufe0f", names=("[/red]", "[bold]joy", "c", "d"))
-    done = CliRunner().invoke(app, ["check", str(shards), "--rows", "30"])
+    done = CliRunner().invoke(app, ["check", str(shards)])
     assert done.exit_code == 0, done.exception
     assert "[/red]" in done.stdout
 

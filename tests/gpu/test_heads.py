@@ -1,5 +1,7 @@
 """Heads on a CUDA device match their float64 definitions and their results on the CPU."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,14 @@ from torch import Tensor
 from heads import ClassHead, FusedSGD
 from heads.append import append_classes
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.losses import CrossEntropy, SmoothTopK
+from heads.losses import LOSSES, CrossEntropy, SmoothTopK
 from heads.rows.initial_rows import normal_rows
 from heads.rows.node_values import FP8
 from heads.slc import ClassMeasures, block_measures, pooled_thresholds
 from heads.topk import largest_columns
-from tests.heads import test_hierarchical, test_sampling, test_smooth_topk
+from tests.heads import test_hierarchical, test_logits, test_sampling, test_smooth_topk
 from tests.heads.cases import (
+    LOGIT_MAPS,
     LOSS_KINDS,
     WEIGHTINGS,
     gradient_of_nodes,
@@ -57,6 +60,38 @@ def test_loss_and_gradients_equal_the_definition(device, kind, weighting):
     check(step(head, features, labels), expected, **EXACT)
     object.__setattr__(head.engine, "memory_bytes", 1)  # blocks of 64 nodes, computed twice
     check(step(head, features, labels), expected, **EXACT)
+
+
+WITH_TILES = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
+
+
+@pytest.mark.parametrize("kind", WITH_TILES)
+def test_compiled_tiles_equal_the_definition(device, kind):
+    """In float32, and under autocast up to the rounding to bf16, which margins amplify."""
+    for weighting, name in product(WEIGHTINGS, LOGIT_MAPS):
+        if device.type == "cpu" and (weighting, name) != ("dense", "dot"):
+            continue  # tests/heads/tiles interprets the kernels
+        tree = label_tree(weighting, 13)
+        head = ClassHead(
+            test_logits.DIM,
+            tree,
+            make_loss(kind, 13),
+            logits=LOGIT_MAPS[name],
+            class_counts=test_logits.counts_of(13),
+            device=device,
+            tiles=True,
+        )
+        features, labels, nodes = problem(tree, test_logits.ROWS, test_logits.DIM)
+        set_nodes(head, nodes)
+        expected = test_logits.expected(name, kind, tree)[:3]
+        for dtype, tolerance in ((torch.float32, 1e-3), (torch.bfloat16, 0.3)):
+            if dtype is torch.bfloat16 and kind in LARGEST:
+                continue  # another class may have the largest of the rounded logits
+            with torch.autocast(device.type, dtype, enabled=dtype is torch.bfloat16):
+                found = step(head, features.float(), labels)
+            for got, want in zip(found, expected, strict=True):
+                error = np.linalg.norm(got.double().numpy() - want)
+                assert error <= tolerance * np.linalg.norm(want), name
 
 
 @pytest.mark.parametrize("weighting", ["utree", "vtree"])

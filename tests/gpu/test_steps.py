@@ -12,16 +12,14 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from benchmarks.gpu.sizes import TOY, TaskSize
-from benchmarks.gpu.tasks import IMAGES, random_batch, task_of
-from benchmarks.gpu.training import trace_steps
+from benchmarks.gpu.tasks import IMAGES, TaskSize, random_batch
 from data.loading.batch import Batch
 from serving.addresses import free_port
+from tests.gpu.tasks import TINY, task_of, trace_steps
 from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world
 from tests.ranks import run_on_ranks
 from trainer.checkpoints.entries import training_entries
-from trainer.steps.deferred import DeferredNumbers, Numbers, PartLoss
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import DeferredNumbers, Numbers, PartLoss, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import World
 
@@ -45,7 +43,7 @@ def make_task(
     optimizer = changes.get("optimizer", {"kind": "sgd", "lr": 0.05})
     kind = {"train": {"precision": "fp32"}}
     changes = {**changes, "train": train, "optimizer": optimizer}
-    return task_of(kind, TOY.tiny, device, changes, world)
+    return task_of(kind, TINY, device, changes, world)
 
 
 def take(task: Task, step: int) -> Numbers:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from benchmarks.gpu.measuring import world_of_one_rank
 from data.shards.manifest import Manifest
 from heads import ClassHead
 from serving.addresses import free_port
+from tests.gpu.world import world_of_one_rank
 from tests.heads.cases import (
     LOSS_KINDS,
     gradient_of_nodes,
@@ -30,7 +30,7 @@ from trainer.checkpoints import find_checkpoint, restore_random_state, save_chec
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.run.training_data import label_vectors_of
-from trainer.steps.gradients import compute_gradients
+from trainer.step import compute_gradients
 from trainer.task import Task, build_task
 from trainer.world import World, open_world
 

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-from benchmarks.peak_memory import resident, restart_high_water_mark
+from benchmarks.timing import resident, restart_high_water_mark
 from heads import ClassHead, CrossEntropy, FusedSGD
 from heads.build import ROW_DTYPES
 

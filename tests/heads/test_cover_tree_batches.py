@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cover_tree import clustered, violations
 from heads.tree import CoverTree, build_cover_tree, cover, net, tiles
+from tests.heads.clustered import clustered, violations
 from tests.heads.test_cover_tree import (
     BASES,
     check_invariants,

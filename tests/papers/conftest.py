@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.job_runner import JobRunner
-from benchmarks.papers.run_experiments import run_experiments
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.job_runner import JobRunner
+from experiments.papers.run_experiments import run_experiments
+from experiments.papers.section import Section
 from tests.papers.published_files import write_papers_data
 
 

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.papers.job import Folders, Job, Measures
+from experiments.papers.job import Folders, Job, Measures
 
 
 class Doubling(Job):
-    """A job that workers import from this module instead of benchmarks.papers."""
+    """A job that workers import from this module instead of experiments.papers."""
 
     def resolve(self) -> Any:
         return _double

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.papers.job import Folders, Job, Measures
-from benchmarks.papers.job_runner import JobRunner
+from experiments.papers.job import Folders, Job, Measures
+from experiments.papers.job_runner import JobRunner
 
 
 class Sleeping(Job):

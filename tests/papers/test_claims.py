@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.papers.comparison import Best, Compared, Rates, Reached, advantage, cell
-from benchmarks.papers.experiments import (
-    beyond_million,
-    beyond_tree,
+from experiments.papers.comparison import Best, Compared, Rates, Reached, advantage, cell
+from experiments.papers.experiments import (
     label_noise,
     quadratic_cifar,
     single_logits,
@@ -28,12 +26,11 @@ from benchmarks.papers.experiments import (
     tree_regimes,
     tree_tables,
 )
-from benchmarks.papers.experiments.synthetic import Arm, Regime
-from benchmarks.papers.experiments.trained import Trained, own, pooled, shared
-from benchmarks.papers.intervals import Mean, difference
-from benchmarks.papers.job import Measures
-from benchmarks.papers.section import Claim, Kind, agreed, verdict
-from benchmarks.papers.turns import median
+from experiments.papers.experiments.synthetic import Arm, Regime
+from experiments.papers.experiments.trained import Trained, own, pooled, shared
+from experiments.papers.intervals import Mean, difference
+from experiments.papers.job import Measures
+from experiments.papers.section import Claim, Kind, agreed, verdict
 
 # Arm -> measure (`split/measure`) -> level of its runs. `around` spreads the runs around it.
 Levels = Mapping[str, Mapping[str, float]]
@@ -150,10 +147,6 @@ def on_label_noise(levels: Levels) -> list[Claim]:
     return label_noise._claims(found, Kind.PAPER)
 
 
-def on_beyond_tree(levels: Levels) -> list[Claim]:
-    return beyond_tree._claims(compared(levels, measures=("top1", "top5", "auprc")))
-
-
 _NAMED = ("self_norm", "nce", "bce", "batch_ce", "batch_max_margin")
 _SLC = ("auprc", "precision_at_recall_0.9", "precision_at_recall_0.99")
 _SINGLE_LOGITS = {
@@ -180,14 +173,6 @@ _NOISY = {
     for noise in label_noise._NOISES
     for loss, split, level in (("ce", "best/test", 0.4), ("smooth_topk", "test", 0.7))
 }
-_BEYOND = {
-    "dense ce": {"top1": 0.5, "top5": 0.5, "auprc": 0.3},
-    "vtree ce": {"top1": 0.6, "top5": 0.6, "auprc": 0.3},
-    "dense batch_ce": {"top1": 0.5, "auprc": 0.8},
-    "vtree batch_ce": {"top1": 0.6, "auprc": 0.8},
-    "dense smooth_topk": {"top5": 0.7},
-    "vtree smooth_topk": {"top5": 0.8},
-}
 _BY_SEED = [
     pytest.param(claims, levels, id=claims.__name__)
     for claims, levels in (
@@ -195,7 +180,6 @@ _BY_SEED = [
         (on_tree_tables, _TREE),
         (on_sizes, _SIZES),
         (on_label_noise, _NOISY),
-        (on_beyond_tree, _BEYOND),
     )
 ]
 
@@ -293,32 +277,6 @@ def test_quadratic_differences_match_a_manual_computation() -> None:
     assert quadratic_cifar._nearer(found).value == pytest.approx(0.3, abs=0.02)
     # quadratic loses 1 - 0.3 / 0.6, ce loses 1 - 0.8 / 0.9.
     assert quadratic_cifar._lost_more(found).value == pytest.approx(0.39, abs=0.02)
-
-
-# ---------------------------------------------------------------- very many classes
-
-
-def million(**levels: float) -> dict[str, list[Measures]]:
-    """Return runs with these final values. Their values halfway through training are mirrored."""
-    return {
-        loss: [
-            {"points": [{"auprc": 1 - value}, {"auprc": value}]}
-            for value in around(level, number).tolist()
-        ]
-        for number, (loss, level) in enumerate(levels.items())
-    }
-
-
-def test_million_class_claims_hold_if_aligned_losses_win() -> None:
-    wins, loses = million(ce=0.3, nce=0.8, quadratic=0.7), million(ce=0.8, nce=0.3, quadratic=0.2)
-    fast, slow = (median([times + turn for turn in range(9)]) for times in (500, 20))
-    best = {"ce": 0.1, "nce": 0.1, "quadratic": beyond_million._RATES[-1]}
-    won = beyond_million._claims(best, wins, fast)
-    assert verdicts(won) == [_HOLDS] * 3
-    assert ["edge" in claim.evidence for claim in won] == [False, False, True]
-    assert verdicts(beyond_million._claims(best, loses, slow)) == [_NOT] * 3
-    wins["nce"][0] = {"diverged": "a loss is inf"}
-    assert verdicts(beyond_million._claims(best, wins, fast)) == [_HOLDS, _OPEN, _HOLDS]
 
 
 # ---------------------------------------------------------------- synthetic experiments

@@ -1,4 +1,4 @@
-"""The command `python -m benchmarks.papers`: its list of experiments, one-line errors and page."""
+"""The command `python -m experiments.papers`: its list of experiments, one-line errors and page."""
 
 import sys
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from benchmarks.papers import __main__
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
-from benchmarks.papers.experiments import EXPERIMENTS
-from benchmarks.papers.job_runner import JobRunner
-from benchmarks.papers.section import Claim, Kind, Section, Table
+from experiments.papers import __main__
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment, PlotFolder, Procedure
+from experiments.papers.experiments import EXPERIMENTS
+from experiments.papers.job_runner import JobRunner
+from experiments.papers.section import Claim, Kind, Section, Table
 from launch.main import run
 from tests.papers.counted import doubling
 
@@ -161,7 +161,7 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert "001-one: 1 of 1 jobs" in error.splitlines()[-1]
     assert "min elapsed, budget used " in error.splitlines()[-1]
     first = page.read_text()
-    assert "`python -m benchmarks.papers 001 --data DATA --budget 2`" in first
+    assert "`python -m experiments.papers 001 --data DATA --budget 2`" in first
     assert "| it is doubled | paper | holds | 8642 |" in first
     assert "![A blank.](papers/001-one.png)" in first
     assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.comparison import Compared, Comparison, Rates, Run, grid, half_decades
-from benchmarks.papers.job import Job, Result
-from benchmarks.papers.shards import Dataset
+from experiments.papers.budget import Budget
+from experiments.papers.comparison import Compared, Comparison, Rates, Run, grid, half_decades
+from experiments.papers.job import Job, Result
+from experiments.papers.shards import Dataset
 
 _DATASET = Dataset("mnist")
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Experiment, PlotFolder
-from benchmarks.papers.experiments import EXPERIMENTS
-from benchmarks.papers.job import Job, Result
-from benchmarks.papers.training import LEARNED
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment, PlotFolder
+from experiments.papers.experiments import EXPERIMENTS
+from experiments.papers.job import Job, Result
+from experiments.papers.training import LEARNED
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
 
@@ -20,7 +20,6 @@ _NETWORKS = {
     "003-label-noise": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 40},
     "003-sizes": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
     "003-temperature": {"model_type": "cifar_densenet", "depth": 40, "growth_rate": 12},
-    "beyond-tree": {"model_type": "cifar_resnet", "depth": 20},
 }
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.comparison import Rates, Run
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.cifar import densenet
-from benchmarks.papers.experiments.label_noise import EXPERIMENT
-from benchmarks.papers.job_runner import JobRunner
-from benchmarks.papers.section import Section
-from benchmarks.papers.training import training
+from experiments.papers.budget import Budget
+from experiments.papers.comparison import Rates, Run
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.cifar import densenet
+from experiments.papers.experiments.label_noise import EXPERIMENT
+from experiments.papers.job_runner import JobRunner
+from experiments.papers.section import Section
+from experiments.papers.training import training
 
 
 @pytest.mark.slow

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.papers.job import Folders, Job, Measures
-from benchmarks.papers.job_runner import JobRunner, cores
+from experiments.papers.job import Folders, Job, Measures
+from experiments.papers.job_runner import JobRunner, cores
 from tests.papers.counted import Doubling, doubling, until
 
 _WORKERS = 2
 
 
 class Observing(Job):
-    """A job that workers import from this module instead of benchmarks.papers."""
+    """A job that workers import from this module instead of experiments.papers."""
 
     def resolve(self) -> Any:
         return _observed
@@ -102,7 +102,7 @@ def test_jobs_use_omp_num_threads(runner: JobRunner, monkeypatch: pytest.MonkeyP
 def test_progress_is_reported_during_a_long_job(
     runner: JobRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("benchmarks.papers.job_runner._SECONDS_BETWEEN_REPORTS", 0.01)
+    monkeypatch.setattr("experiments.papers.job_runner._SECONDS_BETWEEN_REPORTS", 0.01)
     reports: list[int] = []
     runner.measure([observe(14)], lambda found, _: reports.append(len(found)))
     assert reports.count(0) > 1

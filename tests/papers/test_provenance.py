@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import provenance
-from benchmarks.papers.job import Job
-from benchmarks.papers.provenance import Provenance
+from experiments.papers import provenance
+from experiments.papers.job import Job
+from experiments.papers.provenance import Provenance
 
 
 @pytest.fixture
@@ -65,13 +65,13 @@ def test_a_training_job_depends_on_the_training_code_but_not_on_the_page() -> No
     reached = provenance.reached(Path(provenance.__file__).with_name("training.py"))
     names = {str(path.relative_to(Path(provenance.__file__).parents[2])) for path in reached}
     assert {"heads/engine/engine.py", "trainer/train.py"} <= names
-    assert not {"benchmarks/papers/page.py", "benchmarks/papers/section.py"} & names
+    assert not {"experiments/papers/page.py", "experiments/papers/section.py"} & names
 
 
 def test_only_timing_jobs_depend_on_the_machine() -> None:
     settings: dict[str, object] = {}
-    job = Job("experiments.beyond_million:time_logits", settings)
-    timing = Job("experiments.beyond_million:time_logits", settings, alone=True)
+    job = Job("experiments.spherical_cost:time_steps", settings)
+    timing = Job("experiments.spherical_cost:time_steps", settings, alone=True)
     assert Provenance.of(job).machine == ""
     now = Provenance.of(timing)
     assert now.machine
@@ -80,5 +80,5 @@ def test_only_timing_jobs_depend_on_the_machine() -> None:
 
 
 def test_a_result_from_a_removed_file_is_marked_as_older_code() -> None:
-    now = Provenance.of(Job("experiments.beyond_million:time_logits", {}))
-    assert replace(now, source="benchmarks/papers/removed.py").outdated() == ("older code",)
+    now = Provenance.of(Job("experiments.spherical_cost:time_steps", {}))
+    assert replace(now, source="experiments/papers/removed.py").outdated() == ("older code",)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.quadratic_cifar import EXPERIMENT, loss_of_zero, scenes
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.quadratic_cifar import EXPERIMENT, loss_of_zero, scenes
+from experiments.papers.section import Section
 from heads.losses.base import Block, Loss, Rows
 from heads.losses.registry import LOSSES
 

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.papers import provenance
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Experiment, PlotFolder, Procedure
-from benchmarks.papers.intervals import difference, mean
-from benchmarks.papers.job import Folders, Job, Results
-from benchmarks.papers.job_runner import JobRunner
-from benchmarks.papers.page import page_text
-from benchmarks.papers.run_experiments import run_experiments, stored_sections
-from benchmarks.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from experiments.papers import provenance
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment, PlotFolder, Procedure
+from experiments.papers.intervals import difference, mean
+from experiments.papers.job import Folders, Job, Results
+from experiments.papers.job_runner import JobRunner
+from experiments.papers.page import page_text
+from experiments.papers.run_experiments import run_experiments, stored_sections
+from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
 from tests.dispositions import default_signals
 from tests.system.processes import ROOT, environment
 from tests.waiting import wait_until
@@ -40,7 +40,7 @@ def job(number: float, **settings: float) -> Job:
 
 @pytest.fixture(autouse=True)
 def _jobs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every job resolve to `measured`, which is not in `benchmarks.papers`."""
+    """Make every job resolve to `measured`, which is not in `experiments.papers`."""
     monkeypatch.setattr(Job, "resolve", lambda _job: measured)
 
 
@@ -57,7 +57,7 @@ def _table(numbers: Sequence[float]) -> Table:
 
 
 ONE = Experiment("one", "001", "One", 1, "Ten of them", procedure)
-_COMMAND = "python -m benchmarks.papers all"
+_COMMAND = "python -m experiments.papers all"
 
 
 def test_results_are_reused(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_result_from_older_code_is_marked_and_measured_again_on_request(
     assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
     text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
     assert "**Older code:** 1 of 4 results: older code, torch 1.0." in text
-    assert "`python -m benchmarks.papers NAME --again`" in text
+    assert "`python -m experiments.papers NAME --again`" in text
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
 
     with JobRunner(tmp_path, out, workers=0, again=True) as runner:

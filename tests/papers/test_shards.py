@@ -7,13 +7,13 @@ from shutil import rmtree
 import numpy as np
 import pytest
 
-from benchmarks.papers.job import Folders
-from benchmarks.papers.job_runner import JobRunner
-from benchmarks.papers.shards import COARSE, Dataset, shards_of
 from data.images.decode import decode
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
+from experiments.papers.job import Folders
+from experiments.papers.job_runner import JobRunner
+from experiments.papers.shards import COARSE, Dataset, shards_of
 
 
 def made(dataset: Dataset, data: Path, out: Path, *, again: bool = False) -> Path:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.single_logit_mnist import EXPERIMENT
-from benchmarks.papers.experiments.single_logits import LOSSES
-from benchmarks.papers.section import Kind, Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.single_logit_mnist import EXPERIMENT
+from experiments.papers.experiments.single_logits import LOSSES
+from experiments.papers.section import Kind, Section
 
 
 @pytest.mark.slow

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.single_logit_cifar import EXPERIMENT, slc_cifar
-from benchmarks.papers.experiments.single_logits import LOSSES
-from benchmarks.papers.section import Kind, Section
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.single_logit_cifar import EXPERIMENT, slc_cifar
+from experiments.papers.experiments.single_logits import LOSSES
+from experiments.papers.section import Kind, Section
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.slc_speedup import EXPERIMENT, num_classes_of, speedups_of
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.slc_speedup import EXPERIMENT, num_classes_of, speedups_of
+from experiments.papers.section import Section
 
 
 def test_one_logit_is_timed_against_all_logits(
@@ -14,7 +14,6 @@ def test_one_logit_is_timed_against_all_logits(
     (table,) = section.tables
     assert [row[0] for row in table.rows] == ["1", "2^4", "2^6"]
     assert all(float(row[1].replace(",", "")) > 0 for row in table.rows)
-    assert [claim.verdict for claim in section.claims] == ["not settled"]  # only two rounds
 
 
 def test_a_speedup_includes_the_backbone() -> None:

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.budget import Budget
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.single_logit_cifar import compared_on_cifar
-from benchmarks.papers.experiments.single_logit_mnist import compared_on_mnist
-from benchmarks.papers.experiments.spherical_tables import EXPERIMENT
-from benchmarks.papers.job import Job, Result
-from benchmarks.papers.section import Section
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.single_logit_cifar import compared_on_cifar
+from experiments.papers.experiments.single_logit_mnist import compared_on_mnist
+from experiments.papers.experiments.spherical_tables import EXPERIMENT
+from experiments.papers.job import Job, Result
+from experiments.papers.section import Section
 
 
 @pytest.mark.slow

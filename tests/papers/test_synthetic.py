@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments import tree_base, tree_metric, tree_norms, tree_regimes
-from benchmarks.papers.experiments.synthetic import (
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments import tree_base, tree_metric, tree_norms, tree_regimes
+from experiments.papers.experiments.synthetic import (
     Arm,
     Regime,
     chained_vtree,
@@ -18,9 +18,9 @@ from benchmarks.papers.experiments.synthetic import (
     is_flat,
     train_head,
 )
-from benchmarks.papers.experiments.trained import NAMES, Trained
-from benchmarks.papers.experiments.tree_norms import least_norm
-from benchmarks.papers.section import Section
+from experiments.papers.experiments.trained import NAMES, Trained
+from experiments.papers.experiments.tree_norms import least_norm
+from experiments.papers.section import Section
 from heads.tree import LabelTree, build_cover_tree
 
 Conducted = Callable[[Experiment], Section]

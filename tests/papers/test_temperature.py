@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.temperature import EXPERIMENT, nonzero_share
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.temperature import EXPERIMENT, nonzero_share
+from experiments.papers.section import Section
 
 _CLASSES = 50
 

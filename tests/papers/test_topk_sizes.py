@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments.topk_sizes import EXPERIMENT
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments.topk_sizes import EXPERIMENT
+from experiments.papers.section import Section
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.papers.experiment import Experiment
-from benchmarks.papers.experiments import tree_cifar, tree_twitter
-from benchmarks.papers.section import Section
+from experiments.papers.experiment import Experiment
+from experiments.papers.experiments import tree_cifar, tree_twitter
+from experiments.papers.section import Section
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.papers.turns import median, ratio
+from experiments.papers.turns import median, ratio
 
 
 def test_the_95_percent_bounds_of_a_median_are_order_statistics() -> None:

@@ -18,15 +18,13 @@ import torch
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
 from launch.main import main as kway_main
-from tests.ranks import forked, rank_world
-from tests.shards import glyph_recipe
+from tests.ranks import forked
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
 from trainer.evaluation.class_table import ClassTable, write_csv
 from trainer.evaluation.run_evaluation import EvaluationRequest
 from trainer.promises import make_promises
 from trainer.recipe import dump_recipe, load_recipe
-from trainer.train import train
 
 NAMES = ["red", 'with "quotes", and\nlines', "empty", "緑"]
 
@@ -70,20 +68,16 @@ def test_the_worst_classes_have_samples_and_the_lowest_average_precision():
 
 
 @pytest.fixture(scope="module")
-def run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two steps."""
-    recipe = glyph_recipe(
-        glyphs, tmp_path_factory.mktemp("evaluated") / "run", train__duration={"steps": 2}
-    )
-    train(recipe, rank_world())
-    return recipe.run
+def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a finished run."""
+    return shutil.copytree(finished / "run", tmp_path_factory.mktemp("evaluated") / "run")
 
 
 def test_two_processes_and_one_show_the_same_evaluation(
     kway, run, glyphs, tmp_path, capfd, monkeypatch
 ):
     monkeypatch.setenv("COLUMNS", "80")
-    expected = load_evaluation(run / "evaluations", step=2)
+    expected = load_evaluation(run / "evaluations", step=4)
     table = tmp_path / "classes.csv"
     options = ["--confusions", 4, "--classes", table]
     assert kway("eval", run, "--nproc", 2, *options) == 0
@@ -92,7 +86,7 @@ def test_two_processes_and_one_show_the_same_evaluation(
     assert max(map(len, tables)) <= 80
     for title in ("most confused", "13 classes: "):
         assert title in shown
-    found = load_evaluation(run / "evaluations", step=2)
+    found = load_evaluation(run / "evaluations", step=4)
     assert found.metrics == pytest.approx(expected.metrics, abs=1e-6)
     wrong = (1 - found.metrics["top1"]) * found.num_samples
     assert int(found.confusions[:, 2].sum()) == round(wrong)
@@ -125,10 +119,10 @@ def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys
     assert folder("evaluation.batch=3", "data.workers=1") == "evaluations"
     assert folder("evaluation.recalls=[0.9, 0.99]", "data.image.crops=1") == "evaluations"
     assert folder("evaluation.recalls=[0.5]") == "test,evaluation.recalls=[0.5]"
-    saved = (run / "evaluations" / "step-00000002.safetensors").read_bytes()
+    saved = (run / "evaluations" / "step-00000004.safetensors").read_bytes()
     assert kway("eval", run, "--set", "evaluation.recalls=[0.5]") == 0
     assert "precision_at_recall_0.5" in capsys.readouterr().out
-    assert (run / "evaluations" / "step-00000002.safetensors").read_bytes() == saved
+    assert (run / "evaluations" / "step-00000004.safetensors").read_bytes() == saved
 
 
 def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:

@@ -86,19 +86,6 @@ def test_a_stream_states_what_is_not_guaranteed_and_can_be_resumed(
     assert saved_state(longer.run)["cursor"]["samples"] == 72
 
 
-def test_a_run_cannot_resume_with_different_tar_files(
-    glyphs: Path, tars: Path, tmp_path: Path
-) -> None:
-    train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
-    fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
-    stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
-    data = fewer.data.model_copy(update={"stream": stream})
-    with pytest.raises(
-        ValueError, match=r"was started with different values of data\.stream\.shards"
-    ):
-        train(fewer.model_copy(update={"data": data}), rank_world())
-
-
 def train_on_a_rank(recipe: Recipe) -> None:
     train(recipe, rank_world())
 

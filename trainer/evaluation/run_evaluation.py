@@ -58,7 +58,12 @@ class EvaluationRequest:
         """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
-        others = _changed_settings(own, recipe)
+        before = settings_of(own)
+        others = [
+            f"{key}={json.dumps(value, separators=(',', ':'))}"
+            for key, value in sorted(settings_of(recipe).items())
+            if key not in _IRRELEVANT and (key not in before or before[key] != value)
+        ]
         if recipe.data.eval_split == own.data.eval_split and not others:
             return run_folder.evaluations
         name = ",".join([recipe.data.eval_split, *others])
@@ -69,16 +74,6 @@ class EvaluationRequest:
                 "or shorten a list"
             )
         return run_folder.evaluations / name
-
-
-def _changed_settings(own: Recipe, requested: Recipe) -> list[str]:
-    """Return `key=value` for each setting that differs from the recipe and affects the result."""
-    before = settings_of(own)
-    return [
-        f"{key}={json.dumps(value, separators=(',', ':'))}"
-        for key, value in sorted(settings_of(requested).items())
-        if key not in _IRRELEVANT and (key not in before or before[key] != value)
-    ]
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:

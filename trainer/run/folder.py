@@ -74,7 +74,8 @@ class RunFolder:
         """
         with self._writable():
             for folder in (self.path, self.checkpoints):
-                with TemporaryFile(dir=_nearest_existing(folder)) as file:
+                existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+                with TemporaryFile(dir=existing) as file:
                     file.write(b"kway")
             lock = self._lock.open("r+") if self._lock.exists() else None
         if lock is not None:
@@ -175,11 +176,6 @@ class RunFolder:
         commit(self.recipe, dump_recipe(recipe).encode())
 
 
-def _nearest_existing(path: Path) -> Path:
-    """Return `path` itself or, if it does not exist, the nearest existing folder above it."""
-    return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
-
-
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     changed = {
         key
@@ -190,16 +186,11 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
     named = sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
     if "data.mixture" in named:
-        sets = _changed_sets(before.get("data.mixture", []), after.get("data.mixture", []))
-        named[named.index("data.mixture")] = f"data.mixture ({sets})"
+        old, new = before.get("data.mixture", []), after.get("data.mixture", [])
+        sets = [one for one in (*old, *new) if one not in old or one not in new]
+        names = ", ".join(dict.fromkeys(f"{one['shards']} {one['split']}" for one in sets))
+        named[named.index("data.mixture")] = f"data.mixture ({names or 'the order of the sets'})"
     return named
-
-
-def _changed_sets(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """Return the sets of a mixture that differ."""
-    changed = [one for one in (*before, *after) if one not in before or one not in after]
-    names = dict.fromkeys(f"{one['shards']} {one['split']}" for one in changed)
-    return ", ".join(names) or "the order of the sets"
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The training data of a run: its split or stream of tars, the batches, and the class hierarchy and
 label vectors of the shards."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,85 @@ from data.shards.manifest import Manifest
 from data.shards.mixture import Mixture, open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
+from trainer.task import Task, build_task
+from trainer.telemetry.phases import Phases
 from trainer.world import World
 
-Training = Split | Mixture | Stream
+
+@dataclass(frozen=True)
+class RunData:
+    """The training data of a run, and what its head needs to know about the classes.
+
+    `num_samples`: the number of training samples per epoch. `class_counts` [K]: the expected number
+    of samples of each class in an epoch, or None for a stream. See `label_vectors_of` and
+    `class_paths_of` for the others.
+    """
+
+    manifest: Manifest
+    training: Split | Mixture | Stream
+    num_samples: int
+    class_counts: np.ndarray | None
+    label_vectors: np.ndarray | None
+    class_paths: list[tuple[str, ...]] | None
+
+    @classmethod
+    def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
+        """Open the data of a recipe. `manifest` is the result of `load_run_manifest`."""
+        data = recipe.data
+        training: Split | Mixture | Stream
+        if data.stream is not None:
+            training = Stream(data.stream, manifest)
+        elif data.mixture:
+            training = open_mixture(data, manifest)
+        else:
+            manifest.of_split(data.train_split, key="data.train_split")
+            training = open_split(
+                data.shards,
+                data.train_split,
+                max_bad_labels=data.max_bad_samples,
+                cache=data.cache,
+                manifest=manifest,
+            )
+        if isinstance(training, Stream):
+            num_samples, class_counts = training.config.samples, None
+        else:
+            num_samples = samples_per_epoch(training, data)
+            class_counts = training_counts(training, data)
+        return cls(
+            manifest,
+            training,
+            num_samples,
+            class_counts,
+            label_vectors=label_vectors_of(recipe, manifest),
+            class_paths=class_paths_of(recipe, manifest),
+        )
+
+    def build_task(self, recipe: Recipe, world: World, phases: Phases | None = None) -> Task:
+        """Build the recipe's task for these classes; see `build_task`."""
+        return build_task(
+            recipe,
+            class_names=self.manifest.class_names,
+            label_vectors=self.label_vectors,
+            world=world,
+            class_counts=self.class_counts,
+            class_paths=self.class_paths,
+            phases=phases,
+        )
+
+    def open_loader(
+        self, recipe: Recipe, world: World, cursor: Cursor
+    ) -> TrainLoader | StreamLoader:
+        """Return a loader for this rank's share of each global batch, starting at `cursor`."""
+        options: dict[str, Any] = {
+            "global_batch": recipe.train.global_batch,
+            "rank": world.rank,
+            "world_size": world.size,
+            "cursor": cursor,
+            "device": world.device,
+        }
+        if isinstance(self.training, Stream):
+            return StreamLoader(self.training, recipe.data, **options)
+        return TrainLoader(self.training, recipe.data, **options)
 
 
 def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
@@ -38,52 +115,6 @@ def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
             flush=True,
         )
     return united
-
-
-def open_training(data: DataConfig, manifest: Manifest) -> Training:
-    """Open the training data of a recipe. manifest: the result of `load_manifest`."""
-    if data.stream is not None:
-        return Stream(data.stream, manifest)
-    if data.mixture:
-        return open_mixture(data, manifest)
-    manifest.of_split(data.train_split, key="data.train_split")
-    return open_split(
-        data.shards,
-        data.train_split,
-        max_bad_labels=data.max_bad_samples,
-        cache=data.cache,
-        manifest=manifest,
-    )
-
-
-def epoch_length(training: Training, data: DataConfig) -> int:
-    """Return the number of training samples per epoch."""
-    if isinstance(training, Stream):
-        return training.config.samples
-    return samples_per_epoch(training, data)
-
-
-def class_counts_of(training: Training, data: DataConfig) -> np.ndarray | None:
-    """Return the expected number of samples of each class in an epoch of training, [K], or None
-    for a stream.
-    """
-    return None if isinstance(training, Stream) else training_counts(training, data)
-
-
-def open_loader(
-    training: Training, recipe: Recipe, world: World, cursor: Cursor
-) -> TrainLoader | StreamLoader:
-    """Return a loader for this rank's share of each global batch, starting at `cursor`."""
-    options: dict[str, Any] = {
-        "global_batch": recipe.train.global_batch,
-        "rank": world.rank,
-        "world_size": world.size,
-        "cursor": cursor,
-        "device": world.device,
-    }
-    if isinstance(training, Stream):
-        return StreamLoader(training, recipe.data, **options)
-    return TrainLoader(training, recipe.data, **options)
 
 
 def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:

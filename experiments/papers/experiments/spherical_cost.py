@@ -1,0 +1,327 @@
+"""Paper 004: a step of a spherical loss costs O(d^2), independent of the number of classes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.optim import SGD
+
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment, PlotFolder, Procedure
+from experiments.papers.intervals import Mean, mean
+from experiments.papers.job import Folders, Job, Measures
+from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from experiments.papers.turns import milliseconds, timed
+from heads import ClassHead, FactoredHead
+from heads.losses import SphericalSoftmax
+
+_JOB = "experiments.spherical_cost:time_steps"
+_BATCH = 64
+_RATE, _DECAY = 0.01, 5e-4
+_DIM = 64  # features, while the number of classes varies
+_FIXED = 100_000  # classes, while the number of features varies
+_CLASSES = tuple(10**power for power in range(3, 8))
+_DIMS = (32, 64, 128, 256, 512)
+_DENSE_NUMBERS = 100_000_000  # largest dense weight; a step needs three times this memory
+# Slopes are fitted only to sizes that are at least this large, for which the fixed cost of calls is
+# negligible.
+_CLASSES_OF_SLOPE, _DIMS_OF_SLOPE = 10_000, 128
+# A slope below this counts as flat: with ten times as many classes, a step costs at most 10% more.
+_FLAT = math.log10(1.1)
+
+
+def time_steps(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Time a training step (forward, backward, update) of the head in each of `cases` (a job).
+
+    A case is [kind, classes, dim], and its measure is named `kind classes dim`. The times include
+    any consolidations of the factored heads.
+    """
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    heads = {
+        f"{kind} {num_classes} {dim}": _head(kind, num_classes, dim, device)
+        for kind, num_classes, dim in settings["cases"]
+    }
+    found = timed(
+        {name: _step(head) for name, head in heads.items()},
+        folders,
+        rounds=settings["rounds"],
+        seconds=settings["seconds"],
+    )
+    factored = [head for head in heads.values() if isinstance(head, FactoredHead)]
+    return {
+        "seconds": found,
+        "consolidations": sum(head.num_consolidations for head in factored),
+        "apart": row_distance(steps=5),
+        "device": device,
+    }
+
+
+def _head(kind: str, num_classes: int, dim: int, device: str) -> ClassHead:
+    if kind == "factored":
+        return FactoredHead(dim, num_classes, SphericalSoftmax(), device=device)
+    return ClassHead(dim, num_classes, SphericalSoftmax(), bias=False, device=device)
+
+
+def _step(head: ClassHead) -> Callable[[], None]:
+    """Return a training step on noise.
+
+    Every step draws new labels, so the rows that it touches are not in the cache yet.
+    """
+    train, device = _trained_by(head), head.engine.weights.device
+
+    def step() -> None:
+        features = torch.randn(_BATCH, head.dim, device=device, requires_grad=True)
+        train(features, torch.randint(head.num_classes, (_BATCH,), device=device))
+
+    return step
+
+
+def _trained_by(head: ClassHead) -> Callable[[Tensor, Tensor], None]:
+    """Return a step of SGD with weight decay, which is the same for both kinds of head."""
+    if isinstance(head, FactoredHead):
+
+        def factored(features: Tensor, labels: Tensor) -> None:
+            head(features, labels).backward()
+            head.step(_RATE, _DECAY)
+
+        return factored
+    sgd = SGD(head.parameters(), lr=_RATE, weight_decay=_DECAY)
+
+    def dense(features: Tensor, labels: Tensor) -> None:
+        sgd.zero_grad()
+        head(features, labels).backward()
+        sgd.step()
+
+    return dense
+
+
+def row_distance(*, steps: int, num_classes: int = 1_000, dim: int = 32) -> float:
+    """Return the largest distance between the rows of both heads after the same steps.
+
+    It is relative to the distance moved by the row that moved furthest.
+    """
+    dense = ClassHead(dim, num_classes, SphericalSoftmax(), bias=False)
+    factored = FactoredHead(dim, num_classes, SphericalSoftmax())
+    start = dense.weight.detach().clone()
+    trained = _trained_by(dense), _trained_by(factored)
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        features = torch.randn(_BATCH, dim, generator=draw)
+        labels = torch.randint(num_classes, (_BATCH,), generator=draw)
+        for train in trained:
+            train(features.clone().requires_grad_(), labels)
+    ends = dense.weight.detach()
+    distance = (ends - factored.weight.detach()).norm(dim=1).max()
+    return float(distance / (ends - start).norm(dim=1).max())
+
+
+def slope(seconds: Mapping[int, Sequence[float]]) -> Mean:
+    """Return the slope of log time over log size, fitted to each round separately."""
+    sizes = np.log(list(seconds))
+    centered = sizes - sizes.mean()
+    return mean(
+        [float(centered @ np.log(one) / (centered @ centered)) for one in _by_round(seconds)]
+    )
+
+
+def _by_round(seconds: Mapping[int, Sequence[float]]) -> np.ndarray:
+    """Return the seconds as an array [rounds, sizes]."""
+    return np.array(list(seconds.values())).T
+
+
+def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
+    classes, dims = (_CLASSES, _DIMS) if not budget.is_toy else ((100, 1_000), (8, 16))
+    fixed, dim = (_FIXED, _DIM) if not budget.is_toy else (1_000, 8)
+    cases = {
+        "classes": _cases([(number, dim) for number in classes]),
+        "dims": _cases([(fixed, number) for number in dims]),
+    }
+    # Creating ten million rows and their squares takes additional time.
+    seconds = 300.0 if budget.is_full else max(1.0, 20 * EXPERIMENT.minutes * budget.effort)
+    jobs = {
+        name: Job(
+            _JOB,
+            {
+                "cases": cases[name],
+                "rounds": budget.size(60, full=200, least=3),
+                "seconds": seconds,
+            },
+            alone=True,
+        )
+        for name in cases
+    }
+    results = yield list(jobs.values())
+    by_classes, by_dims = (results[jobs[name]].measures for name in ("classes", "dims"))
+    return _section(
+        _Times(by_classes, column=1, least=_CLASSES_OF_SLOPE),
+        _Times(by_dims, column=2, least=_DIMS_OF_SLOPE),
+        f"d = {dim}",
+        f"D = {fixed:,}",
+        plots,
+    )
+
+
+def _cases(sizes: Sequence[tuple[int, int]]) -> list[list[Any]]:
+    kinds = {"factored": math.inf, "dense": _DENSE_NUMBERS}
+    return [
+        [kind, number, dim]
+        for kind, most in kinds.items()
+        for number, dim in sizes
+        if number * dim <= most
+    ]
+
+
+class _Times:
+    """Seconds of both heads by size, and their slopes over sizes of at least `least`."""
+
+    def __init__(self, measures: Measures, *, column: int, least: int) -> None:
+        self.measures = measures
+        self.of: dict[str, dict[int, list[float]]] = {"factored": {}, "dense": {}}
+        for name, seconds in measures["seconds"].items():
+            case = name.split()
+            self.of[case[0]][int(case[column])] = seconds
+        self.least = least if max(self.of["dense"]) > least else 0
+        self.slopes = {kind: slope(self.fitted(kind)) for kind in self.of}
+
+    def fitted(self, kind: str) -> dict[int, list[float]]:
+        return {size: times for size, times in self.of[kind].items() if size >= self.least}
+
+    @property
+    def rounds(self) -> int:
+        return self.slopes["factored"].n
+
+
+def _section(
+    by_classes: _Times, by_dims: _Times, dim: str, classes: str, plots: PlotFolder
+) -> Section:
+    device = "a GPU" if by_classes.measures["device"] == "cuda" else "a CPU"
+    consolidations = by_classes.measures["consolidations"] + by_dims.measures["consolidations"]
+    distance = by_classes.measures["apart"]
+    return Section(
+        name=EXPERIMENT.name,
+        paper=EXPERIMENT.paper,
+        title=EXPERIMENT.title,
+        setup=(
+            "This experiment measures a training step (forward, backward, SGD with weight "
+            f"decay) of spherical softmax on a batch of {_BATCH} noise vectors, on {device}. The "
+            "factored head is compared with a dense head, which computes every logit. The dense "
+            "head is measured only at sizes where its weight has at most "
+            f"{_DENSE_NUMBERS:,} elements. The heads are timed in turn, for {by_classes.rounds} "
+            f"rounds in the first table and {by_dims.rounds} in the second. In each round, the "
+            "slope of log time over log size is fitted; its confidence interval is over rounds."
+        ),
+        claims=_claims(by_classes, by_dims, dim, classes),
+        tables=[
+            _table(f"ms per step by number of classes, {dim}", "D", by_classes),
+            _table(f"ms per step by number of features, {classes}", "d", by_dims),
+        ],
+        plots=[
+            plots.save(
+                EXPERIMENT.name,
+                _figure((by_classes, f"D, classes ({dim})"), (by_dims, f"d, features ({classes})")),
+                title="Time per training step of the factored head and the dense head.",
+                alt_text="Two panels, by classes and by features, with one line per head.",
+            )
+        ],
+        remarks=[
+            "Both heads learn the same rows: after the same number of steps, their rows differ by "
+            f"{distance:.0e} relative to the distance that the rows have moved.",
+            "After many steps, the factored head consolidates its rows, which requires a pass "
+            f"over all rows. This happened {consolidations} times during the measurement.",
+            _break_even(by_classes, dim),
+        ],
+    )
+
+
+def _claims(by_classes: _Times, by_dims: _Times, dim: str, classes: str) -> list[Claim]:
+    flat = by_classes.slopes["factored"]
+    in_dims = by_dims.slopes["factored"]
+    return [
+        Claim(
+            f"the time of a step does not grow with the number of classes ({dim}; slope within "
+            f"{_FLAT:.3f} of zero)",
+            _within(flat, _FLAT),
+            f"slope {flat.text()} from {_first(by_classes)} to {max(by_classes.of['factored']):,}",
+            Kind.PAPER,
+        ),
+        Claim(
+            f"the time of a step grows no faster than d^2 ({classes})",
+            verdict(Mean(2 - in_dims.value, in_dims.half, in_dims.n)),
+            f"slope {in_dims.text()} from d = {_first(by_dims)} to {max(by_dims.of['factored']):,}",
+            Kind.PAPER,
+        ),
+    ]
+
+
+def _first(times: _Times) -> str:
+    return f"{min(times.fitted('factored')):,}"
+
+
+def _within(found: Mean, tolerance: float) -> Verdict:
+    if max(abs(found.low), abs(found.high)) < tolerance:
+        return "holds"
+    return "does not hold" if found.low > tolerance or found.high < -tolerance else "not settled"
+
+
+def _break_even(by_classes: _Times, dim: str) -> str:
+    """Return a remark on the numbers of classes for which the factored head is faster."""
+    factored, dense = by_classes.of["factored"], by_classes.of["dense"]
+    wins = [size for size, times in dense.items() if median(times) > median(factored[size])]
+    if not wins:
+        return f"The factored head is not faster at any number of classes measured ({dim})."
+    most = max(wins)
+    times = median(dense[most]) / median(factored[most])
+    return (
+        f"The factored head is faster than the dense head for D = "
+        f"{', '.join(f'{size:,}' for size in sorted(wins))} ({dim}); for D = {most:,}, it is "
+        f"{times:.0f} times as fast."
+    )
+
+
+def _table(title: str, size: str, times: _Times) -> Table:
+    numbers = list(times.of["factored"])
+    rows = []
+    for kind, by_size in times.of.items():
+        cells = [milliseconds(by_size[one]) if one in by_size else "" for one in numbers]
+        rows.append([kind, *cells, times.slopes[kind].text()])
+    last = f"slope from {_first(times)}"
+    return Table(title, ["head", *(f"{size} = {one:,}" for one in numbers), last], rows)
+
+
+def _figure(*panels: tuple[_Times, str]) -> Figure:
+    figure = Figure(figsize=(8, 4))
+    styles = {"factored": ("o", "tab:blue"), "dense": ("s", "tab:red")}
+    for axes, (times, label) in zip(
+        figure.subplots(1, len(panels), sharey=True), panels, strict=True
+    ):
+        for kind, by_size in times.of.items():
+            marker, color = styles[kind]
+            low, middle, high = np.quantile(_by_round(by_size), [0.25, 0.5, 0.75], axis=0)
+            name = f"{kind}, slope {times.slopes[kind].text(2)}"
+            axes.plot(list(by_size), middle, marker=marker, color=color, label=name)
+            axes.fill_between(list(by_size), low, high, color=color, alpha=0.2)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        sizes = list(times.of["factored"])
+        axes.set_xticks(sizes, [f"{size:,}" if size < 1_000 else f"{size:.0e}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel(label)
+        axes.legend(fontsize="small")
+    figure.axes[0].set_ylabel("seconds per step (quartiles)")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="004-cost",
+    paper="004",
+    title="Cost of a step by number of classes and features",
+    minutes=1.5,
+    full="more rounds",
+    procedure=_procedure,
+)

@@ -1,0 +1,119 @@
+"""Run experiments one after the other within a budget, and store the section of each."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data.files import commit
+from experiments.papers.budget import Budget
+from experiments.papers.experiment import Experiment, PlotFolder
+from experiments.papers.job import Job, Results
+from experiments.papers.job_runner import JobRunner, result_path
+from experiments.papers.provenance import outdated
+from experiments.papers.section import Section
+
+# (experiment, results so far, results requested so far, its budget)
+Report = Callable[[Experiment, int, int, Budget], None]
+
+
+def silent(_experiment: Experiment, _done: int, _total: int, _budget: Budget) -> None:
+    """A `Report` that does nothing."""
+
+
+def run_experiments(
+    experiments: Sequence[Experiment],
+    runner: JobRunner,
+    minutes: float | None,
+    report: Report = silent,
+) -> list[Section]:
+    """Run the experiments within `minutes` in total and return their sections.
+
+    If `minutes` is None, the experiments use the published sizes. Otherwise, each experiment gets a
+    share of the minutes, which determines its sizes. Minutes that earlier experiments did not use
+    are spent on more rounds. Sections and plots are stored in `runner.out`.
+    """
+    sections = []
+    charged: set[Job] = set()
+    designed = sum(experiment.minutes for experiment in experiments)
+    left = minutes
+    for number, experiment in enumerate(experiments):
+        budget = Budget(None, experiment.minutes)
+        if minutes is not None and left is not None:
+            share = minutes * experiment.minutes / designed
+            budget = Budget(share, experiment.minutes)
+            waiting = sum(one.minutes for one in experiments[number:])
+            budget.allowed = max(share, left * experiment.minutes / waiting)
+        section = _one(experiment, runner, budget, charged, report)
+        section = replace(section, minutes=budget.spent)
+        if left is not None:
+            left -= budget.spent
+        path = runner.out / "sections" / f"{experiment.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        commit(path, json.dumps(section.to_json(), indent=1).encode())
+        sections.append(section)
+    return sections
+
+
+def stored_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]:
+    """Return the stored sections of finished experiments, in the order of `experiments`.
+
+    Sections in the format of an earlier version are omitted; to regenerate one from the stored
+    results, run its experiment again.
+    """
+    paths = [out / "sections" / f"{one.name}.json" for one in experiments]
+    read = [
+        Section.from_json(json.loads(path.read_text(encoding="utf-8")))
+        for path in paths
+        if path.is_file()
+    ]
+    return [
+        replace(section, outdated=_outdated(out, section.results))
+        for section in read
+        if section is not None
+    ]
+
+
+def _one(
+    experiment: Experiment,
+    runner: JobRunner,
+    budget: Budget,
+    charged: set[Job],
+    report: Report,
+) -> Section:
+    """Run one experiment.
+
+    A job that several experiments share is charged only to the first of them: `charged` contains
+    the jobs that have been charged already.
+    """
+    procedure = experiment.procedure(budget, PlotFolder(runner.out / "plots"))
+    everything: Results = {}
+    jobs = next(procedure)
+    while True:
+        before = len(everything)
+
+        def charge(found: Results, total: int, before: int = before) -> None:
+            new = {job: result for job, result in found.items() if job not in charged}
+            seconds = sum(result.seconds for result in new.values())
+            budget.spent += seconds / (60 * max(1, runner.workers))
+            charged.update(new)
+            report(experiment, before + len(found), before + total, budget)
+
+        results = runner.measure(jobs, charge)
+        everything |= results
+        try:
+            jobs = procedure.send(results)
+        except StopIteration as end:
+            section: Section = end.value
+            keys = [job.key for job in everything]
+            return replace(section, results=keys, outdated=_outdated(runner.out, keys))
+
+
+def _outdated(out: Path, keys: Sequence[str]) -> list[str]:
+    """Return texts such as `12 of 80 results: older code, torch 2.12.0`, one per set of reasons."""
+    stored = (json.loads(result_path(out, key).read_text(encoding="utf-8")) for key in keys)
+    reasons = Counter(outdated(one) for one in stored)
+    return [
+        f"{count} of {len(keys)} results: {', '.join(why)}" for why, count in reasons.items() if why
+    ]

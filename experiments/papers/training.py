@@ -1,0 +1,166 @@
+"""A job that runs kway's trainer with a recipe and returns its evaluations."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.papers.job import Folders, Job, Measures
+from experiments.papers.shards import Dataset, shards_of, tokenizer_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainer.config import BestConfig, Recipe
+    from trainer.task import Task
+
+_CURVE_POINTS = 100
+# Placeholder in a recipe for the tokenizer that is trained on the dataset's own texts.
+LEARNED = "made"
+
+
+def training(
+    dataset: Dataset, recipe: Mapping[str, Any], *, also: Sequence[str] = (), logits: bool = False
+) -> Job:
+    """Return a job that trains `recipe` on `dataset`, whose shards must exist when it runs.
+
+    `recipe` is a dictionary without `run` and `data.shards`. `also`: splits to evaluate in addition
+    to `data.eval_split`. `logits`: also measure log-probabilities, which need all logits.
+
+    The measures are those of the evaluation, plus the measures of each split in `also` under its
+    name, SLC measures of log-probabilities under `all_logits`, and `curve` (steps and training
+    losses). If the recipe keeps the best checkpoint, `best` contains its step and the measures of
+    the splits in `also` at that step. If a loss or gradient is not finite, `diverged` is the only
+    measure.
+    """
+    settings = {
+        "dataset": asdict(dataset),
+        "recipe": recipe,
+        "also": list(also),
+        "logits": logits,
+    }
+    return Job("training:run_recipe", settings)
+
+
+def run_recipe(settings: Mapping[str, Any], folders: Folders) -> Measures:
+    """Train and evaluate (the job that `training` returns). Resumes from the last checkpoint."""
+    from trainer.process.signals import Preempted
+    from trainer.recipe import build_recipe
+    from trainer.train import train
+    from trainer.world import open_world
+
+    run = folders.work / "run"
+    dataset = Dataset(**settings["dataset"])
+    tree = dict(settings["recipe"])
+    data = {**tree.get("data", {}), "shards": str(shards_of(dataset, folders))}
+    if data.get("text", {}).get("tokenizer") == LEARNED:
+        data["text"] = {**data["text"], "tokenizer": str(tokenizer_of(dataset, folders))}
+    tree |= {"run": str(run), "data": data}
+    recipe = build_recipe(tree, origin="an experiment's recipe")
+    log = folders.work / "log.txt"
+    with log.open("a") as output, redirect_stdout(output), redirect_stderr(output):
+        try:
+            with open_world(recipe.train.device) as world:
+                train(recipe, world)
+                return _measures(recipe, settings, world)
+        except FloatingPointError as error:
+            return {"diverged": str(error)}
+        except Preempted as stopped:
+            os._exit(stopped.exit_code)  # the checkpoint is written; the pool is shutting down
+
+
+def _measures(recipe: "Recipe", settings: Mapping[str, Any], world: Any) -> Measures:
+    from trainer.run.folder import RunFolder
+
+    run, also = recipe.run, settings["also"]
+    evaluations = RunFolder(run).evaluations
+    measures = _evaluation(max(evaluations.glob("step-*.json")))
+    measures |= {split: _evaluated(run, split, None, world) for split in also}
+    if (criterion := recipe.checkpoint.keep_best) is not None:
+        step = _best_step(evaluations, criterion)
+        of_splits = {split: _evaluated(run, split, step, world) for split in also}
+        measures["best"] = {"step": step, **of_splits}
+    if settings["logits"]:
+        measures["all_logits"] = _slc_of_probabilities(run, world)
+    return {**measures, "curve": _curve(run / "metrics.jsonl")}
+
+
+def _evaluated(run: Path, split: str, step: int | None, world: Any) -> Measures:
+    """Evaluate the checkpoint of `step`, or the newest one if `step` is None."""
+    from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
+
+    request = EvaluationRequest(run, checkpoint=step, split=split)
+    evaluated_step = evaluate_run(request, world)
+    return _evaluation(request.folder() / f"step-{evaluated_step:08d}.json")
+
+
+def _best_step(evaluations: Path, criterion: "BestConfig") -> int:
+    """Return the first of the best steps, which is the one whose checkpoint the trainer keeps."""
+    found = [_evaluation(path) for path in sorted(evaluations.glob("step-*.json"))]
+    sign = 1 if criterion.mode == "max" else -1
+    best = max(found, key=lambda one: sign * float(one[criterion.measure]))
+    return int(best["step"])
+
+
+def _evaluation(path: Path) -> Measures:
+    measures: Measures = json.loads(path.read_text(encoding="utf-8"))
+    return measures
+
+
+def _curve(log: Path) -> Measures:
+    lines = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
+    steps = [(line["step"], line["loss"]) for line in lines if line["event"] == "step"]
+    chosen = np.unique(np.linspace(0, len(steps) - 1, _CURVE_POINTS).round().astype(int))
+    return {
+        "steps": [steps[index][0] for index in chosen],
+        "losses": [steps[index][1] for index in chosen],
+    }
+
+
+def _slc_of_probabilities(run: Path, world: Any) -> Measures:
+    """Return the measures of log p_j instead of z_j, as in Table 2 of paper 002."""
+    from heads.slc import block_measures
+    from trainer.run.trained_run import open_trained
+
+    trained = open_trained(run, world)
+    logits, labels, ids = evaluated_logits(trained.recipe, trained.task, world)
+    recalls = trained.recipe.evaluation.recalls
+    return block_measures(logits.log_softmax(1), labels, ids, recalls).summary()
+
+
+def evaluated_logits(
+    recipe: "Recipe", task: "Task", world: Any
+) -> tuple["Tensor", "Tensor", "Tensor"]:
+    """Return all logits [N, K] of the evaluation split, labels [N], and class ids [K]."""
+    import torch
+
+    from data.loading.loader import EvalLoader
+    from trainer.evaluation.features import gathered_rows
+    from trainer.evaluation.run_evaluation import open_evaluation_split
+    from trainer.evaluation.stopping import never_stop
+
+    with open_evaluation_split(recipe) as split:
+        loader = EvalLoader(
+            split,
+            recipe.data,
+            batch=recipe.evaluation.batch,
+            rank=0,
+            world_size=1,
+            device=world.device,
+        )
+        rows = gathered_rows(
+            task,
+            loader,
+            world,
+            separate_views=False,
+            progress=lambda samples: None,
+            should_stop=never_stop,
+        )
+    features, blocks = rows.features.flatten(1), list(task.head.class_rows())
+    logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)
+    return logits, rows.labels, torch.cat([block.class_ids for block in blocks])

@@ -1,0 +1,1 @@
+"""The check of thresholds, on a tiny run."""
