@@ -265,7 +265,7 @@ def trace_backbone(recipe: Recipe, *, rows: int, ranks: int, cuda: bool) -> Back
         if mode == "sync" and ranks > 1 and not cuda:
             # CPUs have no kernels for it, so it needs more temporaries than batch norm.
             for layer in layers:
-                layer.__class__ = GroupBatchNorm  # type: ignore[assignment]
+                layer.__class__ = GroupBatchNorm
         apply_batch_norm_mode(backbone, mode, None)
         backbone.precision, backbone.channels_last = half, train.channels_last
         if half is not None and ranks > 1 and train.strategy.weight_precision is not None:
