@@ -41,6 +41,8 @@ from trainer.task import Task
 from trainer.world import random_state, set_random_state
 
 _POLL_SECONDS = 1e-4
+# A learned scale outside this range means that its training has collapsed or diverged.
+_SMALLEST_SCALE, _LARGEST_SCALE = 1e-3, 1e5
 
 
 # ---------------------------------------------------------------- numbers
@@ -84,8 +86,8 @@ class DeferredNumbers:
     device that are copied to the host without waiting.
 
     `part_weights` contains the sum of the row weights of each micro-batch over all ranks, or is
-    None if every row has the weight 1. `event` completes when the copy is complete; it is None if
-    the tensors are on the CPU.
+    None if every row has the weight 1. `log_scale` is the learned scale of the logits, if there is
+    one. `event` completes when the copy is complete; it is None if the tensors are on the CPU.
     """
 
     event: Event | None = None
@@ -97,13 +99,16 @@ class DeferredNumbers:
         norm: Tensor,
         parts: Sequence[PartLoss],
         part_weights: Tensor | None = None,
+        log_scale: Tensor | None = None,
     ) -> None:
         self.step, self.parts, self.loss, self.norm = step, parts, loss, norm
         is_finite = loss.isfinite() & norm.isfinite()
         self.skipped = ~is_finite
         weight = torch.ones_like(norm) if part_weights is None else part_weights.sum().double()
         rows = [torch.cat([part.loss.double().reshape(1), part.broken_rows]) for part in parts]
-        packed = torch.cat([torch.stack([loss.double(), norm, is_finite.double(), weight]), *rows])
+        scale = torch.zeros_like(norm) if log_scale is None else log_scale.detach().double()
+        numbers = torch.stack([loss.double(), norm, is_finite.double(), weight, scale])
+        packed = torch.cat([numbers, *rows])
         if packed.device.type == "cuda":
             self._host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             self._host.copy_(packed, non_blocking=True)
@@ -130,10 +135,14 @@ class DeferredNumbers:
         """Return the sum of all row weights of the global batch. Call this after `read`."""
         return float(self._host[3])
 
+    def log_scale(self) -> float:
+        """Return the logarithm of the learned scale, or 0 without one. Call this after `read`."""
+        return float(self._host[4])
+
     def broken_part(self) -> tuple[int, int, Tensor] | None:
         """Return the index, the number of rows and the `non_finite_rows` of the first micro-batch
         whose loss is NaN, if there is one. Call this after `read`."""
-        rows = self._host[4:].view(len(self.parts), -1)
+        rows = self._host[5:].view(len(self.parts), -1)
         broken = rows[:, 0].isnan().nonzero().flatten().tolist()
         if not broken:
             return None
@@ -190,11 +199,15 @@ def read_numbers(
     `DeferredNumbers.read` for `check`.
 
     If `explains` is true, the reason for a NaN loss names the ranks and rows (collective). Raises
-    ValueError on every rank if no row of the global batch has a positive weight.
+    on every rank ValueError if no row of the global batch has a positive weight, and
+    FloatingPointError if a learned scale has left its range.
     """
     if isinstance(taken, Numbers):
+        if task.head.log_scale is not None:
+            _check_scale(task.head.log_scale.item())
         return taken
     loss, norm, skipped = taken.read(check)
+    _check_scale(taken.log_scale())
     if not skipped:
         return Numbers(loss, norm)
     if not taken.total_weight():
@@ -205,6 +218,14 @@ def read_numbers(
     part, num_rows, rows = broken
     error = task.head.nan_error(num_rows, rows.to(task.world.device))
     return _skipped(task, loss, norm, _error_of_part(task, error, part))
+
+
+def _check_scale(log_scale: float) -> None:
+    if not math.log(_SMALLEST_SCALE) <= log_scale <= math.log(_LARGEST_SCALE):
+        raise FloatingPointError(
+            f"the learned scale of the logits is e^{log_scale:.1f}, outside {_SMALLEST_SCALE:g} to "
+            f"{_LARGEST_SCALE:g}: lower optimizer.head.lr, or set head.logits.learn_scale=false"
+        )
 
 
 def _skipped(
@@ -245,7 +266,8 @@ def _compute(task: Task, batch: Batch, *, step: int) -> DeferredNumbers:
     found = compute_gradients(task, batch, step=step)
     with task.phases("optimizer"):
         norm = _scaled_gradient_norm(task) / scale
-    return DeferredNumbers(step, found.loss, norm, found.part_losses, found.part_weights)
+    log_scale = task.head.log_scale
+    return DeferredNumbers(step, found.loss, norm, found.part_losses, found.part_weights, log_scale)
 
 
 def _launch(task: Task, batch: Batch, copies: BufferCopies, *, step: int) -> DeferredNumbers:

@@ -485,6 +485,17 @@ def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: 
         assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 
 
+@pytest.mark.parametrize("start", [started, started_flagged, started_deferred])
+def test_a_run_stops_if_a_learned_scale_collapses(start: Any, glyphs: Path) -> None:
+    task = start(glyphs, head__logits={"kind": "cosine", "learn_scale": True})
+    take(task, 1)
+    with torch.no_grad():
+        task.head.log_scale.fill_(-20)
+    with pytest.raises(FloatingPointError, match=r"the learned scale of the logits is e\^-20"):
+        take(task, 2)
+    task.strategy.close()
+
+
 @pytest.mark.parametrize("loss", ["spherical_softmax", "taylor_softmax"])
 def test_a_factored_head_cannot_defer(loss: str, glyphs: Path) -> None:
     changes = {"head__weights": {"kind": "factored"}, "head__loss__kind": loss}
