@@ -136,6 +136,10 @@ def _tensors(folder: Path, name: str) -> Record:
     for path in sorted(folder.rglob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in sorted(file.keys()):
+                # The gradient of a key's bias is 0 except for rounding errors, which differ between
+                # processors and which Adam turns into steps.
+                if key.endswith("self.key.bias"):
+                    continue
                 tensor = file.get_tensor(key)
                 entry: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype)}
                 if tensor.is_floating_point():
@@ -201,7 +205,6 @@ def _exit_codes() -> Record:
         ("query", "empty", "--class", "red", "--text", "a red fox"),
         ("calibrate", "images-bundle", "image-shards", "-o", "calibrated"),
         ("calibrate", "images-bundle", "text-shards", "-o", "x"),
-        ("quantize", "images-bundle", "image-shards", "-o", "quantized", "--precision", "bf16"),
         ("index", "images-bundle", "files", "-o", "gallery"),
         ("index", "images-bundle", "empty", "-o", "x"),
         ("shard", "imagefolder", "none", "-o", "x"),
