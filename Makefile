@@ -51,7 +51,7 @@ test: $(READY)   ## run the default test suite in parallel
 test-slow: $(READY)  ## run the long tests
 	$(BIN)/python -m pytest -m slow
 
-soak: $(READY)   ## run the full fault-injection tests and write docs/soak.md (>30 min)
+soak: $(READY)   ## disturb runs at random times and write docs/soak.md (20 min)
 	$(BIN)/python -m tests.soak --out docs/soak.md
 
 planted-faults: $(READY)  ## check that the tests catch the faults of tests/planted (PLANTED=ID|AREA, 15-45 min)

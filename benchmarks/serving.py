@@ -2,7 +2,7 @@
 
 heads       the head of a query, for 2^10 to 2^24 classes
 query       a complete query / computing all logits
-gallery     searching a gallery / faiss, and through the approximate index / exactly
+gallery     exact search of a gallery / faiss
 runners     CPU time of a query at each runner / the same model in a hand-written application
 idle        processes and memory of idle servers
 swaps       requests while new versions are published
@@ -16,10 +16,10 @@ covers all of its processes, including those of Ray. The client runs on the same
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cv2
+import faiss
 import httpx
 import numpy as np
 import psutil
@@ -38,7 +39,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks import gallery_search
 from benchmarks.timing import (
     CONSOLE,
     Row,
@@ -53,16 +53,19 @@ from data.files import sha256_of
 from data.images.config import ImageConfig
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
+from heads.logits import ClassRows, Dot
 from serving.addresses import free_port
 from serving.answer import answer, make_query
 from serving.client import Client
 from serving.config import ServingConfig
+from serving.galleries.searching import best, class_scores
 from serving.model import Engine, Model, open_reader
 from serving.on_ray import variables
-from tests.serving import swaps
+from tests.serving import started, swaps
 from tests.serving.evaluated import RECALL, Evaluated, evaluated
 from tests.shards import glyph_recipe, text_recipe, text_shards
 from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.config import BackboneConfig
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.precision import LowPrecision
 from trainer.backbone.quantization import write_int8
@@ -81,7 +84,6 @@ from trainer.bundle.spec import (
 )
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle, write_bundle
-from trainer.config import BackboneConfig
 from trainer.promises import KINDS
 
 RESNET_50: dict[str, Any] = {"model_type": "resnet"}  # transformers' default
@@ -98,48 +100,37 @@ NEGLIGIBLE = {**_BASIC, "embedding_size": 8, "hidden_sizes": [8], "depths": [1]}
 _HEADS = tuple(1 << power for power in (10, 14, 18, 21, 24))
 # Many short turns, so that other load on the machine affects all contenders equally.
 _QUERIES, _ROUNDS, _NUM_ROWS = 100, 101, 1000
+_NUM_ITEMS = 1_000_000
 _MANY = 370_728  # 2^18.5, as in paper 002, table 3
+# A JPEG with the typical size of ImageNet's images.
+_PIXELS = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
+_LARGE = cv2.resize(_PIXELS, (500, 375), interpolation=cv2.INTER_CUBIC)
+_IMAGE = cv2.imencode(".jpg", _LARGE)[1].tobytes()
 
 
 def heads() -> Iterator[Row]:
-    """Time the head of a query by number of classes, and compare it with the backbone."""
+    """Time the head of a query by number of classes."""
     with tempfile.TemporaryDirectory(prefix="kway-") as folder:
         path = Path(folder) / "small"
-        write_random(path, RESNET_50, _NUM_ROWS + 24, onnx=True)
-        model = Model.open(path)
-        heads = {str(num_classes): _head(path, num_classes) for num_classes in _HEADS}
+        write_random(path, RESNET_50, _NUM_ROWS + 24)
         # Measure the thread's CPU time: the thread never waits, and wall time would depend on the
         # machine's load.
         found = take_turns(
-            heads, title="head of a query", rounds=_ROUNDS, seconds=60, clock=time.thread_time
-        )
-        last = str(_HEADS[-1])
-        relative = take_turns(
-            {"head": heads[last], "backbone": _forward(model)},
-            title="head and backbone",
+            {str(num_classes): _head(path, num_classes) for num_classes in _HEADS},
+            title="head of a query",
             rounds=_ROUNDS,
             seconds=60,
+            clock=time.thread_time,
         )
-    each = {num: found[str(num)] / _QUERIES for num in _HEADS}
-    first = each[_HEADS[0]]
-    ratios = {num: float(np.median(seconds / first)) for num, seconds in each.items()}
-    most = max(ratios, key=ratios.__getitem__)
-    times = ", ".join(f"{num:,}: {1e6 * np.median(each[num]):.0f}" for num in _HEADS)
-    case = "by name, at a recall; 2,048 + 1 numbers per row, warm page cache, no row cached"
+    first = found[str(_HEADS[0])]
+    slowest = max(float(np.median(seconds / first)) for seconds in found.values())
+    times = ", ".join(f"{num}: {1e6 * np.median(found[num]) / _QUERIES:.0f}" for num in found)
     yield Row(
         "head of a query, slowest / K = 1,024",
-        case,
-        f"{ratios[most]:.2f}",
+        "by name, at a recall; 2,048 + 1 numbers per row, warm page cache, no row cached",
+        f"{slowest:.2f}",
         "<= 1.20",
         f"us {times}",
-    )
-    share = float(np.median(relative["head"] / _QUERIES / relative["backbone"]))
-    yield Row(
-        "head of a query / backbone",
-        f"K = {_HEADS[-1]:,}; ResNet-50, batch 1, {model.engine}",
-        f"{share:.2%}",
-        "<= 1%",
-        f"backbone {1e3 * np.median(relative['backbone']):.1f} ms",
     )
 
 
@@ -153,7 +144,6 @@ def whole_query() -> Iterator[Row]:
         classifier.requires_grad_(False)
         classifier.weight.copy_(rows[:, :-1])
         classifier.bias.copy_(rows[:, -1])
-        image = _image()
         engines: tuple[Engine, ...] = ("torch", "onnxruntime")
         models: dict[str, Model] = {
             engine: Model(Bundle.open(path), engine=engine) for engine in engines
@@ -166,10 +156,7 @@ def whole_query() -> Iterator[Row]:
                 yield Row("all K logits / one class", precision, "not measured", "", str(error))
         for engine, model in models.items():
             found = take_turns(
-                {
-                    "one": _query(model, image),
-                    "all": _all_logits(model, image, classifier),
-                },
+                {"one": _query(model), "all": _all_logits(model, classifier)},
                 title=f"complete query, {engine}",
                 seconds=60,
             )
@@ -191,7 +178,7 @@ def _in_precision(path: Path, precision: LowPrecision) -> Model:
         if precision == "int8":
             reader = open_reader(bundle)
             onnx = path.with_name("int8.onnx")
-            write_int8(path / ONNX, [reader.collate([reader.prepare(_image())])], onnx)
+            write_int8(path / ONNX, [reader.collate([reader.prepare(_IMAGE)])], onnx)
         assert bundle.thresholds is not None
         rewrite_bundle(
             path,
@@ -211,7 +198,7 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
     class_ids = np.sort(draw.choice(num_classes, min(_NUM_ROWS, num_classes), replace=False))
     CONSOLE.print(f"writing {num_classes:,} classes")
     stretch(path, num_classes, class_ids)
-    bundle = Bundle.open(path, cache_bytes=0)
+    bundle = Bundle.open(path)
     features = torch.randn(1, bundle.spec.dim)
     names = [name_of(class_id) for class_id in draw.choice(class_ids, _QUERIES).tolist()]
 
@@ -222,37 +209,50 @@ def _head(small: Path, num_classes: int) -> Callable[[], None]:
     return queries
 
 
-def _forward(model: Model) -> Callable[[], None]:
-    prepared = [model.prepare(_image())]
-
-    def forward() -> None:
-        model.features(prepared)
-
-    return forward
-
-
-def _query(model: Model, image: bytes) -> Callable[[], None]:
+def _query(model: Model) -> Callable[[], None]:
     def query() -> None:
         query = make_query(model.bundle, [name_of(_MANY // 2)], recall=0.9)
-        model.answer([model.prepare(image)], query)
+        model.answer([model.prepare(_IMAGE)], query)
 
     return query
 
 
-def _all_logits(model: Model, image: bytes, classifier: torch.nn.Linear) -> Callable[[], None]:
+def _all_logits(model: Model, classifier: torch.nn.Linear) -> Callable[[], None]:
     @torch.inference_mode()
     def query() -> None:
-        logits = classifier(model.features([model.prepare(image)]))
+        logits = classifier(model.features([model.prepare(_IMAGE)]))
         float(logits[0, _MANY // 2])
 
     return query
 
 
-def _image() -> bytes:
-    """Return a JPEG with the typical size of ImageNet's images."""
-    pixels = np.random.default_rng(0).integers(0, 256, (47, 63, 3), dtype=np.uint8)
-    large = cv2.resize(pixels, (500, 375), interpolation=cv2.INTER_CUBIC)
-    return cv2.imencode(".jpg", large)[1].tobytes()
+def gallery() -> Iterator[Row]:
+    """Compare the exact search of a gallery with faiss's flat index, with as many threads."""
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    draw = np.random.default_rng(0)
+    features = draw.standard_normal((_NUM_ITEMS, 256), np.float32)
+    weights = torch.from_numpy(draw.standard_normal((64, 256), np.float32))
+    flat, loss = faiss.IndexFlatIP(256), LossSpec(kind="batch_ce", aligned=True)
+    flat.add(features)
+    turn = itertools.cycle(range(len(weights)))
+
+    def search() -> None:
+        row = ClassRows(torch.zeros(1, dtype=torch.long), weights[next(turn)][None])
+        best(class_scores(features, row, Dot(), loss), 0, 20)
+
+    found = take_turns(
+        {
+            "search": search,
+            "faiss": lambda: flat.search(weights[next(turn)][None].numpy(), 20),
+            # The threads of faiss wait actively for a while, at the cost of the next contender.
+            "pause": lambda: time.sleep(0.1),
+        },
+        title="gallery search",
+        rounds=25,
+        seconds=120,
+    )
+    case = f"{_NUM_ITEMS:,} features x 256"
+    yield ratio_row("gallery search / faiss IndexFlatIP", case, found["search"], found["faiss"], 1)
 
 
 # ---------------------------------------------------------------------------- runners
@@ -328,13 +328,15 @@ class _Turns:
 
     def __call__(self) -> None:
         before = self._server.cpu_seconds()
-        asyncio.run(_send(self._server.port, self._request, self._count, self._clients))
+        asyncio.run(_send(self._server.url, self._request, self._count, self._clients))
         after = self._server.cpu_seconds()
         self.cpu_seconds.append(sum(after[one] - before.get(one, 0.0) for one in after))
 
 
-async def _send(port: int, request: bytes, count: int, clients: int) -> None:
+async def _send(url: str, request: bytes, count: int, clients: int) -> None:
     """Send `count` requests. Each client sends its own sequentially over one connection."""
+
+    port = url.rpartition(":")[2]
 
     async def client(times: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -365,7 +367,7 @@ def _request(side: int) -> bytes:
 def _check_same_work(servers: list["_Server"], side: int) -> None:
     headers, scores = {"Content-Type": "application/json"}, []
     for server in servers:
-        url = f"http://127.0.0.1:{server.port}/v1/query"
+        url = f"{server.url}/v1/query"
         answer = httpx.post(url, content=_query_body(side), headers=headers, timeout=60)
         scores.append(answer.raise_for_status().json()["results"][0]["verdicts"][0]["score"])
     np.testing.assert_allclose(scores, scores[0], rtol=1e-4, atol=1e-4)
@@ -378,7 +380,7 @@ def random_jpeg(side: int) -> bytes:
 
 
 class _Server(NamedTuple):
-    port: int
+    url: str
     pid: int
 
     def processes(self) -> list[psutil.Process]:
@@ -397,13 +399,12 @@ class _Server(NamedTuple):
 
 @contextmanager
 def _kway(bundle: Path, *options: str) -> Iterator[_Server]:
-    command = [sys.executable, "-P", "-m", "launch", "serve", str(bundle), "--port", "0", *options]
-    with _ended(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
-        assert process.stdout is not None
-        ready = process.stdout.readline()
-        if not ready.startswith("ready: "):
-            raise RuntimeError("kway serve did not start: see its error above")
-        yield _Server(int(ready.split()[1].rsplit(":", 1)[1]), process.pid)
+    with tempfile.TemporaryDirectory() as folder:
+        server = started.start(bundle, Path(folder) / "stderr", *options)
+        try:
+            yield _Server(server.url, server.process.pid)
+        finally:
+            started.end(server)
 
 
 @contextmanager
@@ -411,29 +412,21 @@ def _peer(kind: str, bundle: Path, variables: dict[str, str]) -> Iterator[_Serve
     port = free_port("127.0.0.1", 0)
     command = [sys.executable, "-m", "benchmarks.serving_peers", kind, str(bundle), str(port)]
     ray = {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    with _ended(subprocess.Popen(command, env={**os.environ, **ray, **variables})) as process:
-        for _ in range(1200):
-            if process.poll() is not None:
-                raise RuntimeError("the server did not start: see its error above")
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{port}/openapi.json").is_success:
-                    break
-            time.sleep(0.1)
-        yield _Server(port, process.pid)
-
-
-@contextmanager
-def _ended(process: "subprocess.Popen[str]") -> Iterator["subprocess.Popen[str]"]:
-    """Stop a process and its remaining children."""
-    with process:
+    with subprocess.Popen(command, env={**os.environ, **ray, **variables}) as process:
+        server = _Server(f"http://127.0.0.1:{port}", process.pid)
         try:
-            yield process
+            for _ in range(1200):
+                if process.poll() is not None:
+                    raise RuntimeError("the server did not start: see its error above")
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"{server.url}/openapi.json").is_success:
+                        break
+                time.sleep(0.1)
+            yield server
         finally:
-            children = []
-            if process.poll() is None:
-                children = psutil.Process(process.pid).children(recursive=True)
-                process.send_signal(signal.SIGTERM)
-                process.wait(60)
+            children = server.processes()[1:] if process.poll() is None else []
+            process.terminate()
+            process.wait(60)
             for child in psutil.wait_procs(children, timeout=5)[1]:
                 child.kill()
 
@@ -511,7 +504,7 @@ def verdicts() -> Iterator[Row]:
 
 
 def _same_verdicts(kind: str, server: _Server, found: Evaluated, *, no_ray: bool) -> Row:
-    with Client(f"http://127.0.0.1:{server.port}") as client:
+    with Client(server.url) as client:
         answer = client.query(found.names, found.inputs, recall=RECALL)
     rows = [result.verdicts for result in answer.results]
     matches = np.array([[verdict.match for verdict in row] for row in rows])
@@ -622,8 +615,7 @@ def _blocks(num_classes: int, width: int) -> Iterator[Tensor]:
 SECTIONS: Sections = {
     "heads": heads,
     "query": whole_query,
-    "gallery": gallery_search.exact,
-    "gallery-index": gallery_search.approximate,
+    "gallery": gallery,
     "runners": runners,
     "idle": idle,
     "swaps": swapped,

@@ -9,8 +9,7 @@ block of logits is larger than the cache. Between the SMs and the cache, it move
 products read their operands once per tile of 128 x 128 results.
 """
 
-from benchmarks.gpu.sizes import TaskSize
-from benchmarks.gpu.tasks import TEXTS, recipe_of
+from benchmarks.gpu.tasks import TEXTS, TaskSize, recipe_of
 from launch.plan.cluster import Machine, machine_named
 from launch.plan.operations import Operation
 from launch.plan.plan import Plan, PlanRequest, make_plan

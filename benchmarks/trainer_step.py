@@ -9,30 +9,28 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from data.loading.batch import Batch, Cursor
+from data.loading.loader import EndlessLoader
 from heads.collectives import collective_hook
+from trainer.agreement import Agreement
 from trainer.checkpoints import CheckpointWriter
 from trainer.config import Recipe
 from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
-from trainer.run.active_run import ActiveRun
 from trainer.run.folder import RunFolder
-from trainer.run.provenance import provenance
-from trainer.run.resume import TrainState
-from trainer.steps.agreement import Agreement
-from trainer.steps.nonfinite import NonFiniteSteps
+from trainer.run.reporter import Reporter
+from trainer.run.state import TrainState, provenance
+from trainer.run.training_data import RunData
+from trainer.schedules import RunLength
 from trainer.task import Task, build_task
-from trainer.telemetry.jsonl import SampleLog
-from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
-from trainer.telemetry.profile import StepProfiler
-from trainer.telemetry.telemetry import Telemetry
-from trainer.train import take_steps
+from trainer.train import Run, take_steps
 from trainer.world import World, open_world
 
 STEPS, SECONDS = 20, 120.0
@@ -125,36 +123,35 @@ def open_trainer(
     task = build_task(recipe, class_names=names, label_vectors=None, world=world, phases=phases)
     task.train().start_training()
     agreement = opened.enter_context(Agreement(world))
-    state = TrainState(step=0, cursor=loader.cursor, tree="", data="", tokenizer=None)
-    telemetry = Telemetry(
-        folder.path,
-        recipe.telemetry,
+    state = TrainState(
+        step=0,
+        cursor=loader.cursor,
+        tree="",
+        data="",
+        tokenizer=None,
+        origin=provenance(recipe),
+    )
+    length = RunLength(10**9, 10**6, recipe.train.global_batch)
+    reporter = Reporter(
+        recipe,
+        folder,
         world,
-        start_step=0,
-        num_steps=10**9,
-        global_batch=recipe.train.global_batch,
-        checkpoint_every=1_000_000,
+        state=state,
+        length=length,
+        num_classes=num_classes,
         phases=phases,
-        flops=ModelFlops(recipe, num_classes),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
-    run = ActiveRun(
-        recipe=recipe,
-        folder=folder,
-        world=world,
+    run = Run(
         task=task,
-        loader=loader,
-        num_samples=10**6,
-        label_vectors=None,
+        data=cast(RunData, None),  # there is no evaluation
+        length=length,
+        loader=cast(EndlessLoader, loader),
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
         agreement=agreement,
-        telemetry=opened.enter_context(telemetry),
+        reporter=opened.enter_context(reporter),
         writer=opened.enter_context(writer),
-        nonfinite=NonFiniteSteps(folder.path, rank=0, cap=0),
-        sample_log=opened.enter_context(SampleLog(folder.path, rank=0, enabled=False)),
-        profiler=StepProfiler(None, folder.path, world.device),
-        origin=provenance(recipe),
         state=state,
         saved_step=0,
     )

@@ -3,7 +3,7 @@
 Images, augmentation and caches are defined in their own modules.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -118,21 +118,10 @@ class SamplingConfig(FrozenConfig):
     )
 
 
-ShardGeneration = Annotated[
-    int | None,
-    Field(
-        ge=1,
-        description="generation of the shards, for sets to which samples were appended; null "
-        "selects the newest when a run starts, which the run then keeps",
-    ),
-]
-
-
 class MixtureSet(FrozenConfig):
     """One of several shard sets on which a run trains."""
 
     shards: ShardFolder = Field(description="folder or URL, as in data.shards")
-    generation: ShardGeneration = None
     split: str = Field("train", description="split of the folder to train on")
     weight: float = Field(
         1,
@@ -157,7 +146,6 @@ class DataConfig(FrozenConfig):
         description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
         "s3://, gs://)"
     )
-    generation: ShardGeneration = None
     cache: CacheConfig = CacheConfig()
     shuffle_shards: int | None = Field(
         None,
@@ -239,20 +227,6 @@ class DataConfig(FrozenConfig):
     def addresses(self) -> list[str]:
         """The path or URL of `shards`, followed by those of the sets of `mixture`."""
         return [str(self.shards), *(str(one.shards) for one in self.mixture)]
-
-    @property
-    def generations(self) -> list[int | None]:
-        """The generation of each of `addresses`."""
-        return [self.generation, *(one.generation for one in self.mixture)]
-
-    def with_generations(self, numbers: Sequence[int]) -> "DataConfig":
-        """Return the same data, with `numbers` as its `generations`."""
-        own, *others = numbers
-        mixture = tuple(
-            one.model_copy(update={"generation": number})
-            for one, number in zip(self.mixture, others, strict=True)
-        )
-        return self.model_copy(update={"generation": own, "mixture": mixture})
 
     @property
     def is_sampled(self) -> bool:

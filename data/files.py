@@ -1,13 +1,17 @@
 """Atomic writes, errors that contain the path, and directory walks that report errors."""
 
 import errno
+import fcntl
 import hashlib
+import mmap
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
+
+import numpy as np
 
 from data.remote.input_path import InputPath
 from data.remote.path import RemotePath
@@ -73,6 +77,30 @@ def _commit(path: Path, content: bytes) -> None:
             flush(file)
         temporary.replace(path)
     sync(path.parent)
+
+
+def lock(held: IO[bytes], path: Path, busy: str) -> None:
+    """Lock the open file `held` at `path` until it is closed.
+
+    Raises ValueError, whose message begins with `busy`, if another process holds the lock or has
+    removed the file.
+    """
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The other process may have finished and removed this file since it was opened.
+        if os.path.samestat(os.fstat(held.fileno()), path.stat()):
+            return
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    raise ValueError(f"{busy}: wait until it finishes")
+
+
+def mapped(file: IO[bytes]) -> np.ndarray:
+    """Map the bytes of `file`, which must not be empty, to a read-only uint8 array [n].
+
+    All processes share the memory. `file` may be closed afterwards.
+    """
+    return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
 
 def sync(path: Path) -> None:

@@ -1,7 +1,8 @@
 """Takes the screenshots of the docs: `python -m docs.screenshots DEMO [--only report] [--out DIR]`.
 
 DEMO is the output folder of `kway demo`. This process serves its bundle and sends queries with
-held-out images. The report compares its runs. The browser is the Chromium installed on the machine.
+held-out images. The report and README's figure compare its runs. The browser is the Chromium
+installed on the machine.
 """
 
 import argparse
@@ -17,9 +18,11 @@ from playwright.sync_api import Page, expect
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from launch.demo.runs import RUNS
+from docs import demo_plots
+from launch.commands.demo import RUNS
 from tests.serving.browsing import chromium, until, visit
 from tests.serving.in_process import application, listening
+from trainer.world import open_world
 
 KWAY = (sys.executable, "-P", "-m", "launch")
 CLASS = "LATIN SMALL LETTER E"
@@ -39,6 +42,9 @@ def main() -> None:
             2, f"error: {arguments.demo} has no bundle: run kway demo -o {arguments.demo}\n"
         )
     with TemporaryDirectory() as folder:
+        if arguments.only is None:
+            with open_world("cpu") as world:
+                demo_plots.draw(arguments.demo, world, arguments.out / "demo.png")
         if arguments.only != "page":
             print_size(shoot_report(arguments.demo, Path(folder), arguments.out))
         if arguments.only != "report":

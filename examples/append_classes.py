@@ -1,6 +1,6 @@
 """Loads the checkpoint of `examples/head_on_ranks.py` in one process, and appends two classes.
 
-    python examples/append_classes.py
+python examples/append_classes.py
 """
 
 import torch

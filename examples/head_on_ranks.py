@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/head_on_ranks.py
 
-On GPUs, create the mesh with "cuda" and the process group with "nccl", and pass device="cuda" to the
-head.
+On GPUs, create the mesh with "cuda" and the process group with "nccl", and pass device="cuda" to
+the head.
 """
 
 import torch

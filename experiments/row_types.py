@@ -25,10 +25,10 @@ import numpy as np
 
 from benchmarks.timing import CONSOLE, machine
 from data.shards.writing.writer import write_shards
-from data.sources import Cifar100, Glyphs, LabeledTexts
+from data.sources import Cifar100, Glyphs
 from data.sources.source import Source
 from data.text.tokenizer_training import train_tokenizer
-from experiments.papers.shards import Dataset, ModifiedSource
+from experiments.papers.shards import Dataset, ModifiedSource, tweeteval
 from trainer.recipe import build_recipe
 from trainer.run.folder import RunFolder
 from trainer.train import train
@@ -134,7 +134,7 @@ def tweets(folder: Path) -> Problem:
         "intermediate_size": 128,
     }
     return Problem(
-        lambda work: LabeledTexts(folder, work=work, texts="clean", across="drop"),
+        lambda work: tweeteval(folder, work, across="drop"),
         {"validation": 5_000, "limits": {"test": 10_000}},
         {
             "backbone": {"config": network, "pooling": "mean"},

@@ -72,7 +72,7 @@ def kway(
 app.add_typer(shard.app, name="shard")
 app.add_typer(tree.app, name="tree")
 app.command("tokenizer")(tokenizer.tokenizer)
-app.command("train")(train.train)
+app.command("train")(train.command)
 app.command("eval")(evaluate.evaluate)
 app.command("export")(export.export)
 app.command("import")(import_model.import_model)

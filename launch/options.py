@@ -15,7 +15,7 @@ declared only once. `data/option.py` defines markers for fields whose options di
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import update_wrapper
 from types import GenericAlias, NoneType, UnionType
@@ -68,25 +68,17 @@ def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOpt
 
 
 def with_options(
-    command: Callable[..., Any],
-    options: Mapping[str, "FieldOption"],
-    *,
-    without: Collection[str] = (),
+    command: Callable[..., Any], options: Mapping[str, "FieldOption"]
 ) -> Callable[..., Any]:
     """Return a function for typer that has `options` in place of `command`'s first parameter.
 
-    `command` receives the values of the options as a `Given` in that parameter. without: parameters
-    of `command` that keep their defaults and do not become options.
+    `command` receives the values of the options as a `Given` in that parameter.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [
         inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context),
         *(option.parameter for option in options.values()),
-        *(
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in own
-            if parameter.name not in without
-        ),
+        *(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own),
     ]
 
     def run(context: typer.Context, **values: Any) -> Any:

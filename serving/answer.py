@@ -6,14 +6,18 @@ The server, `kway query` on a folder and the tests all use this module.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+import torch
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
+from heads.topk import largest_columns, sort_largest
 from serving.schemas import (
     Answer,
+    Classification,
     ClassThreshold,
+    InputClasses,
     InputVerdicts,
     Required,
     ThresholdSource,
@@ -46,6 +50,16 @@ class Rule(BaseModel):
         description="`guaranteed`: no verdict on a class whose threshold for the recall is not "
         "guaranteed",
     )
+
+    # The requests that inherit from this class declare the other fields.
+    @field_validator(
+        "recall", "threshold", "top", "limit", "offset", mode="before", check_fields=False
+    )
+    @classmethod
+    def _is_not_boolean(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            raise ValueError("a boolean is not a number")
+        return value
 
 
 @dataclass(frozen=True)
@@ -186,3 +200,53 @@ def _threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold
 
 def _interval(share: Share | None) -> tuple[float, float] | None:
     return None if share is None else (share.low, share.high)
+
+
+# ------------------------------------------------------------------------- what is this?
+
+MAX_TOP = 100
+
+
+@torch.inference_mode()
+def top_classes(bundle: Bundle, features_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the min(k, K) largest scores of each row and the ids of their classes [B, k], in
+    descending order of score. Ties go to the lowest id.
+
+    The result is exact. The class weights are read in blocks, so memory does not grow with K.
+    """
+    best_scores = features_BD.new_empty(len(features_BD), 0)
+    best_ids = torch.empty_like(best_scores, dtype=torch.int64)
+    for rows in bundle.blocks():
+        scores = bundle.scores_of(features_BD, rows)
+        columns = largest_columns(scores, rows.class_ids, k)
+        best_scores, best_ids = sort_largest(
+            torch.cat([best_scores, scores.gather(1, columns)], dim=1),
+            torch.cat([best_ids, rows.class_ids[columns]], dim=1),
+            k,
+        )
+    return best_scores, best_ids
+
+
+def ranked(bundle: Bundle, features_BD: Tensor) -> Tensor:
+    """Return the scores and ids of the top classes [B, MAX_TOP or all classes, 2]. Float64
+    represents both exactly."""
+    scores, ids = top_classes(bundle, features_BD, MAX_TOP)
+    return torch.stack([scores.double(), ids.double()], dim=-1)
+
+
+def classification(bundle: Bundle, ranked: Tensor, query: Query) -> Classification:
+    """Return the verdicts on the classes of each input, by the rule of `query`. `ranked` has their
+    scores and ids [B, top, 2]."""
+    return Classification(
+        version=bundle.version,
+        results=[
+            InputClasses(
+                input=position,
+                classes=[
+                    verdict(threshold_of(bundle, int(class_id), query), score)
+                    for score, class_id in pairs
+                ],
+            )
+            for position, pairs in enumerate(ranked.tolist())
+        ],
+    )

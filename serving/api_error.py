@@ -7,8 +7,6 @@ from pydantic import BaseModel, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
 RETRY = {"Retry-After": "1"}
-# Error codes for too many inputs, keyed by what the model reads.
-TOO_MANY_INPUTS = {"images": "too_many_pictures", "texts": "too_many_texts"}
 
 
 class ApiError(Exception):
@@ -19,11 +17,6 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.code, self.headers = status, code, headers
-
-
-def too_many_requests() -> ApiError:
-    message = "too many requests are waiting for the model. Try again"
-    return ApiError(429, "too_busy", message, RETRY)
 
 
 def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:

@@ -6,52 +6,26 @@ the routes.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from fastapi import APIRouter, FastAPI
+from fastapi import Depends, FastAPI
 
 from serving.config import LOOPBACK
-from serving.http.access import Access, LoopbackHost
-from serving.http.current_version import CurrentVersion
-from serving.http.direct_query import DirectQuery
 from serving.http.disconnects import Disconnects
+from serving.http.entry import Entry, paths_without_token, reject_repeated_parameters
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import complete_document
-from serving.http.routes import (
-    classes,
-    classify,
-    galleries,
-    inference,
-    page,
-    query,
-    server,
-)
-from serving.http.routing import paths_without_token
+from serving.http.routes import classes, galleries, inference, page, query, server
 from serving.tokens import Clients
 from serving.versions import ServedModel
 
-
-class Group(NamedTuple):
-    """A group of routers that /docs shows as one section."""
-
-    name: str
-    description: str
-    routers: tuple[APIRouter, ...]
-
-
-# Listed in the order in which /docs shows the sections.
+# The sections of /docs, in their order: name, description and router.
 GROUPS = (
-    Group("Query", "Does this image or text belong to class C?", (query.router, classify.router)),
-    Group("Classes", "The classes of the model.", (classes.router,)),
-    Group(
-        "Galleries",
-        "Indexed collections that can be searched for any class.",
-        (galleries.router,),
-    ),
-    Group("Open Inference Protocol", "Queries as tensors.", (inference.router,)),
-    Group("Server", "The served model and the state of the server.", (server.router,)),
+    ("Query", "Does this image or text belong to class C?", query.router),
+    ("Classes", "The classes of the model.", classes.router),
+    ("Galleries", "Indexed collections that can be searched for any class.", galleries.router),
+    ("Open Inference Protocol", "Queries as tensors.", inference.router),
+    ("Server", "The served model and the state of the server.", server.router),
 )
-ROUTERS = (*(router for group in GROUPS for router in group.routers), page.router)
 
 
 def build_app(
@@ -66,23 +40,26 @@ def build_app(
         redoc_url=None,
         # Otherwise, FastAPI looks for OpenTelemetry's providers in each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        openapi_tags=[{"name": group.name, "description": group.description} for group in GROUPS],
+        dependencies=[Depends(reject_repeated_parameters)],
+        openapi_tags=[{"name": name, "description": text} for name, text, _ in GROUPS],
     )
     api.state.model, api.state.metrics_page = model, metrics_page
     api.state.searches = classes.Searches()
-    open_paths = paths_without_token(ROUTERS)
+    open_paths = paths_without_token([*(router for *_, router in GROUPS), page.router])
     install_handlers(api)
     config = model.current.service.config
     has_tokens = config.token_file is not None
     complete_document(api, open_paths=open_paths if has_tokens else None)
-    api.add_middleware(DirectQuery)
-    api.add_middleware(CurrentVersion, model=model)
-    api.add_middleware(Access, clients=clients, open_paths=open_paths)
+    api.add_middleware(query.DirectQuery)
+    api.add_middleware(
+        Entry,
+        model=model,
+        clients=clients,
+        open_paths=open_paths,
+        only_loopback=not has_tokens and config.host in LOOPBACK,
+    )
     api.add_middleware(Disconnects)
-    if not has_tokens and config.host in LOOPBACK:
-        api.add_middleware(LoopbackHost)
-    for group in GROUPS:
-        for router in group.routers:
-            api.include_router(router, tags=[group.name])
+    for name, _, router in GROUPS:
+        api.include_router(router, tags=[name])
     api.include_router(page.router)
     return api

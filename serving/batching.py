@@ -25,8 +25,7 @@ class QueueFullError(Exception):
 
 @dataclass(eq=False)
 class _Request:
-    """A request. The batch thread fills `rows`, one per input, and sets `value` or
-    `error`."""
+    """A request. The batch thread fills `rows`, one per input, and sets `value` or `error`."""
 
     complete: Callable[[Tensor], Any]
     result: asyncio.Future[Any]
@@ -53,10 +52,6 @@ class _Input:
     position: int
     prepare: Callable[[], Any]
     prepared: Future[Any] | None
-
-    @property
-    def is_last(self) -> bool:
-        return self.position == self.request.num_inputs - 1
 
 
 class Batcher:
@@ -141,39 +136,33 @@ class Batcher:
         return batch
 
     def _run(self, batch: Sequence[_Input]) -> list[_Request]:
-        """Run a batch. Returns the requests that succeeded or failed."""
-        ready = _prepared(batch)
+        """Run a batch. Returns the requests that succeeded or failed, in the order of arrival. An
+        exception fails only the requests that it affects."""
+        ready: dict[_Input, Any] = {}
+        for one in batch:
+            if one.request.error is None:
+                try:
+                    ready[one] = one.prepare() if one.prepared is None else one.prepared.result()
+                except Exception as error:
+                    one.request.error = error
+        ready = {one: prepared for one, prepared in ready.items() if one.request.error is None}
         try:
             rows = self._forward(list(ready.values())) if ready else ()
-        except Exception as error:  # fail only the requests in this batch
-            for one in ready:
-                one.request.error = error
-        else:
             for one, row in zip(ready, rows, strict=True):
                 one.request.rows[one.position] = row
-        for one in batch:
-            if one.is_last and one.request.error is None:
-                _complete(one.request)
-        finished = [one.request for one in batch if one.is_last or one.request.error is not None]
-        return list(dict.fromkeys(finished))  # in the order of arrival
-
-
-def _prepared(batch: Sequence[_Input]) -> dict[_Input, Any]:
-    """Prepare the inputs of a batch. If one fails, so does its request."""
-    found = {}
-    for one in batch:
-        if one.request.error is not None:
-            continue
-        try:
-            found[one] = one.prepare() if one.prepared is None else one.prepared.result()
         except Exception as error:
-            one.request.error = error
-    return {one: ready for one, ready in found.items() if one.request.error is None}
-
-
-def _complete(request: _Request) -> None:
-    try:
-        rows = torch.stack([request.rows[i] for i in range(len(request.rows))])
-        request.value = request.complete(rows)
-    except Exception as error:
-        request.error = error
+            for one in ready:
+                one.request.error = error
+        finished = [
+            request
+            for request in dict.fromkeys(one.request for one in batch)
+            if request.error is not None or len(request.rows) == request.num_inputs
+        ]
+        for request in finished:
+            if request.error is None:
+                try:
+                    rows = torch.stack([request.rows[i] for i in range(request.num_inputs)])
+                    request.value = request.complete(rows)
+                except Exception as error:
+                    request.error = error
+        return finished

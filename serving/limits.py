@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from serving.api_error import ApiError
+from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
 
 
@@ -30,34 +30,27 @@ class ClientLimit:
         self.in_use = 0
 
     @contextmanager
-    def slot(self, client: str) -> Iterator[None]:
-        """Acquire one slot for `client` for the duration of the context. Raises ApiError 429 if
-        none is free."""
-        self.acquire(client, 1)
+    def slots(self, client: str, count: int = 1) -> Iterator[None]:
+        """Acquire slots for `client` for the duration of the context."""
+        self.acquire(client, count)
         try:
             yield
         finally:
-            self.release(client, 1)
+            self.release(client, count)
 
     def acquire(self, client: str, count: int) -> None:
         """Acquire `count` slots for `client`. If fewer are free, acquires none and raises ApiError
         429."""
         of_client = self._of_clients.get(client, 0)
         if self.in_use + count > self._most:
-            message = (
-                f"the server has reached its limit of {self._most} {self._what}. Try again later"
-            )
-        elif of_client + count > self._per_client:
-            message = (
+            raise self._full()
+        if of_client + count > self._per_client:
+            raise self._error(
                 f"you have reached your limit of {self._per_client} {self._what}. Finish or close "
                 "another request first"
             )
-        else:
-            self._of_clients[client] = of_client + count
-            self.in_use += count
-            return
-        code = f"too_many_{self._what}".replace(" ", "_")
-        raise ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
+        self._of_clients[client] = of_client + count
+        self.in_use += count
 
     def release(self, client: str, count: int) -> None:
         """Release slots acquired with `acquire`."""
@@ -65,6 +58,30 @@ class ClientLimit:
         left = self._of_clients.pop(client, 0) - count
         if left:
             self._of_clients[client] = left
+
+    def _full(self) -> ApiError:
+        return self._error(
+            f"the server has reached its limit of {self._most} {self._what}. Try again later"
+        )
+
+    def _error(self, message: str) -> ApiError:
+        code = f"too_many_{self._what}".replace(" ", "_")
+        return ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
+
+
+class Slots(ClientLimit):
+    """Limits the requests that a replica processes concurrently."""
+
+    def __init__(self, config: ServingConfig) -> None:
+        super().__init__(
+            config.max_requests,
+            "requests",
+            per_client=config.requests_per_client,
+            retry_seconds=1,
+        )
+
+    def _full(self) -> ApiError:
+        return too_many_requests()
 
 
 class Uploads:
@@ -75,7 +92,7 @@ class Uploads:
             config.max_uploads, "uploads", per_client=config.max_uploads_per_client
         )
         # One body of the maximum size always fits.
-        self._bytes = ClientLimit(
+        self.bytes = ClientLimit(
             max(config.max_upload_bytes, config.max_body_bytes),
             "upload bytes",
             per_client=max(config.max_upload_bytes_per_client, config.max_body_bytes),
@@ -83,16 +100,6 @@ class Uploads:
         self._max_body_bytes = config.max_body_bytes
         self._grace_seconds = config.upload_grace_seconds
         self._min_rate = config.min_upload_bytes_per_second
-
-    @contextmanager
-    def held(self, client: str, num_bytes: int) -> Iterator[None]:
-        """Count `num_bytes` of `client` for the duration of the context. Raises ApiError 429 if the
-        total size is too large."""
-        self._bytes.acquire(client, num_bytes)
-        try:
-            yield
-        finally:
-            self._bytes.release(client, num_bytes)
 
     async def receive(self, client: str, receive: Receive) -> bytes:
         """Receive a request body, which counts as an upload of `client` until it ends.
@@ -103,7 +110,7 @@ class Uploads:
         """
         parts: list[bytes] = []
         received, started = 0, asyncio.get_running_loop().time()
-        with self._count.slot(client):
+        with self._count.slots(client):
             try:
                 while True:
                     message = await self._in_time(receive(), started, received)
@@ -112,13 +119,13 @@ class Uploads:
                     part: bytes = message.get("body", b"")
                     if received + len(part) > self._max_body_bytes:
                         raise body_too_large(self._max_body_bytes)
-                    self._bytes.acquire(client, len(part))
+                    self.bytes.acquire(client, len(part))
                     received += len(part)
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
             finally:
-                self._bytes.release(client, received)
+                self.bytes.release(client, received)
 
     async def _in_time(self, message: Awaitable[Message], started: float, received: int) -> Message:
         seconds = self._grace_seconds + received / self._min_rate
@@ -133,6 +140,20 @@ class Uploads:
             raise ApiError(408, "slow_body", text) from error
 
 
+def too_many_requests() -> ApiError:
+    message = "too many requests are waiting for the model. Try again"
+    return ApiError(429, "too_busy", message, RETRY)
+
+
 def body_too_large(limit: int) -> ApiError:
     message = f"the body is larger than {limit} bytes. Split the request"
     return ApiError(413, "body_too_large", message)
+
+
+def check_count(count: int, what: str, most: int) -> None:
+    """Raise ApiError 413 for more than `most` images, texts or classes in a request."""
+    if count > most:
+        # Error codes say "pictures" instead of images.
+        code = f"too_many_{'pictures' if what == 'images' else what}"
+        message = f"the request has {count} {what}, but the limit is {most}. Split the request"
+        raise ApiError(413, code, message)

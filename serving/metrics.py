@@ -68,30 +68,11 @@ IN_PROGRESS = Metric(
 QUEUED = Metric(
     "gauge", "kway_queued_inputs", "Number of inputs waiting for the model of a replica."
 )
-METRICS = (
-    REQUESTS,
-    INPUTS,
-    SECONDS,
-    RELOADS,
-    ALIGNED,
-    VERSION,
-    REJECTED,
-    IN_PROGRESS,
-    QUEUED,
-)
+METRICS = (REQUESTS, INPUTS, SECONDS, RELOADS, ALIGNED, VERSION, REJECTED, IN_PROGRESS, QUEUED)
+# The method of a metric that records a value, in prometheus_client and in Ray.
+RECORDED_BY = {"counter": "inc", "gauge": "set", "histogram": "observe"}
 # The upper ends of the buckets of histograms, in seconds.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-
-
-class ReplicaState(NamedTuple):
-    """What the gauges report about a replica and its model."""
-
-    name: str
-    version: str
-    loss: LossSpec
-    is_rejected: bool
-    requests: int
-    queued_inputs: int
 
 
 class Exporter(Protocol):
@@ -119,14 +100,22 @@ class Metrics:
     def count_reload(self, model: str, outcome: Literal["switched", "failed"]) -> None:
         self._record(RELOADS, 1, model=model, outcome=outcome)
 
-    def report(self, state: ReplicaState) -> None:
+    def report(
+        self,
+        *,
+        name: str,
+        version: str,
+        loss: LossSpec,
+        is_rejected: bool,
+        requests: int,
+        queued_inputs: int,
+    ) -> None:
         """Set the gauges. Call this every few seconds, because Ray drops a gauge that has not been
         set recently."""
-        name, version = state.name, state.version
-        self._record(IN_PROGRESS, state.requests)
-        self._record(QUEUED, state.queued_inputs)
-        self._record(REJECTED, int(state.is_rejected), model=name)
-        self._record(ALIGNED, int(state.loss.aligned), model=name, loss=state.loss.kind)
+        self._record(IN_PROGRESS, requests)
+        self._record(QUEUED, queued_inputs)
+        self._record(REJECTED, int(is_rejected), model=name)
+        self._record(ALIGNED, int(loss.aligned), model=name, loss=loss.kind)
         if self._reported not in (None, version):
             self._record(VERSION, 0, model=name, version=str(self._reported))
         self._record(VERSION, 1, model=name, version=version)
@@ -141,31 +130,18 @@ class Prometheus:
         self._metrics = {metric: self._collector(metric) for metric in METRICS}
 
     def _collector(self, metric: Metric) -> Any:
-        _, name, description, labels = metric
+        given = (metric.name, metric.description, metric.labels)
         match metric.kind:
             case "counter":
-                return Counter(name, description, labels, registry=self._registry)
-            case "gauge":
-                # Workers are told apart, like Ray's replicas.
-                return Gauge(
-                    name, description, labels, registry=self._registry, multiprocess_mode="liveall"
-                )
+                return Counter(*given, registry=self._registry)
+            case "gauge":  # workers are told apart, like Ray's replicas
+                return Gauge(*given, registry=self._registry, multiprocess_mode="liveall")
             case "histogram":
-                return Histogram(
-                    name, description, labels, registry=self._registry, buckets=BUCKETS
-                )
+                return Histogram(*given, registry=self._registry, buckets=BUCKETS)
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         found = self._metrics[metric]
-        if labels:
-            found = found.labels(**labels)
-        match metric.kind:
-            case "counter":
-                found.inc(value)
-            case "gauge":
-                found.set(value)
-            case "histogram":
-                found.observe(value)
+        getattr(found.labels(**labels) if labels else found, RECORDED_BY[metric.kind])(value)
 
     def page(self) -> bytes:
         """Return the metrics in the Prometheus text format."""

@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -170,44 +170,23 @@ def check_imports(bundle: Bundle, device: Device, allow_imports: Collection[str]
         bundle.check_imports(allow_imports)
 
 
-class Reader(Protocol):
-    """Decodes images or texts into backbone inputs."""
-
-    def prepare(self, raw: Any) -> Any:
-        """Convert an input, as sent by the client, to an element of a batch. Raises ValueError if
-        it is invalid."""
-        ...
-
-    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
-        """Combine prepared inputs into a batch of backbone inputs."""
-        ...
-
-    def examples(self) -> list[Any]:
-        """Return prepared inputs that every model must be able to process."""
-        ...
-
-
-def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
-    """Return the reader for the model in `bundle`. Raises the same exceptions as
-    `Bundle.load_tokenizer`."""
-    if bundle.spec.image is not None:
-        return ImageReader(bundle.spec.image, max_pixels)
-    return TextReader(bundle.load_tokenizer())
-
-
 class ImageReader:
-    """Image files -> uint8 pixels [C, size, size], or [crops, C, size, size]."""
+    """Image files -> uint8 pixels [C, size, size], or [crops, C, size, size].
+
+    Like `TextReader`, it prepares inputs, as sent by clients, combines them into a batch of
+    backbone inputs, and has examples that every model must be able to process.
+    """
 
     def __init__(self, image: ImageConfig, max_pixels: int) -> None:
         self._image = image
         self._max_pixels = max_pixels
 
-    def prepare(self, raw: bytes) -> Tensor:
+    def prepare(self, raw: Any) -> Tensor:
         """Decode an image. Raises ValueError if the bytes are not a valid image, or if the image
         has too many pixels or an extreme aspect ratio."""
         return self._crops(decode(raw, self._image.channels, self._max_pixels))
 
-    def collate(self, prepared: Sequence[Tensor]) -> dict[str, Tensor]:
+    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
         return {"pixel_values": torch.stack(list(prepared))}
 
     def examples(self) -> list[Tensor]:
@@ -224,13 +203,24 @@ class TextReader:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def prepare(self, raw: str) -> list[int]:
+    def prepare(self, raw: Any) -> list[int]:
         """Tokenize a text. Raises ValueError if the text is not valid Unicode."""
         return self._tokenizer.encode([raw])[0]
 
-    def collate(self, prepared: Sequence[list[int]]) -> dict[str, Tensor]:
+    def collate(self, prepared: Sequence[Any]) -> dict[str, Tensor]:
         return pad_tokens(prepared, self._tokenizer.pad_id, max_length=self._tokenizer.max_length)
 
     def examples(self) -> list[list[int]]:
         """Return a short text and a text that is truncated to `max_length` tokens."""
         return self._tokenizer.encode([_EXAMPLE_TEXT, _EXAMPLE_TEXT * self._tokenizer.max_length])
+
+
+Reader = ImageReader | TextReader
+
+
+def open_reader(bundle: Bundle, *, max_pixels: int = MAX_PIXELS) -> Reader:
+    """Return the reader for the model in `bundle`. Raises the same exceptions as
+    `Bundle.load_tokenizer`."""
+    if bundle.spec.image is not None:
+        return ImageReader(bundle.spec.image, max_pixels)
+    return TextReader(bundle.load_tokenizer())

@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.context import SpawnProcess
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from prometheus_client.multiprocess import mark_process_dead
@@ -29,7 +28,7 @@ from data.processes import die_with_parent
 from serving.addresses import Addresses
 from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
-from serving.http.error_responses import reject
+from serving.http.error_responses import response_of
 from serving.metrics import FOLDER_VARIABLE, Prometheus
 from serving.stop_signal import StopSignal
 from serving.temporary import temporary_folder
@@ -73,7 +72,7 @@ class Application:
             await self._lifespan(receive, send)
         elif self._app is None:
             error = ApiError(503, "loading", "the model is being loaded. Try again", RETRY)
-            await reject(error, scope, receive, send)
+            await response_of(error)(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
@@ -150,12 +149,12 @@ def run_workers(
     # prometheus_client collects the metrics of all workers from files in this folder.
     with temporary_folder("kway-metrics-") as folder, _listener(config) as listener:
         os.environ[FOLDER_VARIABLE] = str(folder)
-        running = [_Worker.start(bundle, config, listener) for _ in range(workers)]
+        running = [_Worker(bundle, config, listener) for _ in range(workers)]
         was_ready = False
 
         def check() -> None:
             nonlocal was_ready
-            if not was_ready and any(worker.is_ready.is_set() for worker in running):
+            if not was_ready and any(worker.has_loaded() for worker in running):
                 was_ready = True
                 print(Addresses.of(config).ready(curl), flush=True)
             for index, worker in enumerate(running):
@@ -165,7 +164,7 @@ def run_workers(
                 if not was_ready and worker.process.exitcode == _NOT_LOADED:
                     raise ChildProcessError("no worker could load the bundle: see its error above")
                 if time.monotonic() - worker.started > _RESTART_SECONDS:
-                    running[index] = _Worker.start(bundle, config, listener)
+                    running[index] = _Worker(bundle, config, listener)
 
         try:
             stop.wait(check)
@@ -184,30 +183,34 @@ def _listener(config: ServingConfig) -> socket.socket:
     return socket.create_server((config.host, config.port), family=family, backlog=2048)
 
 
-class _Worker(NamedTuple):
-    """A process that serves the bundle, and when it was started. `is_ready`: it has loaded it."""
+class _Worker:
+    """A process that serves the bundle."""
 
-    process: SpawnProcess
-    is_ready: Event
-    started: float
-
-    @classmethod
-    def start(cls, bundle: Path, config: ServingConfig, listener: socket.socket) -> "_Worker":
+    def __init__(self, bundle: Path, config: ServingConfig, listener: socket.socket) -> None:
         context = multiprocessing.get_context("spawn")
-        is_ready = context.Event()
-        process = context.Process(
-            target=_work, args=(bundle, config, listener, is_ready), name="worker"
+        # Not an Event: a SIGHUP to all processes ends multiprocessing's tracker of semaphores.
+        self._loaded, sender = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=_work, args=(bundle, config, listener, sender), name="worker"
         )
-        process.start()
-        return cls(process, is_ready, time.monotonic())
+        self.process.start()
+        self.started = time.monotonic()
+
+    def has_loaded(self) -> bool:
+        """Return whether the worker has reported that it has loaded the bundle, once."""
+        try:
+            return self._loaded.poll() and bool(self._loaded.recv())
+        except EOFError:  # the worker has ended
+            return False
 
 
-def _work(bundle: Path, config: ServingConfig, listener: socket.socket, is_ready: Event) -> None:
-    die_with_parent()
+def _work(bundle: Path, config: ServingConfig, listener: socket.socket, loaded: Connection) -> None:
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)
     # A terminal sends these to all processes, but only the parent decides.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    application = Application(bundle, config, is_ready.set)
+    application = Application(bundle, config, lambda: loaded.send(True))
     server = uvicorn.Server(uvicorn.Config(application, **_options(config)))
     try:
         server.run(sockets=[listener])  # may exit

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from serving.config import ServingConfig
 from serving.inference.servicer import Servicer
-from serving.metrics import BUCKETS, METRICS, Metric
+from serving.metrics import BUCKETS, METRICS, RECORDED_BY, Metric
 
 if TYPE_CHECKING:
     from serving.replica import Replica
@@ -33,25 +33,18 @@ class RayExporter:
         self._metrics = {metric: _collector(metric) for metric in METRICS}
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
-        found = self._metrics[metric]
-        match metric.kind:
-            case "counter":
-                found.inc(value, tags=labels)
-            case "gauge":
-                found.set(value, tags=labels)
-            case "histogram":
-                found.observe(value, tags=labels)
+        getattr(self._metrics[metric], RECORDED_BY[metric.kind])(value, tags=labels)
 
 
-def _collector(metric: Metric) -> Any:
-    given = {"description": metric.description, "tag_keys": metric.labels}
+def _collector(metric: Metric) -> Counter | Gauge | Histogram:
+    given: dict[str, Any] = {"description": metric.description, "tag_keys": metric.labels}
     match metric.kind:
         case "counter":
-            return Counter(metric.name, **given)  # type: ignore[arg-type]
+            return Counter(metric.name, **given)
         case "gauge":
-            return Gauge(metric.name, **given)  # type: ignore[arg-type]
+            return Gauge(metric.name, **given)
         case "histogram":
-            return Histogram(metric.name, boundaries=list(BUCKETS), **given)  # type: ignore[arg-type]
+            return Histogram(metric.name, boundaries=list(BUCKETS), **given)
 
 
 class _Process:
@@ -78,7 +71,7 @@ class Kway(Servicer):
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
-        _Process.replica.model.check_health()
+        _Process.replica.model.current.service.check_health()
 
 
 def application(bundle: str, config: ServingConfig, *, grace_seconds: float) -> Application:

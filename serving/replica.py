@@ -18,7 +18,7 @@ from serving.metrics import Exporter, Metrics
 from serving.model import check_imports
 from serving.overrides import read_overrides
 from serving.tokens import Clients
-from serving.versions import Loader, Reloader
+from serving.versions import ServedModel
 from trainer.backbone.precision import check_device
 from trainer.bundle.bundle import Bundle
 
@@ -41,17 +41,15 @@ class Replica:
         _log_to_standard_error()
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(config.threads_per_replica)
-        metrics = Metrics(exporter)
-        reloader = Reloader(Loader(bundle, config, metrics), metrics)
-        clients = Clients.of_file(config.token_file, config.client_address_header)
-        self.model = reloader.model
+        self.model = ServedModel(bundle, config, Metrics(exporter))
+        clients = Clients(config.token_file, config.client_address_header)
         self.app = build_app(self.model, clients, metrics_page)
         self.methods = InferenceMethods(self.model, clients)
         # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
         # collection would block all requests for a tenth of a second or more.
         gc.collect()
         gc.freeze()
-        reloader.start()
+        self.model.start()
 
 
 def _log_to_standard_error() -> None:

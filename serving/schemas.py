@@ -42,6 +42,21 @@ class ModelLogits(BaseModel):
     offset: float = Field(description="offset; the final value if it was trained")
 
 
+class ClassFound(BaseModel):
+    id: int
+    name: str
+    attributes: dict[str, str]
+    positives: int | None
+
+
+class ClassPage(BaseModel):
+    """One page of the classes that match a search. `total` is the number of matching classes on all
+    pages."""
+
+    total: int
+    classes: list[ClassFound]
+
+
 class ErrorDetail(BaseModel):
     code: str
     message: str
@@ -191,21 +206,17 @@ class GalleryHit(Verdict, GalleryItem):
     """The verdict on one class for one item of a gallery."""
 
 
-_TOTAL = (
-    "total number of hits across all pages: the matching items, or all items if there is no "
-    "threshold; for an approximate search, at most 100 that it finds"
-)
-_MATCHES = (
-    "number of items at or above the threshold; null if there is no threshold or the search is "
-    "approximate"
-)
-
-
 class ClassHits(ClassThreshold):
     """One page of a gallery's items, sorted by descending score for the class."""
 
-    total: int = Field(description=_TOTAL)
-    matches: int | None = Field(description=_MATCHES)
+    total: int = Field(
+        description="total number of hits across all pages: the matching items, or all items if "
+        "there is no threshold; for an approximate search, at most 100 that it finds"
+    )
+    matches: int | None = Field(
+        description="number of items at or above the threshold; null if there is no threshold or "
+        "the search is approximate"
+    )
     hits: list[GalleryHit]
 
 

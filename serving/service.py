@@ -16,15 +16,14 @@ from starlette.requests import ClientDisconnect
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from serving.answer import Query, Rule, answer, make_query
-from serving.api_error import RETRY, ApiError, too_many_requests
+from serving.answer import Query, Rule, answer, classification, make_query, ranked
+from serving.api_error import RETRY, ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
-from serving.limits import ClientLimit, Uploads
+from serving.limits import Slots, Uploads, too_many_requests
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification
-from serving.top_classes import classification, ranked
 
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
@@ -36,33 +35,6 @@ _SHORT_BYTES = 2**14
 _BASE64_BYTES, _BASE64_MARKS = 2**18, 200
 # Looking up a class takes about 5 us.
 _FEW_CLASSES = 16
-
-
-class Slots:
-    """Limits the number of requests that a replica processes concurrently, in total and for each
-    client."""
-
-    def __init__(self, limit: int, *, per_client: int) -> None:
-        self._limit = limit
-        self._taken = ClientLimit(limit, "requests", per_client=per_client, retry_seconds=1)
-
-    @property
-    def in_use(self) -> int:
-        """The number of requests that have a slot."""
-        return self._taken.in_use
-
-    def check(self, client: str) -> None:
-        """Raise ApiError 429 if no slot is free."""
-        self.acquire(client)
-        self.release(client)
-
-    def acquire(self, client: str) -> None:
-        if self._taken.in_use >= self._limit:
-            raise too_many_requests()
-        self._taken.acquire(client, 1)
-
-    def release(self, client: str) -> None:
-        self._taken.release(client, 1)
 
 
 class InProgress:
@@ -77,12 +49,12 @@ class InProgress:
         """Acquire a slot and hold it until the request ends. Call this after the body has been
         received, because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is
         free."""
-        self._slots.acquire(self._client)
+        self._slots.acquire(self._client, 1)
         self.has_slot = True
 
     def release_slot(self) -> None:
         if self.has_slot:
-            self._slots.release(self._client)
+            self._slots.release(self._client, 1)
 
 
 class Shared:
@@ -94,7 +66,7 @@ class Shared:
         threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.config, self.metrics = config, metrics
         self.uploads = Uploads(config)
-        self.slots = Slots(config.max_requests, per_client=config.requests_per_client)
+        self.slots = Slots(config)
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
 
 
@@ -164,7 +136,8 @@ class Service:
         started, outcome = time.perf_counter(), "internal"
         progress = InProgress(self._slots, client)
         try:
-            self._slots.check(client)  # reject before reading the body
+            with self._slots.slots(client):  # reject before reading the body
+                pass
             async with self._within_limits(progress):
                 yield progress
             outcome = "ok"
@@ -207,15 +180,14 @@ class Service:
         self,
         inputs: Sequence[bytes | str],
         complete: Callable[[Tensor], T],
-        field: str | None = None,
     ) -> T:
         """Return `complete(features)` for the features [n, dim] of images (bytes) or texts, which
         are batched with those of other requests. `complete` runs in the model's thread.
 
         Raises ApiError for an input that cannot be decoded, and QueueFullError if the model's queue
-        is full. The message of the ApiError names the input by `field` and its index.
+        is full.
         """
-        prepare = [partial(self._prepare, i, raw, field) for i, raw in enumerate(inputs)]
+        prepare = [partial(self._prepare, i, raw) for i, raw in enumerate(inputs)]
         return await self._batcher.submit(prepare, complete)
 
     async def answer(self, inputs: Sequence[bytes | str], query: Query) -> Answer:
@@ -263,19 +235,13 @@ class Service:
         except ValueError as error:
             raise ApiError(422, "invalid_query", str(error)) from error
 
-    def _prepare(self, position: int, raw: bytes | str, field: str | None) -> Any:
+    def _prepare(self, position: int, raw: bytes | str) -> Any:
         try:
             return self.model.prepare(raw)
         except ValueError as error:
-            code, default_field = (
-                ("not_a_picture", "images") if isinstance(raw, bytes) else ("not_a_text", "texts")
-            )
-            raise ApiError(400, code, f"{field or default_field}[{position}]: {error}") from error
-
-    def search(self, text: str, *, limit: int, offset: int) -> tuple[Sequence[int], int]:
-        """Return one page of the ids of the classes whose names contain `text`, and the total
-        number of such classes."""
-        return self.model.bundle.names.search(text, limit=limit, offset=offset)
+            code = "not_a_picture" if isinstance(raw, bytes) else "not_a_text"
+            message = f"{self.model.reads}[{position}]: {error}"
+            raise ApiError(400, code, message) from error
 
 
 def _is_mostly_base64(raw: bytes) -> bool:

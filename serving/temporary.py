@@ -4,6 +4,7 @@ Run as a script, this module is the process that removes the folder. Its standar
 that is closed when the owner of the folder exits.
 """
 
+import secrets
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,8 @@ _QUIET_SECONDS, _MAX_SECONDS = 3.0, 60.0
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
     """Create a folder in the temporary directory (TMPDIR) for the duration of the context."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # The name is known before the folder exists, so a signal at any line leaves nothing behind.
+    folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(4))
     remover = subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, str(folder)],
         stdin=subprocess.PIPE,
@@ -31,6 +33,7 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     )
     assert remover.stdin is not None
     try:
+        folder.mkdir(mode=0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

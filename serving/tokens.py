@@ -17,7 +17,6 @@ from functools import lru_cache
 from hashlib import sha256
 from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
-from typing import Self
 
 from serving.api_error import RETRY, ApiError
 
@@ -129,34 +128,31 @@ class Clients:
     one client.
     """
 
-    def __init__(self, tokens: Tokens | None, address_header: str | None = None) -> None:
-        self._tokens = tokens
+    def __init__(self, file: Path | None, address_header: str | None = None) -> None:
+        """Accept the tokens in `file`; None: accept every client. Raises the same exceptions as
+        `Tokens`."""
+        self._tokens = None if file is None else Tokens(file)
         self.address_header = None if address_header is None else address_header.lower()
         self._reported: str | None = None
 
-    @classmethod
-    def of_file(cls, file: Path | None, address_header: str | None = None) -> Self:
-        """Create an instance with the tokens in `file`. If `file` is None, every client is
-        accepted. Raises the same exceptions as `Tokens`."""
-        return cls(None if file is None else Tokens(file), address_header)
-
-    def client_of(self, token: str | None, addresses: Sequence[str]) -> str:
-        """Return the client that sends `token`, to which limits per client apply: the name of the
-        token or, without a token file, the address. `addresses` are the values of
-        `address_header`.
+    def client_of(self, authorization: Sequence[str], addresses: Sequence[str]) -> str:
+        """Return the client, to which limits per client apply, of a request with these values of
+        the header Authorization: the name of its token or, without a token file, its address.
+        `addresses` are the values of `address_header`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
         """
         if self._tokens is None:
             return address_key(addresses)
-        return self._name_of(token, self._tokens)
-
-    def _name_of(self, token: str | None, tokens: Tokens) -> str:
+        scheme, _, word = authorization[0].partition(" ") if len(authorization) == 1 else ("",) * 3
+        token = word.strip() if scheme.lower() == "bearer" else None
         try:
-            client = tokens.client_of(token or "")
+            client = self._tokens.client_of(token or "")
         except (OSError, ValueError) as error:
-            self._report(str(error))
+            if str(error) != self._reported:  # log it once, not for every request
+                self._reported = str(error)
+                _log.error("rejecting all requests: %s", error)
             message = "the server cannot read its token file; see the server log. Try again later"
             raise ApiError(503, "no_tokens", message, RETRY) from error
         self._reported = None
@@ -165,18 +161,9 @@ class Clients:
         if token is None:
             message = "this server requires a token. Send the header Authorization: Bearer TOKEN"
             raise ApiError(401, "no_token", message, {"WWW-Authenticate": "Bearer"})
+        message = "this server does not recognize the token. Check the token"
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
-        raise ApiError(
-            401,
-            "wrong_token",
-            "this server does not recognize the token. Check the token",
-            challenge,
-        )
-
-    def _report(self, reason: str) -> None:
-        if reason != self._reported:  # log it once, not for every request
-            self._reported = reason
-            _log.error("rejecting all requests: %s", reason)
+        raise ApiError(401, "wrong_token", message, challenge)
 
 
 def address_key(addresses: Sequence[str]) -> str:
@@ -197,9 +184,3 @@ def _key_of(text: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(IPv6Network((int(address), _IPV6_PREFIX), strict=False))
-
-
-def bearer_token(header: str) -> str | None:
-    """Return the token in an Authorization header, or None for another scheme."""
-    scheme, _, token = header.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from heads import LOSSES, ClassHead
+from heads import LOSSES
 from tests.ranks import forked
 
 ROOT = Path(__file__).parents[1]
@@ -24,15 +24,9 @@ def examples(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def example(words: str) -> str:
-    """The only example in docs/heads.md that contains these words."""
-    (code,) = [code for code in examples(PAGE) if words in code]
-    return code
-
-
 def run(code: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {}
-    exec(compile(code, "docs/heads.md", "exec"), namespace)
+    exec(compile(code, "an example", "exec"), namespace)
     return namespace
 
 
@@ -100,10 +94,7 @@ def test_every_file_mentioned_on_the_page_exists():
 
 def test_the_self_contained_examples_of_the_readme_and_the_page_run():
     (readme,) = examples((ROOT / "README.md").read_text(encoding="utf-8"))
-    with_files = [example("init_process_group"), example("dcp.load")]
-    self_contained = [code for code in examples(PAGE) if code not in with_files]
-    assert len(self_contained) == 6
-    for code in [readme, *self_contained]:
+    for code in [readme, *examples(PAGE)]:
         run(code)
 
 
@@ -113,7 +104,7 @@ def example_on_a_rank(rank: int, port: int, folder: Path) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
     os.chdir(folder)
     with Path(f"printed-{rank}").open("w") as printed, redirect_stdout(printed):
-        run(example("init_process_group"))
+        run((ROOT / "examples" / "head_on_ranks.py").read_text())
 
 
 @pytest.mark.filterwarnings(LOADS_ALONE)
@@ -132,7 +123,7 @@ def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, mo
     losses = re.findall(r"rank \d: loss ([\d.]+), holds 50000 rows of 100000", printed)
     assert len(losses) == 2
     assert len(set(losses)) == 1
-    ran = run(example("dcp.load"))
+    ran = run((ROOT / "examples" / "append_classes.py").read_text())
     head, momentum = ran["head"], ran["state"]["weight.momentum"]
     assert head.num_classes == 100_002
     appended = ran["optimizer"].state[head.weight]["momentum_buffer"]
@@ -140,20 +131,3 @@ def test_two_ranks_train_and_save_and_one_process_loads_and_appends(tmp_path, mo
     assert appended.shape == head.weight.shape
     assert torch.equal(appended[:100_000], momentum)
     assert not appended[100_000:].any()
-
-
-def test_the_custom_loss_of_the_page_equals_its_definition():
-    loss = run(example("SquaredHinge"))["SquaredHinge"]()
-    head = ClassHead(5, 90, loss, bias=False, init_std=1.0, memory_mib=1, dtype=torch.float64)
-    features = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    labels = torch.arange(7) * 11
-    nodes = head.weight.detach().clone().requires_grad_()
-    z = features @ nodes.T
-    true = torch.nn.functional.one_hot(labels, 90).bool()
-    costs = torch.where(true, 1 - z, 1 + z).clamp(min=0).square()
-    expected = costs.sum() / 7
-    expected.backward()
-    found = head(features, labels)
-    found.backward()
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(head.weight.grad, nodes.grad)

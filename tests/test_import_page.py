@@ -5,7 +5,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn.functional import linear, normalize
 
+from serving.model import Model
 from tests.serving.in_process import application, ask
 from tests.serving.page_driver import image
 from tests.shards import write_images
@@ -55,3 +58,48 @@ def test_the_page_lists_the_tested_models():
         )
     }
     assert listed == {"images": sorted(IMAGE_MODELS), "texts": sorted(TEXT_MODELS)}
+
+
+MY_FACES = """
+from torch import nn
+
+class IResNet100(nn.Module):
+    dim = 6
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 4, 3, stride=28), nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6)
+        )
+
+    def forward(self, pixels):
+        return self.layers(pixels)
+"""
+
+
+def test_the_lines_for_partial_fc_write_a_bundle_with_its_logits(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("my_faces.py").write_text(MY_FACES)
+    from my_faces import IResNet100  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model, rows = IResNet100(), torch.randn(23, 6)
+    model(torch.randn(9, 3, 112, 112))  # sets the averages of batch norm
+    torch.save(model.eval().state_dict(), "backbone.pt")
+    # Partial FC gives the first ranks one class more. Eleven ranks test that 10 comes after 9.
+    for rank, part in enumerate(torch.tensor_split(rows, 11)):
+        torch.save({"weight": part.clone()}, f"softmax_fc_gpu_{rank}.pt")
+    section = PAGE.partition("## Partial FC")[2]
+    exec(section.partition("```python\n")[2].partition("```")[0], {})
+    served = Model.open(Path("bundle"), allow_imports=["my_faces:IResNet100"])
+    served.self_check()
+    pixels = served.prepare(image(0))
+    with torch.inference_mode():
+        # `PartialFC_V2.forward` of InsightFace, without the margin, which applies in training.
+        features = model((pixels[None] / 255 - 0.5) / 0.5)
+        expected = 64 * linear(normalize(features), normalize(rows))
+    found = served.bundle.logits(served.features([pixels]), range(23))
+    torch.testing.assert_close(found, expected)

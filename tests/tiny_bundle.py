@@ -12,10 +12,10 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, train_wordpiece
 from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.config import BackboneConfig
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
-from trainer.config import BackboneConfig
 from trainer.promises import KINDS
 
 IMAGE = ImageConfig(size=16, channels=1, mean=(0.5,), std=(0.25,))

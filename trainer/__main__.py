@@ -120,7 +120,7 @@ def _check_world_size(required: str | None) -> None:
 def _exit_code() -> int:
     """Return the exit code of `main`, also after an unexpected error.
 
-    Python would wait for the exchange that runs in the background (`trainer/steps/agreement.py`)
+    Python would wait for the exchange that runs in the background (`trainer/agreement.py`)
     before it exits, but another rank may never take part in it. `leave` does not wait.
     """
     try:

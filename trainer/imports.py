@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from data.augment.custom import CustomAugmentation
 from data.messages import one_line
 from heads.losses import Loss
-from trainer.config import ImportedBackbone, Recipe
+from trainer.backbone.config import ImportedBackbone
 from trainer.optimizers import OptimizerKind
 from trainer.schedules import ScheduleKind
 
@@ -47,7 +47,7 @@ def is_import_path(kind: object) -> TypeGuard[str]:
     return isinstance(kind, str) and ":" in kind
 
 
-def import_paths(tree: Recipe | Mapping[str, Any]) -> dict[str, str]:
+def import_paths(tree: object) -> dict[str, str]:
     """Return the import paths in a recipe, or in its mappings, by component key. Nothing is
     imported.
     """

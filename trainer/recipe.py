@@ -120,6 +120,12 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     tree = _parse(text, f"recipe {path}")
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
+    if path.name == STORED_NAME:
+        # Runs of earlier versions stored the generation of appended shards. A resumed run compares
+        # the digest of its shards with the one in the checkpoint instead.
+        data = tree.get("data") or {}
+        for one in (data, *(data.get("mixture") or ())):
+            one.pop("generation", None)
     if "base" not in tree:
         return tree
     base = tree.pop("base")
@@ -265,12 +271,11 @@ def _with_default_kinds(tree: Any, model: type[BaseModel]) -> Any:
 
 
 def _describe(error: Any, root: type, key: str) -> str:
-    location = error["loc"]
-    parts = [*([key] if key else []), *_without_tags(location, root)]
-    path = ".".join(str(part) for part in parts)
+    location, models = _walk(error["loc"], root)
+    path = ".".join(map(str, [key, *location] if key else location))
     match error["type"]:
         case "extra_forbidden" | "unexpected_keyword_argument":
-            known = _known_names(location, root)
+            known = sorted({name for model in models for name in _fields(model)})
             near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
             return f"{path} is not a known key: {hint}"
@@ -293,34 +298,24 @@ def _describe(error: Any, root: type, key: str) -> str:
     )
 
 
-def _known_names(location: Sequence[str | int], root: type) -> list[str]:
-    models = _models_at(location[:-1], root)
-    return sorted({name for model in models for name in _fields(model)})
+def _walk(location: Sequence[str | int], root: type) -> tuple[list[str | int], list[type]]:
+    """Follow a pydantic location, which is relative to `root`.
 
-
-def _without_tags(location: Sequence[str | int], root: type) -> list[str | int]:
-    """Return the path as a user writes it, without the `kind` that pydantic inserts for unions."""
-    return [part for i, part in enumerate(location) if not _is_tag(location[:i], part, root)]
-
-
-def _is_tag(before: Sequence[str | int], part: str | int, root: type) -> bool:
-    models = _models_at(before, root)
-    return len(models) > 1 and any(_kind(model) == part for model in models)
-
-
-def _models_at(location: Sequence[str | int], root: type) -> list[type]:
-    """Return the pydantic models and dataclasses to which a pydantic location, relative to `root`,
-    may refer.
+    Returns the path as a user writes it, without the `kind` that pydantic inserts for unions, and
+    the pydantic models and dataclasses that may contain the last part.
     """
-    models = [root]
+    path: list[str | int] = []
+    models = parents = [root]
     for part in location:
-        chosen = [model for model in models if len(models) > 1 and _kind(model) == part]
-        fields = [_fields(model)[part] for model in models if part in _fields(model)]
-        if chosen or isinstance(part, int):
-            models = chosen or models
-        else:
+        parents = models
+        if len(models) > 1 and any(_kind(model) == part for model in models):
+            models = [model for model in models if _kind(model) == part]
+            continue
+        path.append(part)
+        if not isinstance(part, int):
+            fields = [_fields(model)[part] for model in models if part in _fields(model)]
             models = [model for field in fields for model in _models_in(field.annotation)]
-    return models
+    return path, parents
 
 
 def _models_in(annotation: Any) -> Iterable[type]:

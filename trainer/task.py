@@ -1,6 +1,6 @@
-"""A task: a backbone and a head, with a strategy, optimizers and weight updates.
+"""A task: a backbone and a head with their strategy, optimizers and moving averages.
 
-`trainer/steps/gradients.py` computes the gradients.
+`trainer/step.py` trains it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,13 @@ from torch.optim import Optimizer
 from data.loading.order import share as share_of_batch
 from heads import ClassHead, FactoredHead, build_head
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.batch_norm import (
-    apply_batch_norm_mode,
-    persistent_buffers,
-)
+from trainer.backbone.batch_norm import apply_batch_norm_mode, persistent_buffers
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
 from trainer.bundle.initial import load_initial_weights
 from trainer.config import Recipe
-from trainer.optimizers import build_head_optimizer, build_optimizer, set_rate
-from trainer.steps.deferred import accepts_flag, create_momentum
-from trainer.steps.ema import MovingAverage
-from trainer.steps.loss_scale import LossScale
+from trainer.ema import MovingAverage
+from trainer.loss_scale import LossScale
+from trainer.optimizers import build_head_optimizer, build_optimizer, create_momentum
 from trainer.strategies import Strategy
 from trainer.telemetry.phases import Phases
 from trainer.world import World
@@ -44,7 +40,7 @@ class Task(nn.Module):
     head_optimizer: Optimizer | None = None
     head_rate = 0.0
     average: MovingAverage | None = None
-    # Whether the device sets a flag if a step must be skipped (`trainer/steps/deferred.py`). The
+    # Whether the device sets a flag if a step must be skipped (`trainer/step.py`). The
     # head then does not check its inputs, which would make the host wait.
     is_flagged = False
     # Whether the optimizers read the flag, so that the host can read it later.
@@ -121,77 +117,17 @@ class Task(nn.Module):
         with torch.no_grad():
             return self.strategy.forward(inputs).float()
 
-    # ---- used by `trainer/steps/gradients.py` ----
-
     @cached_property
     def rank_rows(self) -> list[int]:
         """The number of rows of each rank in a global batch."""
         ranks = self.world.size
         return [len(share_of_batch(self.global_batch, rank, ranks)) for rank in range(ranks)]
 
-    def current_loss_scale(self) -> Tensor | float:
-        """Return the factor by which this step's loss is multiplied."""
-        scale = self.loss_scale
-        return scale.on_device(self.world.device) if self.defers else scale.value
-
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context in which matrix products use `train.precision`."""
         if self.precision is None:
             return nullcontext()
         return torch.autocast(self.world.device.type, self.precision)
-
-    # ---- the update ----
-
-    def clip_gradients(self, max_norm: float | None) -> float:
-        """Divide all gradients by the loss scale, clip their global norm to `max_norm`, and return
-        the norm before clipping (collective).
-
-        The norm covers the whole model: each weight of the backbone and the head counts once.
-        """
-        with self.phases("optimizer"):
-            norm = float(self.scaled_gradient_norm()) / self.loss_scale.value
-            self.divide_gradients(norm, max_norm)
-        return norm
-
-    def divide_gradients(self, norm: float, max_norm: float | None) -> None:
-        """Divide all gradients by the loss scale, and clip their global `norm`, which is already
-        divided by the loss scale, to `max_norm`."""
-        factor = 1 / self.loss_scale.value
-        if max_norm is not None and norm > max_norm:
-            factor *= max_norm / (norm + 1e-6)
-        if factor != 1:
-            torch._foreach_mul_(self.strategy.gradients(), factor)
-            # `full` fills the tensor on the device. `tensor` would copy it from the host and wait.
-            self.head.scale_gradients(torch.full((), factor, device=self.world.device))
-
-    def scaled_gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients, without dividing by the loss scale, as a float64 scalar
-        on the device (collective)."""
-        return (self.strategy.squared_gradient_norm() + self.head.squared_gradient_norm()).sqrt()
-
-    def set_rates(self, factor: float) -> None:
-        """Set the learning rates to `factor` times their peaks, for a step whose gradients are not
-        computed yet: the backward pass may already update class rows."""
-        optimizer = self.recipe.optimizer
-        set_rate(self.strategy.optimizer, optimizer.lr * factor)
-        self.head_rate = optimizer.head_lr * factor
-        if self.head_optimizer is not None:
-            set_rate(self.head_optimizer, self.head_rate)
-
-    def step(self, *, step: int, skipped: Tensor | None = None) -> None:
-        """Update the weights at the rates of `set_rates`, then clear the gradients (collective).
-
-        The moving average does not change if `skipped`, a scalar on the device, is true.
-        """
-        with self.phases("optimizer"):
-            self.strategy.step()
-            if self.head_optimizer is not None:
-                self.head_optimizer.step()
-            if isinstance(self.head, FactoredHead):
-                self.head.step(self.head_rate, self.recipe.optimizer.head_weight_decay)
-            if self.average is not None:
-                self.average.update(self.live(), step=step, skipped=skipped)
-            self.zero_gradients()
 
     def _defers(self) -> bool:
         synchronous, reason = self.recipe.train.synchronous, None
@@ -200,7 +136,8 @@ class Task(nn.Module):
             reason = f"train.strategy.kind is {self.recipe.train.strategy.kind}"
         elif self.head_optimizer is None:
             reason = f"head.weights.kind is {self.recipe.head.weights.kind}"
-        elif not all(optimizer and accepts_flag(optimizer) for optimizer in optimizers):
+        elif not all(getattr(each, "_step_supports_amp_scaling", False) for each in optimizers):
+            # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
             reason = f"optimizer.kind is {self.recipe.optimizer.kind}, which ignores found_inf"
         if synchronous is None:
             return self.is_on_cuda and reason is None

@@ -1,53 +1,41 @@
 """The training run, from top to bottom. Start here to read the trainer.
 
 `train` sets up a run, and `take_steps` is the training loop. The imports show which module
-implements each part.
+implements each part; `trainer/step.py` is one step.
 """
 
 import gc
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
-from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
+from data.loading.loader import EndlessLoader
 from data.loading.stream import Stream
 from heads.collectives import collective_hook
+from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
+from trainer.checkpoints.entries import training_entries
 from trainer.config import Duration, Recipe
+from trainer.evaluation import EvaluationStopped, evaluate_split
 from trainer.faults import Watchdog
-from trainer.process.signals import StopSignals
-from trainer.run.active_run import ActiveRun
+from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
-from trainer.run.provenance import provenance
-from trainer.run.resume import Resumed, TrainState, resume
-from trainer.run.training_data import (
-    Training,
-    class_counts_of,
-    class_paths_of,
-    epoch_length,
-    label_vectors_of,
-    load_run_manifest,
-    open_loader,
-    open_training,
-)
+from trainer.run.reporter import Reporter
+from trainer.run.state import TrainState, provenance, resume
+from trainer.run.training_data import RunData, load_run_manifest
 from trainer.schedules import RunLength
-from trainer.steps.agreement import Agreed, Agreement, agree
-from trainer.steps.deferred import DeferredNumbers, Numbers
-from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.take import read_numbers, take_step
-from trainer.task import Task, build_task
-from trainer.telemetry.jsonl import SampleLog
-from trainer.telemetry.mfu import ModelFlops
+from trainer.step import DeferredNumbers, Numbers, read_numbers, take_step
+from trainer.task import Task
 from trainer.telemetry.phases import Phases
-from trainer.telemetry.profile import StepProfiler
-from trainer.telemetry.telemetry import Telemetry, check_telemetry
+from trainer.telemetry.telemetry import check_telemetry
 from trainer.world import World
+
+# A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
+_LEASE_SECONDS = 120
 
 
 def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
@@ -61,221 +49,161 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
     which do not change the weights; and Preempted on every rank, after saving, if any rank received
     a signal to stop.
     """
-    folder = RunFolder(recipe.run)
     with ExitStack() as opened:
+        # -------------------------------------------------------------- folder and process
+        folder = RunFolder(recipe.run)
         if dry_run:
             folder.check_writable()
         elif world.is_main:
-            opened.enter_context(folder.locked())
-        _train(recipe, folder, world, opened, dry_run=dry_run)
+            # The other ranks wait in a collective, which must not time out.
+            seconds = min(_LEASE_SECONDS, recipe.train.timeout_seconds / 2)
+            opened.enter_context(folder.locked(wait_seconds=seconds))
+        stop = StopSignals()
+        if not dry_run:
+            opened.enter_context(stop)
+        phases = Phases(world.device)
+        timeout = recipe.train.timeout_seconds
+        watchdog = opened.enter_context(Watchdog(world, timeout_seconds=timeout, phases=phases))
+        opened.enter_context(collective_hook(phases.collective))
 
-
-def _train(
-    recipe: Recipe, folder: RunFolder, world: World, opened: ExitStack, *, dry_run: bool
-) -> None:
-    stop = StopSignals()
-    if not dry_run:
-        opened.enter_context(stop)
-    phases = Phases(world.device)
-    watchdog = opened.enter_context(
-        Watchdog(world, timeout_seconds=recipe.train.timeout_seconds, phases=phases)
-    )
-    opened.enter_context(collective_hook(phases.collective))
-
-    # ---------------------------------------------------------------- data
-    recipe, manifest = load_run_manifest(recipe, folder, world)
-    data = recipe.data
-    training = open_training(data, manifest)
-    manifest.of_split(data.eval_split, key="data.eval_split")  # fail early if the split is missing
-    label_vectors = label_vectors_of(recipe, manifest)
-    global_batch = recipe.train.global_batch
-    num_samples = epoch_length(training, data)
-    steps = partial(Duration.in_steps, num_samples=num_samples, global_batch=global_batch)
-    num_steps = steps(recipe.train.duration)
-    length = RunLength(num_steps, num_samples, global_batch)
-
-    # ---------------------------------------------------------------- model
-    task = build_task(
-        recipe,
-        class_names=manifest.class_names,
-        label_vectors=label_vectors,
-        world=world,
-        class_counts=class_counts_of(training, data),
-        class_paths=class_paths_of(recipe, manifest),
-        phases=phases,
-    )
-    opened.callback(task.close)
-    check_modality(recipe, manifest, task.backbone)
-    task.start_training()
-    torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
-    torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
-    task.train()
-
-    # ---------------------------------------------------------------- resume
-    if world.is_main:
-        folder.check(recipe)
-    world.barrier()
-    evaluated_on = f"{data.eval_split} {manifest.digest(data.eval_split)}"
-    best = recipe.checkpoint.keep_best
-    if best is not None and best.measure.startswith("marginal"):
-        evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
-    origin = provenance(recipe, evaluated_on=evaluated_on)
-    start = _start_state(recipe, task, training)
-    resumed = resume(folder, task, start, world, origin=origin, length=length)
-    state = resumed.state
-    introduction = _introduction(recipe, task, training, world, state.step, num_steps)
-    if dry_run:
-        _finish_dry_run(recipe, training, world, resumed, introduction)
-        return
-    if world.is_main:
-        SampleLog.trim(folder.path, state.step)
-        NonFiniteSteps.trim(folder.path, state.step)
-        folder.write(recipe)
-    world.barrier()
-
-    # ---------------------------------------------------------------- logs, checkpoints, loader
-    telemetry = opened.enter_context(
-        Telemetry(
-            folder.path,
-            recipe.telemetry,
-            world,
-            start_step=state.step,
-            num_steps=num_steps,
-            global_batch=global_batch,
-            phases=phases,
-            evaluated=state.evaluated,
-            skipped_steps=state.skipped,
-            checkpoint_every=steps(recipe.checkpoint.every),
-            flops=ModelFlops(recipe, len(manifest.classes)),
+        # -------------------------------------------------------------- data
+        manifest = load_run_manifest(recipe.data, is_main=world.is_main)
+        split = recipe.data.eval_split
+        manifest.of_split(split, key="data.eval_split")  # fail early if the split is missing
+        data = RunData.open(recipe, manifest)
+        global_batch = recipe.train.global_batch
+        num_steps = recipe.train.duration.in_steps(
+            num_samples=data.num_samples, global_batch=global_batch
         )
-    )
-    keep_every = recipe.checkpoint.keep_every
-    writer = opened.enter_context(
-        CheckpointWriter(
-            folder.checkpoints,
-            recipe.checkpoint,
-            world,
-            start_step=state.step,
-            keep_every_steps=None if keep_every is None else steps(keep_every),
-            evaluated_on=evaluated_on,
-            timeout_seconds=recipe.train.timeout_seconds,
-            print_line=telemetry.print_line,
+        length = RunLength(num_steps, data.num_samples, global_batch)
+
+        # -------------------------------------------------------------- model
+        task = data.build_task(recipe, world, phases)
+        opened.callback(task.close)
+        check_modality(recipe, manifest, task.backbone)
+        task.start_training()
+        torch.manual_seed(recipe.seed + world.rank)  # dropout differs between ranks
+        torch.set_float32_matmul_precision("high" if recipe.train.tf32 else "highest")
+        task.train()
+
+        # -------------------------------------------------------------- resume
+        if world.is_main:
+            folder.check(recipe)
+        world.barrier()
+        evaluated_on = f"{split} {manifest.digest(split)}"
+        best = recipe.checkpoint.keep_best
+        if best is not None and best.measure.startswith("marginal"):
+            evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
+        start = TrainState(
+            step=0,
+            cursor=Cursor(recipe.seed),
+            tree=task.head.tree_digest(),
+            data=data.training.digest(),
+            tokenizer=tokenizer_digest(recipe),
+            origin=provenance(recipe, evaluated_on=evaluated_on),
         )
+        resumed = resume(folder, task, start, world, length=length)
+        state = resumed.state
+        introduction = _introduction(task, data, state.step, num_steps)
+        if dry_run:
+            check_telemetry(recipe.telemetry, world)
+            with data.open_loader(recipe, world, state.cursor) as batches:
+                next(batches)  # this rank's share of the first global batch
+            world.barrier()
+            if world.is_main:
+                lines = [notice.line for notice in resumed.notices]
+                print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
+            return
+        if world.is_main:
+            Reporter.trim(folder.path, state.step)
+            folder.write(recipe)
+        world.barrier()
+
+        # -------------------------------------------------------------- logs, checkpoints, loader
+        reporter = opened.enter_context(
+            Reporter(
+                recipe,
+                folder,
+                world,
+                state=state,
+                length=length,
+                num_classes=len(manifest.classes),
+                phases=phases,
+                key_of=None if isinstance(data.training, Stream) else data.training.key,
+            )
+        )
+        keep_every = recipe.checkpoint.keep_every
+        writer = opened.enter_context(
+            CheckpointWriter(
+                folder.checkpoints,
+                recipe.checkpoint,
+                world,
+                start_step=state.step,
+                keep_every_steps=None if keep_every is None else length.in_steps(keep_every),
+                evaluated_on=evaluated_on,
+                timeout_seconds=timeout,
+                print_line=reporter.telemetry.print_line,
+            )
+        )
+        loader = opened.enter_context(data.open_loader(recipe, world, state.cursor))
+        run = Run(
+            task=task,
+            data=data,
+            length=length,
+            loader=loader,
+            stop=stop,
+            watchdog=watchdog,
+            agreement=opened.enter_context(Agreement(world)),
+            reporter=reporter,
+            writer=writer,
+            state=state,
+            saved_step=state.step,
+        )
+        reporter.start(resumed, introduction, recipe, data)
+
+        # -------------------------------------------------------------- steps
+        # Exclude the objects that exist until the end of the run from garbage collection. A
+        # collection on one rank delays all ranks, and it is much shorter without them.
+        gc.collect()
+        gc.freeze()
+        opened.callback(gc.unfreeze)
+        take_steps(run, num_steps)
+
+
+def _introduction(task: Task, data: RunData, start_step: int, num_steps: int) -> str:
+    recipe, world, training = task.recipe, task.world, data.training
+    start = f", from step {start_step}" if start_step else ""
+    spread = f" {recipe.train.strategy.kind}" if world.size > 1 else ""
+    initial = ""
+    if task.num_initial_rows is not None and not start_step:
+        initial = f"; rows of {task.num_initial_rows} classes from {recipe.head.init}"
+    return (
+        f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
+        f"{task.num_backbone_weights} weights, head {recipe.head.weights.kind} x "
+        f"{recipe.head.loss.kind} {task.head.tree.num_nodes} x {task.head.dim} "
+        f"{recipe.head.dtype}; {world.size} x {world.device.type}{spread}; {num_steps} steps of "
+        f"{recipe.train.global_batch}{start}{initial}"
     )
-    loader = opened.enter_context(open_loader(training, recipe, world, state.cursor))
-    sample_log = opened.enter_context(
-        SampleLog(folder.path, rank=world.rank, enabled=recipe.telemetry.sample_ids)
-    )
-    agreement = opened.enter_context(Agreement(world))
-    trace = folder.path / f"profile-rank{world.rank}.json.gz"
-    profiler = opened.enter_context(StepProfiler(recipe.train.profile, trace, world.device))
-    run = ActiveRun(
-        recipe=recipe,
-        folder=folder,
-        world=world,
-        task=task,
-        loader=loader,
-        num_samples=num_samples,
-        label_vectors=label_vectors,
-        stop=stop,
-        watchdog=watchdog,
-        agreement=agreement,
-        telemetry=telemetry,
-        writer=writer,
-        nonfinite=NonFiniteSteps(
-            folder.path,
-            rank=world.rank,
-            cap=recipe.train.max_skipped_steps,
-            skipped=state.skipped,
-            key_of=None if isinstance(training, Stream) else training.key,
-        ),
-        sample_log=sample_log,
-        profiler=profiler,
-        origin=origin,
-        state=state,
-        saved_step=state.step,
-        manifest=manifest,
-    )
-    _report_start(telemetry, resumed, introduction, recipe, training, world)
-    opened.enter_context(_objects_frozen())
-    take_steps(run, num_steps)
 
 
-def _start_state(recipe: Recipe, task: Task, training: Training) -> TrainState:
-    return TrainState(
-        step=0,
-        cursor=Cursor(recipe.seed),
-        tree=task.head.tree_digest(),
-        data=training.digest(),
-        tokenizer=tokenizer_digest(recipe),
-    )
-
-
-@contextmanager
-def _objects_frozen() -> Iterator[None]:
-    """Exclude the objects that exist now from garbage collection inside the context.
-
-    These objects exist until the end of the run. A collection on one rank delays all ranks, and it
-    is much shorter without them.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _finish_dry_run(
-    recipe: Recipe, training: Training, world: World, resumed: Resumed, introduction: str
-) -> None:
-    """Check the telemetry, read this rank's share of the run's first global batch, and print the
-    result (collective)."""
-    check_telemetry(recipe.telemetry, world)
-    with open_loader(training, recipe, world, resumed.state.cursor) as loader:
-        next(loader)
-    world.barrier()
-    if world.is_main:
-        lines = [notice.line for notice in resumed.notices]
-        print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
-
-
-def _report_start(
-    telemetry: Telemetry,
-    resumed: Resumed,
-    introduction: str,
-    recipe: Recipe,
-    training: Training,
-    world: World,
-) -> None:
-    state = resumed.state
-    for notice in resumed.notices:
-        telemetry.event(notice.event, state.step, notice.line, **notice.values)
-    telemetry.event("start", state.step, introduction, world_size=world.size)
-    if isinstance(training, Stream):
-        telemetry.print_line(training.notice(state.cursor.samples))
-    if recipe.data.text is None and (line := whole_images_notice()) is not None:
-        telemetry.print_line(line)
-
-
-def take_steps(run: ActiveRun, num_steps: int) -> None:
+def take_steps(run: "Run", num_steps: int) -> None:
     """Train until step `num_steps`, evaluate and save checkpoints when due, and evaluate the final
     model (collective).
 
     If the task defers, the numbers of step t are read after step t + 1 is launched, so that the
-    device always has work (`trainer/steps/deferred.py`). A stop signal ends the run after the first
-    step that begins after the signal.
+    device always has work (`trainer/step.py`). A stop signal ends the run after the first step that
+    begins after the signal.
     """
-    recipe, world, task = run.recipe, run.world, run.task
+    task, recipe, agreement = run.task, run.task.recipe, run.agreement
     if run.is_evaluation_due(num_steps):
         run.evaluate()  # the previous process was stopped during this evaluation
         run.saved_step = None  # save again: a checkpoint records its evaluation result
         run.save()
     if run.state.step < num_steps:
         # A signal that was received during startup stops the run before its first step.
-        run.stop_if_requested(agree(world, stop=run.stop.received).stop)
+        run.stop_if_requested(agree(task.world, stop=run.stop.received).stop)
     task.phases.take_busy()  # Exclude startup time from the first step.
-    length = RunLength(num_steps, run.num_samples, recipe.train.global_batch)
+    length = replace(run.length, num_steps=num_steps)
     launched: _TakenStep | None = None
     try:
         for step in range(run.state.step + 1, num_steps + 1):
@@ -283,34 +211,39 @@ def take_steps(run: ActiveRun, num_steps: int) -> None:
             with task.phases("data"):
                 batch = next(run.loader)
             record = batch.without_data()
-            exchange = run.agreement.start(
+            exchange = agreement.start(
                 stop=run.stop.received, batch=record, busy_seconds=task.phases.take_busy()
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
-            numbers = take_step(task, batch, factor, step=step, check=run.agreement.check)
-            run.profiler.step()
+            numbers = take_step(task, batch, factor, step=step, check=agreement.check)
+            run.reporter.profiler.step()
             if launched is not None:
                 previous, launched = launched, None
-                _complete(run, previous)
+                run.complete(previous)
             agreed = exchange()
             run.loader.add_bad(agreed.bad)
             taken = _TakenStep(step, record, factor, agreed, run.loader.cursor, numbers)
-            is_due = agreed.stop is not None or run.is_anything_due(step, num_steps)
-            if task.defers and not is_due:
+            intervals = recipe.evaluation.every, recipe.checkpoint.every
+            is_due = step == num_steps or any(run.ends_at(step, each) for each in intervals)
+            if task.defers and agreed.stop is None and not is_due:
                 launched = taken
                 continue
-            _complete(run, taken)
+            run.complete(taken)
             run.stop_if_requested(agreed.stop)
             # Evaluate before saving, so that the checkpoint records the result and a run that
             # resumes from it does not evaluate again.
             if run.is_evaluation_due(num_steps):
                 run.evaluate()
-            if step == num_steps or run.best is not None or run.is_due(recipe.checkpoint.every):
+            if (
+                step == num_steps
+                or run.best is not None
+                or run.ends_at(step, recipe.checkpoint.every)
+            ):
                 run.save()
     except BaseException:
         if launched is not None:
             with suppress(Exception):  # the device may have failed, too
-                _complete(run, launched, explains=False)
+                run.complete(launched, explains=False)
         raise
     run.finish()
 
@@ -328,62 +261,130 @@ class _TakenStep:
     numbers: Numbers | DeferredNumbers
 
 
-def _complete(run: ActiveRun, taken: _TakenStep, *, explains: bool = True) -> None:
-    """Record a step in the state for the next checkpoint, the logs and the metrics (collective if
-    `explains` is true; see `read_numbers`).
+@dataclass
+class Run:
+    """The open objects of a run, and the `state` that its next checkpoint stores.
 
-    A skipped step is an fp16 overflow, which lowers the loss scale, or it counts towards
-    `train.max_skipped_steps`.
+    `saved_step` is the step of the newest checkpoint. `best` is the result of the evaluation at the
+    current step, if there was one and `checkpoint.keep_best` is set.
     """
-    task, telemetry, step = run.task, run.telemetry, taken.step
-    check = run.agreement.check
-    numbers = read_numbers(task, taken.numbers, explains=explains, check=check)
-    if not numbers.skipped:
-        task.loss_scale.succeeded()
-    elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):
-        telemetry.print_line(run.nonfinite.skip(step, taken.batch, numbers.reason))
-    run.advance(
-        replace(
-            run.state,
+
+    task: Task
+    data: RunData
+    length: RunLength
+    loader: EndlessLoader
+    stop: StopSignals
+    watchdog: Watchdog
+    agreement: Agreement
+    reporter: Reporter
+    writer: CheckpointWriter
+    state: TrainState
+    saved_step: int | None
+    best: float | None = None
+
+    def ends_at(self, step: int, interval: Duration | None) -> bool:
+        """Return whether an interval ends at `step`."""
+        return interval is not None and step > 0 and step % self.length.in_steps(interval) == 0
+
+    def is_evaluation_due(self, num_steps: int) -> bool:
+        """Return whether an evaluation is due at the current step and has not been done yet. At the
+        last step, an evaluation is always due.
+        """
+        step = self.state.step
+        due = step == num_steps or self.ends_at(step, self.task.recipe.evaluation.every)
+        return due and self.state.evaluated < step
+
+    def complete(self, taken: _TakenStep, *, explains: bool = True) -> None:
+        """Record a step in the state for the next checkpoint, the logs and the metrics (collective
+        if `explains` is true; see `read_numbers`).
+
+        A skipped step is an fp16 overflow, which lowers the loss scale, or it counts towards
+        `train.max_skipped_steps`.
+        """
+        task, reporter, step = self.task, self.reporter, taken.step
+        check = self.agreement.check
+        numbers = read_numbers(task, taken.numbers, explains=explains, check=check)
+        if not numbers.skipped:
+            task.loss_scale.succeeded()
+        elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):
+            line = reporter.skipped.add(step, taken.batch, numbers.reason)
+            reporter.telemetry.print_line(line)
+        rate = task.recipe.optimizer.lr * taken.factor
+        self.best = None  # of the previous step
+        self.state = replace(
+            self.state,
             step=step,
             cursor=taken.cursor,
-            skipped=run.nonfinite.skipped,
+            skipped=reporter.skipped.count,
             loss_scale=task.loss_scale.to_json(),
-            learning_rate=run.recipe.optimizer.lr * taken.factor,
+            learning_rate=rate,
         )
-    )
-    run.sample_log.write(step, taken.batch)
-    telemetry.beat(step, taken.agreed.busy_seconds, taken.batch.inputs)
-    run.report_saves()
-    if telemetry.is_due(step):
-        telemetry.step(
+        reporter.saves(self.writer)
+        reporter.step(
             step,
-            loss=numbers.loss,
-            learning_rate=run.recipe.optimizer.lr * taken.factor,
-            gradient_norm=numbers.gradient_norm,
-            bad_samples=len(run.state.cursor.bad),
-            skipped_steps=run.nonfinite.skipped,
+            taken.batch,
+            numbers,
+            learning_rate=rate,
+            busy_seconds=taken.agreed.busy_seconds,
+            bad_samples=len(taken.cursor.bad),
         )
 
+    def evaluate(self) -> None:
+        """Evaluate the model, or its moving averages, on the evaluation split (collective)."""
+        task, best = self.task, self.task.recipe.checkpoint.keep_best
 
-def _introduction(
-    recipe: Recipe,
-    task: Task,
-    training: Training,
-    world: World,
-    start_step: int,
-    num_steps: int,
-) -> str:
-    weights, strategy = task.num_backbone_weights, recipe.train.strategy.kind
-    nodes = task.head.tree.num_nodes
-    start = f", from step {start_step}" if start_step else ""
-    spread = f" {strategy}" if world.size > 1 else ""
-    initial = ""
-    if task.num_initial_rows is not None and not start_step:
-        initial = f"; rows of {task.num_initial_rows} classes from {recipe.head.init}"
-    return (
-        f"{recipe.run}: {len(training)} samples, {training.num_classes} classes; backbone "
-        f"{weights} weights, head {recipe.head.weights.kind} x {recipe.head.loss.kind} "
-        f"{nodes} x {task.head.dim} {recipe.head.dtype}; {world.size} x {world.device.type}"
-        f"{spread}; {num_steps} steps of {recipe.train.global_batch}{start}{initial}"
-    )
+        def stop_signal() -> str | None:
+            return agree(task.world, stop=self.stop.received).stop
+
+        try:
+            with task.phases("evaluation"), task.averaged():
+                result = evaluate_split(
+                    task,
+                    task.recipe,
+                    task.world,
+                    label_vectors=self.data.label_vectors,
+                    # Parsing it again would create a second class list in memory.
+                    manifest=self.data.manifest,
+                    should_stop=lambda: stop_signal() is not None,
+                )
+        except EvaluationStopped:
+            self.stop_if_requested(stop_signal())
+            raise  # no rank received a signal
+        self.reporter.evaluation(self.state.step, result)
+        self.state = replace(self.state, evaluated=self.state.step)
+        if best is not None:
+            if best.measure not in result.metrics:
+                raise ValueError(
+                    f"checkpoint.keep_best.measure is {best.measure}, but this run computes only "
+                    f"{', '.join(result.metrics)}: choose one of these"
+                )
+            self.best = result.metrics[best.measure]
+
+    def save(self) -> None:
+        """Save a checkpoint of the current state unless it already exists (collective)."""
+        if self.saved_step == self.state.step or self.state.step == 0:
+            return
+        with self.task.phases("checkpoint"):
+            try:
+                entries = training_entries(self.task)
+                self.writer.save(entries, self.state.to_json(), best=self.best)
+            finally:
+                self.reporter.saves(self.writer)
+        self.saved_step = self.state.step
+
+    def stop_if_requested(self, signal_name: str | None) -> None:
+        """If the ranks agreed on a stop signal, save a checkpoint, wait until it is committed and
+        raise Preempted (collective).
+        """
+        if signal_name is not None:
+            self.save()
+            self.finish()
+            raise Preempted(signal_name)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint in progress and report the result."""
+        with self.task.phases("checkpoint"):
+            try:
+                self.writer.finish()
+            finally:
+                self.reporter.saves(self.writer)

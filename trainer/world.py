@@ -290,6 +290,21 @@ def _device(requested: str, local_rank: int) -> torch.device:
     return device
 
 
+def random_state(device: torch.device) -> list[Tensor]:
+    """Return the states of torch's random number generators on the CPU and on `device`."""
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def set_random_state(states: list[Tensor], device: torch.device) -> None:
+    """Restore the result of `random_state`, or of its first item alone."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
 def is_lost_rank(error: BaseException) -> bool:
     """Return whether `error`, or an error in its cause or context chain, means that another rank
     exited."""

@@ -18,6 +18,7 @@ Fill = tuple[float, ...]
 SAMPLES = 0x6B776179  # "kway"
 _PAIRS = 0x70616972  # "pair"
 _BOX_ATTEMPTS = 10
+_WORDS = 8  # computed at once; most samples need no more
 
 Box = tuple[int, int, int, int]
 """top, left, height and width in pixels"""
@@ -32,53 +33,104 @@ class Augmentation(ABC):
     """
 
     @abstractmethod
-    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: "Draws") -> np.ndarray:
         """Return an image of the same shape as `image`, which is not modified.
 
-        image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, the generator of
-        the sample. An augmentation with a probability always draws, even if the probability is 0,
+        image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, those of the
+        sample. An augmentation with a probability always draws, even if the probability is 0,
         so that disabling it does not change the random numbers of the other augmentations.
         """
 
 
-class SampleGenerator:
-    """Provides a random number generator for each sample of each epoch. A generator is valid until
-    the next call to `at`.
+class Draws:
+    """The random numbers of one sample at a time: numpy's Philox generator (Salmon et al. 2011),
+    whose counter contains the epoch and the index of the sample.
 
-    One generator is reseeded for every sample, because creating a new one takes longer than
-    decoding a small image.
+    The methods return the same numbers as those of `numpy.random.Generator`, in a fraction of the
+    time, which matters for small images.
     """
 
     def __init__(self) -> None:
-        self._generator = _generator(0, SAMPLES, 0, 0)
-        self._start = self._generator.bit_generator.state
+        self._philox = np.random.Philox()
+        self._start = _philox(0, SAMPLES, 0, 0).state
+        self.at(0, 0, 0)
 
-    def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
-        """Return a generator that always yields the same numbers for the same sample."""
+    def at(self, seed: int, epoch: int, index: int) -> "Draws":
+        """Begin with the numbers of a sample, and return this object."""
         state: Any = self._start["state"]
         state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
-        self._generator.bit_generator.state = self._start
-        return self._generator
+        self._philox.state = self._start
+        self._words: list[int] = self._philox.random_raw(_WORDS).tolist()
+        self._next = 0
+        self._upper: int | None = None  # the upper half of the last word, if it is unused
+        return self
 
-    @property
-    def last(self) -> np.random.Generator:
-        """The generator of the last sample, which continues after the numbers drawn so far."""
-        return self._generator
+    def _word(self) -> int:
+        if self._next == len(self._words):
+            self._words += self._philox.random_raw(_WORDS).tolist()
+        self._next += 1
+        return self._words[self._next - 1]
+
+    def _half_word(self) -> int:
+        if (upper := self._upper) is not None:
+            self._upper = None
+            return upper
+        word = self._word()
+        self._upper = word >> 32
+        return word & 0xFFFFFFFF
+
+    def random(self) -> float:
+        """Return a number in [0, 1)."""
+        return (self._word() >> 11) * 2.0**-53
+
+    def uniform(self, low: float, high: float) -> float:
+        """Return a number in [low, high)."""
+        return low + (high - low) * self.random()
+
+    def integers(self, end: int) -> int:
+        """Return an integer in [0, end), 0 < end < 2^32 (Lemire 2019, "Fast Random Integer
+        Generation in an Interval").
+        """
+        if end == 1:
+            return 0
+        product = self._half_word() * end
+        if product & 0xFFFFFFFF < end:
+            smallest = (2**32 - end) % end
+            while product & 0xFFFFFFFF < smallest:
+                product = self._half_word() * end
+        return product >> 32
+
+    def permutation(self, length: int) -> list[int]:
+        """Return a random order of the integers in [0, length)."""
+        order = list(range(length))
+        for last in range(length - 1, 0, -1):
+            mask = (1 << last.bit_length()) - 1
+            while (other := self._half_word() & mask) > last:
+                pass
+            order[last], order[other] = order[other], order[last]
+        return order
+
+    def generator(self) -> np.random.Generator:
+        """Return a numpy generator that continues after the numbers drawn so far. Draw no more
+        numbers of this sample from this object.
+        """
+        self._philox.state = self._start
+        self._philox.random_raw(self._next, output=False)
+        state = self._philox.state
+        state["has_uint32"], state["uinteger"] = int(self._upper is not None), self._upper or 0
+        self._philox.state = state
+        return np.random.Generator(self._philox)
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
     """Return a generator that is the same for positions 2n and 2n + 1 of the endless stream."""
-    return _generator(seed, _PAIRS, position // 2, 0)
+    return np.random.Generator(_philox(seed, _PAIRS, position // 2, 0))
 
 
-def _generator(seed: int, stream: int, index: int, epoch: int) -> np.random.Generator:
-    """Return a Philox generator (Salmon et al. 2011).
-
-    Philox increments the first word of its counter, and the other words identify the stream.
-    """
+def _philox(seed: int, stream: int, index: int, epoch: int) -> np.random.Philox:
+    # Philox increments the first word of its counter, and the other words identify the stream.
     counter = np.array([0, index, epoch, 0], dtype=np.uint64)
-    key = np.array([seed, stream], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
+    return np.random.Philox(key=np.array([seed, stream], dtype=np.uint64), counter=counter)
 
 
 def random_box(
@@ -86,7 +138,7 @@ def random_box(
     width: int,
     area: tuple[float, float],
     ratio: tuple[float, float],
-    rng: np.random.Generator,
+    rng: Draws,
 ) -> Box | None:
     """Return a random box inside height x width, or None if none of ten draws fits.
 
@@ -95,19 +147,11 @@ def random_box(
     """
     low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_BOX_ATTEMPTS):
-        sides = box_sides(height, width, rng.uniform(*area), rng.uniform(low, high))
-        if sides is not None:
-            top = int(rng.integers(height - sides[0] + 1))
-            left = int(rng.integers(width - sides[1] + 1))
-            return top, left, *sides
+        pixels = height * width * rng.uniform(*area)
+        shape = math.exp(rng.uniform(low, high))
+        box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
+        if 0 < box_height <= height and 0 < box_width <= width:
+            top = rng.integers(height - box_height + 1)
+            left = rng.integers(width - box_width + 1)
+            return top, left, box_height, box_width
     return None
-
-
-def box_sides(height: int, width: int, area: float, log_ratio: float) -> tuple[int, int] | None:
-    """Return the height and width of a box with this fraction of the area of height x width and
-    this logarithm of width / height, or None if it does not fit.
-    """
-    pixels, shape = height * width * area, math.exp(log_ratio)
-    box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
-    fits = 0 < box_height <= height and 0 < box_width <= width
-    return (box_height, box_width) if fits else None

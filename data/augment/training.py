@@ -11,12 +11,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated
 
+import cv2
 import numpy as np
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from data.augment.base import Augmentation, Fill
+from data.augment.base import Augmentation, Box, Draws, Fill, random_box
 from data.augment.color_jitter import ColorJitter
-from data.augment.crop import Crop
 from data.augment.custom import CustomAugmentation, check_imported
 from data.augment.erase import Erase
 from data.augment.flip import Flip
@@ -25,7 +25,85 @@ from data.augment.mix import Mix
 from data.augment.rand_augment import RandAugment
 from data.base_config import FrozenConfig, Interval
 from data.images.config import ImageConfig
-from data.images.decode import channels_first, contiguous
+from data.images.decode import (
+    center_crop,
+    channels_first,
+    checked_jpeg_header,
+    contiguous,
+    decode,
+)
+from data.images.jpeg_crop import decode_crop
+
+
+class Crop(FrozenConfig):
+    """A random resized crop (Szegedy et al. 2015) or a shifted center crop (He et al. 2016, section
+    4.2).
+    """
+
+    crop_area: tuple[float, float] | None = Field(
+        (0.08, 1.0),
+        description="range of the area of a random crop, as fractions of the image; null selects a "
+        "center crop",
+    )
+    crop_ratio: tuple[float, float] = Field(
+        (3 / 4, 4 / 3), description="range of the aspect ratio (width / height) of a random crop"
+    )
+    pad: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="maximum random shift in pixels in each direction; requires crop_area=null",
+    )
+
+    @model_validator(mode="after")
+    def _ranges_are_possible(self) -> "Crop":
+        low, high = self.crop_area or (1.0, 1.0)
+        if not 0 < low <= high <= 1:
+            raise ValueError(
+                f"crop_area is [{low}, {high}]: set two fractions with 0 < low <= high <= 1"
+            )
+        low, high = self.crop_ratio
+        if not 0 < low <= high:
+            raise ValueError(f"crop_ratio is [{low}, {high}]: set two numbers with 0 < low <= high")
+        if self.pad and self.crop_area is not None:
+            raise ValueError(
+                f"pad is {self.pad} and crop_area is {list(self.crop_area)}: set pad to 0 or "
+                "crop_area to null"
+            )
+        return self
+
+    def box(self, height: int, width: int, rng: Draws) -> Box:
+        """Return a box with random area and shape.
+
+        If none of ten draws fits, return the largest centered box with an allowed aspect ratio.
+        """
+        assert self.crop_area is not None
+        drawn = random_box(height, width, self.crop_area, self.crop_ratio, rng)
+        if drawn is not None:
+            return drawn
+        low, high = self.crop_ratio
+        ratio = min(max(width / height, low), high)
+        box_height = max(1, min(height, round(width / ratio)))
+        box_width = max(1, min(width, round(height * ratio)))
+        return (height - box_height) // 2, (width - box_width) // 2, box_height, box_width
+
+
+def resized(image: np.ndarray, size: int) -> np.ndarray:
+    """Resize [H, W, C] to [size, size, C]. This is twice as fast as the area averaging used in
+    evaluation.
+
+    If a side is at least twice `size`, whole blocks of pixels are averaged first. The remaining
+    resize uses bilinear interpolation. With Lanczos as the reference, the error is the same as for
+    area averaging at scale factors up to 1.5, and within 2 dB of it at factors up to 2.
+    """
+    height, width = image.shape[:2]
+    rows, columns = max(height // size, 1), max(width // size, 1)
+    if rows > 1 or columns > 1:
+        height, width = height // rows, width // columns
+        whole = image[: height * rows, : width * columns]
+        image = cv2.resize(whole, (width, height), interpolation=cv2.INTER_AREA)
+    drawn = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR)
+    return drawn.reshape(size, size, -1)
 
 
 class SizeStage(FrozenConfig):
@@ -78,8 +156,7 @@ class TrainingImages:
     """Converts image files to training samples [C, size, size].
 
     The conversion has two steps: `decoded` or `cropped`, and then `augmented`. Only the first one
-    can detect a damaged file. Both draw from the generator of the sample, so call them in this
-    order.
+    can detect a damaged file. Both draw random numbers of the sample, so call them in this order.
     """
 
     config: ImageConfig
@@ -95,32 +172,54 @@ class TrainingImages:
         return self.augment.changes
 
     @cached_property
-    def only_flips(self) -> bool:
-        """Whether `flip` is the only augmentation after the crop or shift."""
-        inactive = self.augment.flip, Grayscale(0), Erase(0)
-        others = [change for change in self._changes if change not in inactive]
-        return not others and not self.augment.custom
+    def _padded(self) -> np.ndarray:
+        """An image with a border of `fill`, whose middle is replaced for each sample."""
+        side = self.config.size + 2 * self.augment.pad
+        return np.full((side, side, self.config.channels), self.fill, np.uint8)
 
-    def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
-        """Return the decoded crop, uint8 [size, size, C]. Raises ValueError for a damaged image."""
-        return self.augment.decoded(data, self.config, self.fill, rng)
+    def decoded(self, data: bytes, rng: Draws) -> np.ndarray:
+        """Return the cropped image, uint8 [size, size, C], of a file's bytes, which the next call
+        may overwrite.
 
-    def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C]."""
-        return self.augment.cropped(image, self.config, self.fill, rng)
+        A random crop is drawn first, so that only its pixels are decoded if the image is a JPEG.
+        Raises ValueError if the image is damaged or too large.
+        """
+        config, augment = self.config, self.augment
+        header = None if augment.crop_area is None else checked_jpeg_header(data)
+        if header is None or not header.upright:
+            return self.cropped(decode(data, config.channels), rng)
+        box = augment.box(header.height, header.width, rng)
+        return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
-    def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def cropped(self, image: np.ndarray, rng: Draws) -> np.ndarray:
+        """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C], which the next call may
+        overwrite.
+        """
+        size, pad = self.config.size, self.augment.pad
+        if self.augment.crop_area is None:
+            middle = center_crop(image, self.config)
+            if not pad:
+                return middle
+            self._padded[pad : pad + size, pad : pad + size] = middle
+            top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
+            return self._padded[top : top + size, left : left + size]
+        top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
+        return resized(image[top : top + height, left : left + width], size)
+
+    def augmented(self, crop: np.ndarray, rng: Draws) -> np.ndarray:
         """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
         drawn = crop[:, :, 0] if self.config.channels == 1 else crop
         for change in self._changes:
             drawn = change(drawn, self.fill, rng)
-        for augmentation in self.augment.custom:
-            drawn = augmentation.checked(drawn, self.fill, rng)
+        if self.augment.custom:
+            generator = rng.generator()
+            for augmentation in self.augment.custom:
+                drawn = augmentation.checked(drawn, self.fill, generator)
         return channels_first(drawn)
 
 
 def for_training(
-    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
+    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: Draws
 ) -> np.ndarray:
     """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
     images = TrainingImages(config, augment)

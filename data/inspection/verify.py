@@ -1,26 +1,83 @@
-"""Reads all shards of a folder or at a URL, several in parallel, and reports damage.
+"""Reads every byte of the shards in a folder or at a URL, several in parallel, and reports damage.
 
-`data/inspection/shard_check.py` checks a single shard.
+It checks the SHA-256 of each file, the crc32 of each member, the labels, the UTF-8 encoding of
+texts and, optionally, whether images can be decoded.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+import hashlib
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from pathlib import Path
+from typing import IO, Literal
 
-from data.inspection.shard_check import Damage, Rules, check_shard
-from data.messages import Report, pluralize
+import numpy as np
+from isal import isal_zlib
+
+from data.messages import SHARD_AGAIN, Report, pluralize, printable
 from data.processes import over_jobs
-from data.remote.config import DEFAULT_CACHE
+from data.remote.config import DEFAULT_CACHE, file_url
+from data.remote.fetch import DigestError, fetch, unnamed_file
 from data.retry import RetriesExhaustedError
+from data.shards.index import (
+    ShardIndex,
+    index_path,
+    max_index_bytes,
+    open_index,
+    parse_index,
+    read_key,
+)
 from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
+from data.tars.headers import BLOCK
 from data.tars.indexing import INDEXED
-from data.tars.labels import ClassList
+from data.tars.labels import ClassList, label_text
 
+Kind = Literal[
+    "missing shard", "shard", "index", "bytes", "label", "text", "image", "label vectors"
+]
 NAMED_PER_SHARD = 10
 _DECODING_COST = 20  # time per byte, relative to reading
+_CHUNK = 1 << 20
+# Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
+_Wrong = dict[int, tuple[Kind, str]]
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One line of the report.
+
+    line: the message, with the shard and, if there is one, the key of the sample. count: the number
+    of damaged locations that the line covers.
+    """
+
+    kind: Kind
+    line: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The properties that the samples of a folder must have.
+
+    classes: for tars that kway indexed but did not write, a map from labels to numbers; None if the
+    labels are already numbers. named: the maximum number of samples per shard that are reported on
+    separate lines, or None for no limit. max_bytes: the size at which a download is stopped.
+    """
+
+    folder: Path | str
+    text: bool
+    num_classes: int
+    classes: ClassList | None
+    label_field: str
+    decode: bool
+    named: int | None
+    max_bytes: int
+    incomplete: Collection[str]
 
 
 def damages(
@@ -35,8 +92,8 @@ def damages(
 ) -> Iterator[Damage]:
     """Yield all damage. `report(done, total)` counts samples.
 
-    manifest: the generation of the set to check; None selects the newest one. decode: whether to
-    also decode images. named: the maximum number of samples per shard that are reported on separate
+    manifest: the manifest of the folder, if it is already loaded. decode: whether to also decode
+    images. named: the maximum number of samples per shard that are reported on separate
     lines, or None for no limit; the others share one line. workers: the number of processes; None
     selects one per core if there is enough to read. ray: the address of a Ray cluster to use
     instead.
@@ -48,35 +105,15 @@ def damages(
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
     work = partial(_check, _rules(folder, manifest, decode=decode, named=named))
-    jobs = list(zip(manifest.shards, _num_classes(manifest), strict=True))
     done = 0
-    found = over_jobs(work, jobs, total_bytes=size, workers=workers, ray=ray)
+    found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
         yield from found_here
         done += shard.samples
         report(done, total)
-    yield from _of_label_vectors(folder, manifest)
-
-
-def _check(rules: Rules, job: tuple[ShardInfo, int]) -> list[Damage]:
-    shard, num_classes = job
-    return check_shard(replace(rules, num_classes=num_classes), shard)
-
-
-def _num_classes(manifest: Manifest) -> Iterator[int]:
-    """Yield the number of classes of the generation that added each shard, in order."""
-    done = 0
-    for generation in manifest.generations:
-        yield from [len(generation.classes)] * (len(generation.shards) - done)
-        done = len(generation.shards)
-
-
-def _of_label_vectors(folder: Path | str, manifest: Manifest) -> Iterator[Damage]:
-    """Yield the damage in the label vectors of all generations, each of which may have its own."""
-    of_file = {one.label_vectors: one for one in manifest.generations if one.label_vectors}
-    for generation in of_file.values():
+    if manifest.label_vectors is not None:
         try:
-            check_label_vectors(folder, generation)
+            check_label_vectors(folder, manifest)
         except RetriesExhaustedError:
             raise
         except (ValueError, OSError) as error:
@@ -101,22 +138,202 @@ def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
     return lines
 
 
-def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int | None) -> Rules:
+def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int | None) -> _Rules:
     about = manifest.source.parameters
-    classes = None
-    if manifest.source.kind == INDEXED:
-        classes = ClassList(manifest.class_names, positions=bool(about.get("positions")))
-    return Rules(
+    is_indexed = manifest.source.kind == INDEXED
+    return _Rules(
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        classes=classes,
+        classes=ClassList.of_manifest(manifest) if is_indexed else None,
         label_field=str(about.get("label_field")),
-        file_of_sha256={shard.sha256: shard.file for shard in manifest.shards},
-        incomplete=manifest.incomplete,
         decode=decode,
         named=named,
-        # Large enough for a copy of any other shard, which is then reported as such.
         max_bytes=2 * max(shard.bytes for shard in manifest.shards),
-        attempts=DEFAULT_CACHE.attempts,
+        incomplete=tuple(manifest.incomplete),
     )
+
+
+def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
+    """Return all damage in one shard. A shard at a URL is first downloaded to a temporary file."""
+    if isinstance(rules.folder, str):
+        return _check_at_url(rules, shard, rules.folder)
+    path = rules.folder / shard.file
+    if not path.is_file():
+        return [_missing(path, shard)]
+    return _check_tar(rules, shard, path, str(path), lambda: open_index(path))
+
+
+def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
+    url, attempts = file_url(folder, shard.file), DEFAULT_CACHE.attempts
+    with unnamed_file() as tar:
+        try:
+            with suppress(DigestError):  # the check below finds what differs
+                fetch(url, tar, attempts=attempts, max_bytes=rules.max_bytes, sha256=shard.sha256)
+        except FileNotFoundError:
+            return [_missing(url, shard)]
+        except (PermissionError, ValueError) as error:
+            return [Damage("shard", str(error))]
+        return _check_tar(rules, shard, Path(tar.name), url, lambda: _index_at_url(folder, shard))
+
+
+def _index_at_url(folder: str, shard: ShardInfo) -> ShardIndex:
+    url, content = file_url(folder, index_path(Path(shard.file)).name), BytesIO()
+    try:
+        found: ShardIndex = fetch(
+            url,
+            content,
+            attempts=DEFAULT_CACHE.attempts,
+            max_bytes=max_index_bytes(shard),
+            parse=lambda: parse_index(content.getvalue()),
+        )
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
+    except ValueError as error:
+        raise ValueError(f"{url} {str(error).removeprefix(url)}: upload it again") from error
+    return found
+
+
+def _missing(name: Path | str, shard: ShardInfo) -> Damage:
+    return Damage("missing shard", f"{name} is missing: {shard.samples:,} samples are lost")
+
+
+def _check_tar(
+    rules: _Rules, shard: ShardInfo, path: Path, name: str, open_index: Callable[[], ShardIndex]
+) -> list[Damage]:
+    """Return the damage in the tar at `path` and in its index. Messages contain `name`."""
+    found: list[Damage] = []
+    index = None
+    try:
+        index = open_index()
+        if index.info != shard:
+            index = None
+            raise ValueError(f"{name}: its index does not match the manifest")
+    except RetriesExhaustedError:
+        raise
+    except (ValueError, OSError) as error:
+        found.append(Damage("index", str(error)))
+    try:
+        with path.open("rb") as tar:
+            digest, wrong = _read(rules, index, tar)
+    except (ValueError, OSError) as error:  # the disk is unreadable, or entries overlap
+        return [*found, Damage("shard", f"{name} cannot be read: {error}")]
+    if digest != shard.sha256:
+        size = path.stat().st_size
+        sizes = "" if size == shard.bytes else f" and it has {size:,} of {shard.bytes:,} bytes"
+        found.append(
+            Damage(
+                "shard",
+                f"{name} was changed: its SHA-256 is {digest[:12]}…, but the manifest lists "
+                f"{shard.sha256[:12]}…{sizes}",
+            )
+        )
+    elif shard.file not in rules.incomplete and not _has_end(path):
+        again = "copy the tar again, or record it with kway shard index --skip-bad"
+        found.append(
+            Damage(
+                "shard",
+                f"{name} was truncated before it was indexed: its end marker is missing: {again}",
+            )
+        )
+    return found if index is None else found + _of_samples(rules, path, name, index, wrong)
+
+
+def _has_end(path: Path) -> bool:
+    """Return whether a tar ends with an empty block."""
+    with path.open("rb") as tar:
+        tar.seek(max(0, path.stat().st_size - BLOCK))
+        return tar.read() == bytes(BLOCK)
+
+
+def _read(rules: _Rules, index: ShardIndex | None, tar: IO[bytes]) -> tuple[str, _Wrong]:
+    """Read a tar once, from the beginning. Return its SHA-256 and its bad samples."""
+    sha256 = hashlib.sha256()
+    wrong: _Wrong = {}
+
+    def take(size: int) -> bytes:
+        data = tar.read(size)
+        sha256.update(data)
+        return data
+
+    if index is not None:
+        # Visit members in file order, so that the file is read sequentially.
+        for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
+            row, column = divmod(entry, 2)
+            gap = int(index.blocks[row, column]) * BLOCK - tar.tell()
+            if gap < 0:
+                raise ValueError(f"sample {row} of its index begins inside another sample")
+            while gap > 0 and (skipped := take(min(gap, _CHUNK))):
+                gap -= len(skipped)
+            size = int(index.sizes[row, column])
+            data = take(size) if gap == 0 else b""
+            if (problem := _problem(rules, index, row, column, data)) is not None:
+                wrong.setdefault(row, problem)
+    while take(_CHUNK):
+        pass
+    return sha256.hexdigest(), wrong
+
+
+def _problem(
+    rules: _Rules, index: ShardIndex, row: int, column: int, data: bytes
+) -> tuple[Kind, str] | None:
+    """Return the kind and the description of what is wrong with a member, or None."""
+    is_intact = isal_zlib.crc32(data) == index.crc32[row, column]
+    if column == 1:
+        extension = index.extensions[int(index.extension[row, 1])]
+        return _of_label(rules, data, extension, int(index.labels[row]), is_intact=is_intact)
+    if not is_intact:
+        is_cut = len(data) < index.sizes[row, column]
+        end = " (the file ends before it)" if is_cut else ""
+        return "bytes", f": its checksum does not match{end}"
+    try:
+        if rules.text:
+            data.decode()
+        elif rules.decode:
+            from data.images.decode import decode  # importing OpenCV is slow and often not needed
+
+            decode(data, 3)
+    except UnicodeDecodeError as error:
+        return "text", f": invalid UTF-8 at byte {error.start}"
+    except ValueError as error:
+        return "image", f": {error}"
+    return None
+
+
+def _of_label(
+    rules: _Rules, data: bytes, extension: str, label: int, *, is_intact: bool
+) -> tuple[Kind, str] | None:
+    if not 0 <= label < rules.num_classes:
+        return "label", f" has label {label}, but there are only {rules.num_classes} classes"
+    matches = is_intact
+    if is_intact and rules.classes is None:
+        matches = data == str(label).encode()
+    elif is_intact and rules.classes is not None:
+        try:
+            matches = rules.classes.label(label_text(extension, data, rules.label_field)) == label
+        except ValueError:
+            matches = False
+    if matches:
+        return None
+    return "label", f".{extension} differs from the label in the index, {label}"
+
+
+def _of_samples(
+    rules: _Rules, path: Path, name: str, index: ShardIndex, wrong: _Wrong
+) -> list[Damage]:
+    """Return one `Damage` per bad sample. Those beyond `named` share one."""
+    found: list[Damage] = []
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for row in sorted(wrong)[: rules.named]:
+            kind, text = wrong[row]
+            try:
+                key = printable(read_key(descriptor, index, row))
+            except ValueError:
+                key = f"sample {row}"
+            found.append(Damage(kind, f"{name}: {key}{text}"))
+    finally:
+        os.close(descriptor)
+    if more := len(wrong) - len(found):
+        found.append(Damage("bytes", f"{name}: {more:,} more damaged samples", more))
+    return found

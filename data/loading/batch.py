@@ -7,7 +7,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.loading.substitute import Substitute
+
+@dataclass(frozen=True)
+class Substitute:
+    """Sample `index` of the split is bad and was replaced by sample `by`.
+
+    `reason` contains the shard and key. In a stream, `index` is the sample's number, and `by` is
+    None because the next sample is used instead.
+    """
+
+    index: int
+    by: int | None
+    reason: str
+
+    def __str__(self) -> str:
+        if self.by is None:
+            return f"skipped {self.reason}"
+        return f"replaced by sample {self.by}: {self.reason}"
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,14 @@ to an item and collates the items of a batch.
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from data.augment.base import SampleGenerator
+from data.augment.base import Draws
 from data.augment.training import AugmentConfig, TrainingImages
-from data.augment.training_batch import training_batch
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
 from data.images.decode import copy_planes, crops_for_evaluation, decode
@@ -105,7 +104,7 @@ class ImageInputs:
         self._image = image
         self._augment = augment
         self._training = TrainingImages(image, augment)
-        self._generator = SampleGenerator()
+        self._draws = Draws()
         self._memory = PixelMemory()
 
     def decode(self, data: bytes) -> np.ndarray:
@@ -116,7 +115,7 @@ class ImageInputs:
     ) -> TrainingItems:
         if side != self._training.config.size:
             self._training = TrainingImages(self._image.scaled_to(side), self._augment)
-        return training_batch(self._training, self._generator, seed, epochs, indices)
+        return _Images(self._training, self._draws, seed, epochs, indices)
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
@@ -133,6 +132,25 @@ class ImageInputs:
         ):
             copy_planes(item, row)
         return {"pixel_values": pixels}
+
+
+class _Images(NamedTuple):
+    """The images of a batch, see `TrainingItems`."""
+
+    images: TrainingImages
+    draws: Draws
+    seed: int
+    epochs: np.ndarray
+    indices: np.ndarray
+
+    def decode(self, row: int, data: bytes) -> np.ndarray:
+        """Return the decoded crop, uint8 [size, size, C]."""
+        epoch, index = int(self.epochs[row]), int(self.indices[row])
+        return self.images.decoded(data, self.draws.at(self.seed, epoch, index))
+
+    def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
+        """Return uint8 [C, size, size], a view of an array [size, size, C]."""
+        return self.images.augmented(decoded, self.draws)
 
 
 class TextInputs:

@@ -1,12 +1,15 @@
 """Reads samples of a split into batches without a cursor, in the loader's worker processes.
 
-`data/loading/loader.py` determines which samples are requested, and in which order.
+`data/loading/loader.py` determines which samples are requested, and in which order. Training
+replaces a bad sample. The choice depends only on (seed, epoch, index) and the set of bad samples,
+so it is the same for every world size, and the positions of all later samples in the global order
+do not change.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +19,18 @@ from data.augment.base import pair_rng
 from data.augment.mix import Mix
 from data.config import DataConfig
 from data.images.decode import contiguous
-from data.loading.batch import Batch, Mixed
+from data.loading.batch import Batch, Mixed, Substitute
 from data.loading.inputs import Inputs
 from data.loading.order import Locate
-from data.loading.substitute import Substitute, read_or_substitute
 from data.loading.workers import read_ahead
 from data.shards.mixture import Mixture
-from data.shards.split import Split
+from data.shards.split import BadSampleError, Split
+
+Content = TypeVar("Content")
+
+_STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
+_ATTEMPTS = 1000
+_NAMED = 20
 
 
 class Share(NamedTuple):
@@ -200,3 +208,50 @@ class TrainingReader(Reader):
             mixed=Mixed(torch.from_numpy(labels[other]), weights),
             substitutes=tuple(substitutes[row] for row in own.tolist() if row in substitutes),
         )
+
+
+def candidates(seed: int, epoch: int, index: int, num_samples: int) -> Iterator[int]:
+    """Yield candidate substitutes for `index`."""
+    counter = np.array([0, index, epoch, 0], dtype=np.uint64)
+    key = np.array([seed, _STREAM], dtype=np.uint64)
+    rng = np.random.Generator(np.random.Philox(key=key, counter=counter))
+    for _ in range(_ATTEMPTS):
+        if (candidate := int(rng.integers(num_samples))) != index:
+            yield candidate
+
+
+def read_or_substitute(
+    read: Callable[[int], Content], seed: int, epoch: int, index: int, num_samples: int
+) -> tuple[Content, Substitute | None]:
+    """Return `read(index)`, or the result for the first valid substitute if the sample is bad.
+
+    `read` raises BadSampleError for a bad sample. If a thousand candidates are bad too, the error
+    for `index` is raised.
+    """
+    try:
+        return read(index), None
+    except BadSampleError as error:
+        bad = error
+    for candidate in candidates(seed, epoch, index, num_samples):
+        try:
+            return read(candidate), Substitute(index, candidate, str(bad))
+        except BadSampleError:
+            continue
+    raise bad
+
+
+def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
+    """Raise ValueError, with the list of bad samples, if there are more than `limit`.
+
+    bad: a map from indices to reasons that contain the shard and key. remedy: see
+    `EndlessLoader.remedy`.
+    """
+    if len(bad) <= limit:
+        return
+    named = "; ".join(list(bad.values())[:_NAMED])
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    raise ValueError(
+        f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, but "
+        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards, or raise the "
+        "limit"
+    )

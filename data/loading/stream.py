@@ -1,32 +1,34 @@
-"""Training on webdataset tars without an index: the stream and its batches.
+"""Training on webdataset tars without an index, which webdataset itself reads sequentially.
 
-This replaces a split and its `TrainLoader` (`data/loading/loader.py`) when no index is available.
-It provides fewer guarantees; `Stream.notice` lists those that are missing.
-`data/loading/stream_reader.py` reads the samples.
+`Stream.notice` states what kway cannot guarantee for them.
 """
 
 import hashlib
+import itertools
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
+import fsspec
+import numpy as np
 import torch
+import webdataset
+from torch.utils.data import IterableDataset, get_worker_info
+from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
-from data.loading.batch import Batch, Cursor
-from data.loading.endless import EndlessLoader
+from data.loading.batch import Batch, Cursor, Substitute
 from data.loading.inputs import open_inputs
-from data.loading.order import share
-from data.loading.stream_reader import REMEDY, RankShare, StreamReader
+from data.loading.loader import EndlessLoader
+from data.loading.reader import check_limit
 from data.loading.workers import read_ahead
-from data.remote.config import is_url
 from data.shards.manifest import Manifest
-from data.tars.indexing import IMAGE_EXTENSIONS, INDEXED, TEXT_EXTENSIONS
-from data.tars.labels import ClassList
-from data.tars.stream import TarReader
+from data.tars.labels import LABEL_EXTENSIONS, ClassList, label_text
+from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
 
-_CPU = torch.device("cpu")
+_MAX_OPENED = 1000
 
 
 @dataclass(frozen=True)
@@ -37,141 +39,150 @@ class Stream:
     manifest: Manifest
 
     def __len__(self) -> int:
-        """Return the number of samples per epoch. The recipe sets it, because the samples in the
-        tars are not counted.
-        """
+        """Return the number of samples per epoch, which the recipe sets."""
         return self.config.samples
 
     @property
     def num_classes(self) -> int:
         return len(self.manifest.classes)
 
-    def class_counts(self) -> None:
-        """Return None, because the samples are not counted."""
-
     def digest(self) -> str:
         """Return 16 hexadecimal digits of a hash of the tar list and the class list."""
         content = "\n".join([*self.config.addresses, "", *self.manifest.class_names])
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
-    def notice(self, samples: int = 0) -> str:
-        """Return one line that lists the guarantees that a stream does not provide.
-
-        samples: the number of samples consumed before the run was resumed.
-        """
-        resumed = (
-            f"resuming after {samples:,} samples in a new order, so some samples repeat before "
-            "others are read for the first time; "
-            if samples
-            else ""
-        )
+    def notice(self) -> str:
+        """Return one line that lists the guarantees that a stream does not provide."""
         return (
-            f"{resumed}reading {len(self.config.addresses):,} tars as a stream without an index: "
-            "batches depend on the number of ranks and workers, a resumed run uses a new order, "
-            "checksums are not verified, data.stream.samples defines an epoch, and samples per "
-            "class are not counted (to index the tars, run kway shard index)"
+            f"reading {len(self.config.addresses):,} tars as a stream without an index: webdataset "
+            "draws tars with replacement, so samples repeat before all have been read, batches "
+            "depend on the number of ranks and workers, a resumed run draws anew, checksums are "
+            "not verified, a damaged tar can end early without an error, and samples per class are "
+            "not counted (to index the tars, run kway shard index)"
         )
-
-    def tars(self, attempts: int) -> TarReader:
-        """Return a reader for the tars.
-
-        Labels have the same meaning as in the shards that the manifest describes.
-        """
-        source = self.manifest.source
-        positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
-        chosen = self.config.sample
-        images = self.manifest.modality == "image"
-        return TarReader(
-            endings=(chosen.lower().lstrip("."),)
-            if chosen
-            else IMAGE_EXTENSIONS
-            if images
-            else TEXT_EXTENSIONS,
-            label_field=self.config.label_field,
-            classes=ClassList(self.manifest.class_names, positions=positions),
-            attempts=attempts,
-        )
-
-
-def open_stream(config: StreamConfig, manifest: Manifest) -> Stream:
-    """Open the stream of a recipe.
-
-    Raises FileNotFoundError if a tar at a local path is missing.
-    """
-    for address in config.addresses:
-        if not is_url(address) and not Path(address).is_file():
-            raise FileNotFoundError(f"{address} does not exist: check data.stream.shards")
-    return Stream(config, manifest)
 
 
 class StreamLoader(EndlessLoader):
     """The counterpart of `TrainLoader` for a stream: endless batches with a cursor.
 
-    Every rank gets as many batches as it requests. Damaged samples are skipped. `indices` are
-    hashes of the shard and the key. Raises the errors of `EndlessLoader`, and ValueError if there
-    are fewer tars than readers (ranks x workers). Iterating again after `close` begins a new order.
+    Damaged samples are skipped. `indices` are hashes of the tar and the key.
     """
 
-    remedy = REMEDY
+    remedy = "fix"
 
-    def __init__(
-        self,
-        stream: Stream,
-        config: DataConfig,
-        *,
-        global_batch: int,
-        rank: int = 0,
-        world_size: int = 1,
-        cursor: Cursor,
-        device: torch.device = _CPU,
-    ) -> None:
-        super().__init__(
-            config,
-            global_batch=global_batch,
-            rank=rank,
-            world_size=world_size,
-            cursor=cursor,
-            device=device,
-        )
+    def __init__(self, stream: Stream, config: DataConfig, **options: Any) -> None:
+        super().__init__(config, **options)
+        if config.augment.mix is not None:
+            raise ValueError("data.augment.mix requires shards with an index: set it to null")
         self._stream = stream
-        # If there are more ranks than rows, some ranks read nothing and are not assigned any tars.
-        ranks = [one for one in range(world_size) if share(global_batch, one, world_size)]
-        self._rank = ranks.index(rank) if rank in ranks else 0
-        self._num_ranks = len(ranks)
-        self._inputs = open_inputs(config, stream.manifest)
-        self._sides = ProgressiveSizes(
-            config.image, config.augment, num_samples=len(stream), global_batch=global_batch
-        )
-        self._check_readers(len(stream.config.addresses), max(1, config.workers))
-
-    def _check_readers(self, num_tars: int, workers: int) -> None:
-        if num_tars < self._num_ranks * workers:
-            raise ValueError(
-                f"data.stream.shards lists {num_tars} tar(s), but {self._num_ranks} rank(s) x "
-                f"{workers} worker(s) require at least one each: lower data.workers, use fewer "
-                "ranks or more tars, or run kway shard index"
-            )
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
-        start, stream = self.cursor.samples, self._stream
-        reader = StreamReader(
-            stream.config.addresses,
-            stream.tars(self._config.cache.attempts),
-            self._inputs,
-            self._config,
-            buffer=stream.config.buffer,
-            sides=self._sides,
-            rank_share=RankShare(
-                seed=self.cursor.seed,
-                start=start,
-                rank=self._rank,
-                num_ranks=self._num_ranks,
-                offset=self._part.start,
-                rows=len(self._part),
-                global_batch=self._global_batch,
-            ),
-        )
+        shape = self._part, self._global_batch
+        reader = _Reader(self._stream, self._config, self.cursor, *shape)
         return read_ahead(reader, None, workers=self._config.workers, pinned=pinned)
 
     def _unseen(self, index: int, where: str) -> str:
         return f"sample number {index} was skipped {where}"
+
+
+class _Reader(IterableDataset):
+    """Yields the rows `part` of each global batch of `step` rows.
+
+    Errors are returned, not raised, because torch would wrap them in a multi-line message.
+    """
+
+    def __init__(
+        self, stream: Stream, config: DataConfig, cursor: Cursor, part: range, step: int
+    ) -> None:
+        self._stream, self._cursor, self._part, self._step = stream.config, cursor, part, step
+        self._max_bad = config.max_bad_samples
+        self._inputs = open_inputs(config, stream.manifest)
+        self._sides = ProgressiveSizes(
+            config.image, config.augment, num_samples=stream.config.samples, global_batch=step
+        )
+        chosen, is_image = stream.config.sample, stream.manifest.modality == "image"
+        known = IMAGE_EXTENSIONS if is_image else TEXT_EXTENSIONS
+        self._endings = (chosen.lower().lstrip("."),) if chosen else known
+        self._classes = ClassList.of_manifest(stream.manifest)
+        self._bad: dict[int, str] = {}
+        self._new: list[Substitute] = []
+        self._url = ""
+        self._num_opened = 0  # since the last usable sample
+
+    def __iter__(self) -> Iterator[Batch | ValueError | OSError]:
+        info = get_worker_info()
+        number, count = (0, 1) if info is None else (info.id, info.num_workers)
+        key = self._cursor.seed, self._cursor.samples, self._part.start, number
+        rng = random.Random(" ".join(map(str, key)))
+        members = tar_file_expander(self._tars(rng), handler=self._skip_tar)
+        samples = group_by_keys(members, handler=self._skip_tar)
+        samples = webdataset.shuffle(self._stream.buffer, rng=rng)(samples)
+        try:
+            for batch in itertools.count(number, count):
+                side = self._sides.at(self._cursor.samples + batch * self._step)
+                rows = list(itertools.islice(self._items(samples, side), len(self._part)))
+                labels, numbers = ([row[i] for row in rows] for i in (1, 2))
+                skipped, self._new = tuple(self._new), []
+                yield Batch(
+                    self._inputs.collate((row[0] for row in rows), len(rows), side=side),
+                    torch.tensor(labels, dtype=torch.int64),
+                    torch.tensor(numbers, dtype=torch.int64),
+                    substitutes=skipped,
+                )
+        except (ValueError, OSError) as error:
+            yield error
+
+    def _tars(self, rng: random.Random) -> Iterator[dict[str, Any]]:
+        """Yield open tars, drawn with replacement. Raises ValueError if none has a usable
+        sample.
+        """
+        while self._num_opened <= _MAX_OPENED + self._stream.buffer:
+            self._num_opened += 1
+            self._url = rng.choice(self._stream.addresses)
+            with fsspec.open(self._url, "rb") as opened:
+                yield {"url": self._url, "stream": opened}
+        raise ValueError(
+            f"the tars contain no usable samples: {'; '.join(list(self._bad.values())[:3])}: check "
+            "data.stream.sample, data.stream.label_field and the class list of data.shards"
+        )
+
+    def _items(
+        self, samples: Iterator[dict[str, Any]], side: int
+    ) -> Iterator[tuple[Any, int, int]]:
+        """Yield (augmented sample, label, number)."""
+        for sample in samples:
+            name = f"{sample['__url__']}: {sample['__key__']}"
+            # After a resume, the random values differ from those of the interrupted run.
+            key = np.array([self._cursor.samples]), np.array([_number(name)])
+            batch = self._inputs.training_batch(self._cursor.seed, *key, side=side)
+            try:
+                ending = next((one for one in self._endings if one in sample), None)
+                label = next((one for one in LABEL_EXTENSIONS if one in sample), None)
+                if ending is None or label is None:
+                    raise ValueError(f"its image, text or label is missing: {sorted(sample)}")
+                text = label_text(label, sample[label], self._stream.label_field)
+                row = self._classes.label(text), _number(name)
+                decoded = batch.decode(0, sample[ending])
+            except ValueError as error:
+                self._skip(name, str(error))
+                continue
+            self._num_opened = 0
+            yield batch.augment(0, decoded), *row
+
+    def _skip_tar(self, error: Exception) -> bool:
+        """Record an error of webdataset, and return True to continue with the next tar."""
+        self._skip(self._url, str(error).partition(" @ ")[0])
+        return True
+
+    def _skip(self, name: str, reason: str) -> None:
+        number = _number(name)
+        if number not in self._bad:
+            self._bad[number] = f"{name}: {reason}"
+            self._new.append(Substitute(number, None, self._bad[number]))
+            check_limit(self._bad, self._max_bad, remedy=StreamLoader.remedy)
+
+
+def _number(name: str) -> int:
+    """Return a 63-bit hash that identifies a sample on every rank and in every run."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -15,9 +15,13 @@ from data.loading.batch import Batch
 from data.processes import die_with_parent
 from data.retry import TransientError
 
-LOST_WORKER = (
+_LOST_WORKER = (
     "a loader process was killed, possibly because it ran out of memory: lower data.workers or "
     "train.global_batch, or check the system log for the cause"
+)
+_SMALL_SHM = (
+    "/dev/shm is too small for the batches of the loader processes: raise --shm-size (or the "
+    "sizeLimit of the volume at /dev/shm), or lower data.workers"
 )
 
 # The number of batches per worker that are requested or ready ahead of the trainer.
@@ -32,7 +36,7 @@ def read_ahead(
     """Yield the batches of `reader` in order. `workers` processes read batches ahead.
 
     requests: one request per batch, or None for an iterable reader. Raises the errors that the
-    reader returns, and TransientError if a process was killed.
+    reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
     """
     loader = DataLoader(
         reader,
@@ -54,14 +58,17 @@ def read_ahead(
 
 
 def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
-    """Yield the results that the workers send. Raises TransientError if a worker was killed."""
+    """Yield the results that the workers send. Raises the errors of `read_ahead`."""
     try:
         yield from loader
-    except (RuntimeError, ConnectionError, EOFError) as error:
-        # torch raises RuntimeError from a signal handler, unless the pipe breaks first.
-        if isinstance(error, RuntimeError) and not is_lost_worker(error):
+    except (ConnectionError, EOFError) as error:
+        raise TransientError(_LOST_WORKER) from error
+    except RuntimeError as error:
+        if (reason := lost_worker(error)) is None:
             raise
-        raise TransientError(LOST_WORKER) from error
+        # A larger limit is needed, so a restart would fail again.
+        kind = ValueError if reason == _SMALL_SHM else TransientError
+        raise kind(reason) from error
 
 
 def _own(batch: Batch) -> Batch:
@@ -71,12 +78,17 @@ def _own(batch: Batch) -> Batch:
     return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
 
 
-def is_lost_worker(error: RuntimeError) -> bool:
-    """Return whether `error` is torch's report of a killed worker.
+def lost_worker(error: RuntimeError) -> str | None:
+    """Return what to print if `error` is torch's report of a killed or failed worker, or None.
 
     torch's signal handler can raise this error at any point in the program.
     """
-    return str(error).startswith("DataLoader worker")
+    text = str(error)
+    # The kernel kills a process that writes to a full /dev/shm with SIGBUS, unless torch can
+    # reserve the memory, which then fails with an error.
+    if "Bus error" in text or "shared memory(shm)" in text:
+        return _SMALL_SHM
+    return _LOST_WORKER if text.startswith("DataLoader worker") else None
 
 
 def begin_worker(_number: int, *, parent: int) -> None:

@@ -19,17 +19,12 @@ Fill = Callable[[IO[bytes]], None]
 
 _INCOMING = "incoming"
 _LOCK = "lock"
+_SHARD = ".tar"
 _POLL_SECONDS = 0.1
-_AHEAD_AT_ONCE = 16
-# Small files (indices, label vectors) are read in full at every start, so they are evicted later
-# than shards of the same age.
-_SMALL = ".safetensors"
-_SMALL_STAYS_SECONDS = 600
 
 
 class Cache:
-    """The files in `folder`, whose total size is at most `max_bytes`, not counting small files that
-    are being fetched.
+    """The files in `folder`, whose total size is at most `max_bytes`.
 
     If a file is evicted while a process has it open, that process can still read it, and the disk
     space is freed when it is closed. The cache is safe to use from any number of processes and
@@ -52,56 +47,37 @@ class Cache:
         """Return the path of the file `name`, whether or not it exists."""
         return self.folder / name
 
-    def has(self, name: str) -> bool:
-        """Return whether `name` exists. If it does, mark it as in use."""
-        _touch(self.path(name))
-        return self.path(name).exists()
-
-    def size(self, name: str) -> int:
-        """Return the size of the file `name` in bytes, or 0 if it does not exist."""
-        return _size(self.path(name))
-
-    def open(self, name: str, fill: Fill, *, size: int | None = None) -> int:
+    def open(self, name: str, fill: Fill, *, size: int | None) -> int:
         """Return a file descriptor for `name`. If the file does not exist, `fill` writes it first.
 
-        size: the expected size in bytes, for which space is reserved before the file is written, or
-        None for a small file. Raises the errors of `fill`, and OSError with a fix if the disk is
-        full.
+        size: the size in bytes, for which space is reserved before the file is written, or None if
+        it is unknown. Raises the errors of `fill`, and OSError with a fix if the disk is full.
         """
         while True:
-            try:
+            with suppress(FileNotFoundError):
                 descriptor = os.open(self.path(name), os.O_RDONLY)
-            except FileNotFoundError:
-                made = self._make(name, fill, size, wait=True)
-                if made is None:
-                    continue
+                if size in (None, os.fstat(descriptor).st_size):
+                    # Mark the file as in use. Only its owner can do this in a shared folder.
+                    with suppress(PermissionError):
+                        os.utime(descriptor)
+                    return descriptor
+                os.close(descriptor)
+                self.remove(name)
+            if (made := self._make(name, fill, size, wait=True)) is not None:
                 return made
-            if size in (None, os.fstat(descriptor).st_size):
-                _touch(descriptor)
-                return descriptor
-            os.close(descriptor)
-            self.remove(name)
 
-    def fetch(self, name: str, fill: Fill, *, size: int | None = None) -> None:
-        """Create `name` unless it exists or another process is creating it.
-
-        Waits while many files are being created, so that many processes do not overload a server.
-        """
-        while not self.has(name) and self._num_incoming() >= _AHEAD_AT_ONCE:
-            time.sleep(_POLL_SECONDS)
-        if not self.has(name) and (made := self._make(name, fill, size, wait=False)) is not None:
+    def fetch(self, name: str, fill: Fill, *, size: int) -> None:
+        """Create `name` unless it exists or another process is creating it."""
+        with suppress(FileNotFoundError, PermissionError):
+            os.utime(self.path(name))
+        if self.path(name).exists():
+            return
+        if (made := self._make(name, fill, size, wait=False)) is not None:
             os.close(made)
 
     def remove(self, name: str) -> None:
         """Delete a damaged file."""
         self.path(name).unlink(missing_ok=True)
-
-    def trim(self) -> None:
-        """Evict files until the size limit is met again. Call this after adding small files, for
-        which no space is reserved.
-        """
-        with self._locked():
-            self._evict(self.max_bytes)
 
     def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
         """Create the file and open it.
@@ -144,6 +120,9 @@ class Cache:
             # Open the file before the rename, because it can be evicted immediately afterwards.
             descriptor = os.open(temporary, os.O_RDONLY)
             temporary.rename(path)
+            if size is None:
+                with self._locked():
+                    self._evict(self.max_bytes)
             return descriptor
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -167,38 +146,29 @@ class Cache:
             # The remaining files are being written. They can be evicted once they are complete.
             time.sleep(_POLL_SECONDS)
 
-    def _num_incoming(self) -> int:
-        """Count the files being written, and delete those that killed processes left behind."""
-        if len(os.listdir(self._incoming)) < _AHEAD_AT_ONCE:
-            return 0  # there are few, even if some are abandoned
-        with self._locked():
-            self._remove_abandoned()
-        return len(os.listdir(self._incoming))
-
-    def _remove_abandoned(self) -> None:
-        for path in self._incoming.iterdir():
-            _remove_unless_locked(path)
-
     def _evict(self, max_bytes: int) -> bool:
-        """Unlink the least recently used files until at most `max_bytes` remain.
+        """Unlink the least recently used files, shards first, until at most `max_bytes` remain.
 
         Unfinished files of killed processes are deleted too. Returns False if the remaining files
         cannot be deleted.
         """
-        self._remove_abandoned()
-        total = sum(_size(path) for path in self._incoming.iterdir())
-        files = []
-        for entry in os.scandir(self.folder):
-            with suppress(FileNotFoundError):
-                if entry.is_file() and entry.name != _LOCK:
-                    about = entry.stat()
-                    longer = _SMALL_STAYS_SECONDS if entry.name.endswith(_SMALL) else 0
-                    files.append((about.st_mtime + longer, about.st_size, entry.path))
-        total += sum(size for _, size, _ in files)
-        for _, size, path in sorted(files):
+        files: list[tuple[bool, float, int, Path]] = []
+        total = 0
+        for path in [*self._incoming.iterdir(), *self.folder.iterdir()]:
+            with suppress(FileNotFoundError, PermissionError):
+                if path.parent == self._incoming:
+                    _remove_unless_locked(path)
+                    total += path.stat().st_size
+                elif path.is_file() and path.name != _LOCK:
+                    about = path.stat()
+                    total += about.st_size
+                    # The indices of splits are small, and processes keep them mapped.
+                    files.append((path.suffix != _SHARD, about.st_mtime, about.st_size, path))
+        for _, _, size, path in sorted(files):
             if total <= max_bytes:
                 break
-            if _unlink(Path(path)):
+            with suppress(PermissionError):  # of another user, in a folder that protects it
+                path.unlink(missing_ok=True)
                 total -= size
         return total <= max_bytes
 
@@ -218,16 +188,6 @@ def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o644)
 
 
-def _touch(file: Path | int) -> None:
-    """Mark a file as in use by updating its modification time, if the file exists.
-
-    In a shared folder, this has no effect on files of other users; only the owner's processes can
-    update them.
-    """
-    with suppress(FileNotFoundError, PermissionError):
-        os.utime(file)
-
-
 def _lock(file: IO[bytes], *, wait: bool) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,25 +204,9 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _unlink(path: Path) -> bool:
-    """Unlink a file. Returns False if it belongs to another user and the folder protects it."""
-    try:
-        path.unlink(missing_ok=True)
-    except PermissionError:
-        return False
-    return True
-
-
 def _remove_unless_locked(path: Path) -> None:
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with path.open("rb") as file:
         if _lock(file, wait=False):
             if _is_at(file, path):
-                _unlink(path)
+                path.unlink()
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -5,86 +5,26 @@ all backends raise the same errors.
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
-from io import BytesIO
-from pathlib import Path
-from typing import IO, Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from data.extras import install_command
 from data.messages import SHARD_AGAIN
-from data.retry import ATTEMPTS, DEFAULT_REMEDY, TransientError, wait_before_retry
+from data.retry import TransientError, wait_before_retry
 
 REMEDY = (
     "check the network and the server, and run the same command again, or raise data.cache.attempts"
 )
 
-Parsed = TypeVar("Parsed")
-
 _PIECE = 1 << 20
 _RANGE = 1 << 23  # bytes per request, for backends that read by ranges
 _SILENCE_SECONDS = 60
-_PARTIAL_CONTENT = 206
 _TRANSIENT_STATUS = (408, 425, 429)
 # An exception that is not an OSError is a network error if it comes from one of these packages;
 # otherwise, it is a bug.
 _BACKENDS = ("aiohttp", "aiobotocore", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs")
-_WRONG_TWICE = 2
-
-
-def pieces(url: str, start: int = 0) -> Generator[bytes, None, None]:
-    """Yield the content of the file at `url`, starting at byte `start`, in pieces.
-
-    Raises TransientError, with only the reason, for timeouts, 5xx statuses and broken connections;
-    FileNotFoundError and PermissionError, with the URL; and ValueError if the package for this kind
-    of URL is missing.
-    """
-    with explained(url), _open(url, start) as stream:
-        while piece := stream.read(_PIECE):
-            yield piece
-
-
-def resumed(
-    address: str,
-    *,
-    opened: Callable[[str, int], Generator[bytes, None, None]] = pieces,
-    attempts: int = ATTEMPTS,
-    remedy: str = DEFAULT_REMEDY,
-) -> Iterator[bytes]:
-    """Yield the content of a file. After a transient error, reading resumes where it stopped.
-
-    The number of attempts is reset whenever a piece is received. opened: a function that yields the
-    pieces of `address` from a byte on.
-    """
-    received, attempt = 0, 1
-    while True:
-        try:
-            with closing(opened(address, received)) as stream:
-                for piece in stream:
-                    received, attempt = received + len(piece), 1
-                    yield piece
-            return
-        except OSError as error:
-            where = f"{address} at byte {received:,}"
-            wait_before_retry(where, error, attempt, attempts=attempts, remedy=remedy)
-            attempt += 1
-
-
-def _open(url: str, start: int) -> IO[bytes]:
-    if url.startswith(("http://", "https://")):
-        files = file_system(url)
-        # With a size and block_size=0, fsspec sends a single GET request and no HEAD request before
-        # it. The range starts one byte early, because servers reject a range that begins at the end
-        # of the file.
-        options = {"headers": {"Range": f"bytes={start - 1}-"}} if start else {}
-        stream: Any = files.open(url, "rb", block_size=0, size=1, **options)
-        if start:
-            _skip(stream, 1 if stream.r.status == _PARTIAL_CONTENT else start)
-    else:
-        files = file_system(url)
-        stream = files.open(url, "rb", cache_type="readahead", block_size=_RANGE)
-        stream.seek(start)
-    return stream
 
 
 def file_system(url: str, **options: Any) -> Any:
@@ -101,11 +41,6 @@ def file_system(url: str, **options: Any) -> Any:
         return fsspec.filesystem(url.partition("://")[0], **options)
     except ImportError as error:
         raise ValueError(f"{url}: {error}: run {install_command('remote')}") from error
-
-
-def _skip(stream: IO[bytes], count: int) -> None:
-    while count and (piece := stream.read(min(_PIECE, count))):
-        count -= len(piece)
 
 
 async def _client(**settings: Any) -> Any:
@@ -148,32 +83,30 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
         raise FileNotFoundError(
             f"{url} does not exist: check data.shards, or copy the file there"
         ) from error
-    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
-        raise _denied(url, error, operation) from error
-    except (OSError, TimeoutError) as error:
-        raise _of_status(url, error, operation) from error
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _BACKENDS:
+        is_network = isinstance(error, OSError) or (
+            type(error).__module__.partition(".")[0] in _BACKENDS
+        )
+        if not is_network:
             raise
-        raise _of_status(url, error, operation) from error
+        if _is_denied(error):
+            raise PermissionError(
+                f"{url} cannot be {operation} ({_reason(error)}): check the URL and your "
+                "credentials"
+            ) from error
+        raise TransientError(_reason(error)) from error
 
 
-def _of_status(url: str, error: Exception, operation: str) -> OSError:
-    """Classify an error by its HTTP status, if it has a status. gcsfs stores the status as text."""
+def _is_denied(error: Exception) -> bool:
+    """Return whether an error is permanent. gcsfs stores the HTTP status as text."""
     kind = type(error).__name__
+    if isinstance(error, PermissionError | IsADirectoryError | NotADirectoryError):
+        return True
     if kind == "TooManyRedirects" or "Credential" in kind:
-        return _denied(url, error, operation)
+        return True
     code = str(getattr(error, "status", None) or getattr(error, "code", None))
-    status = int(code) if code.isdecimal() else None
-    if status and 400 <= status < 500 and status not in _TRANSIENT_STATUS:
-        return _denied(url, error, operation)
-    return TransientError(_reason(error))
-
-
-def _denied(url: str, error: Exception, operation: str) -> PermissionError:
-    return PermissionError(
-        f"{url} cannot be {operation} ({_reason(error)}): check the URL and your credentials"
-    )
+    status = int(code) if code.isdecimal() else 0
+    return 400 <= status < 500 and status not in _TRANSIENT_STATUS
 
 
 def _reason(error: Exception) -> str:
@@ -187,11 +120,21 @@ def _reason(error: Exception) -> str:
     return text[0] if text else type(error).__name__
 
 
-class _WrongContentError(ValueError):
-    """The received content is not the requested file. The message gives the reason."""
+class WrongContentError(ValueError):
+    """The content at `url` is not the requested file."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.reason = reason
+        super().__init__(
+            f"{url} does not match the manifest ({reason}): upload the file again, or {SHARD_AGAIN}"
+        )
 
 
-class _ShortContentError(_WrongContentError):
+class DigestError(WrongContentError):
+    """The SHA-256 of the content differs."""
+
+
+class _ShortContentError(WrongContentError):
     """The content ended early, usually because of a broken connection."""
 
 
@@ -203,79 +146,73 @@ def fetch(
     max_bytes: int,
     exact: bool = False,
     sha256: str | None = None,
-    check: Callable[[Path], object] | None = None,
-) -> None:
-    """Write the content at `url` to `file`, from the beginning.
+    parse: Callable[[], Any] = lambda: None,
+) -> Any:
+    """Write the content at `url` to `file`, from the beginning, and return `parse()`.
 
     exact: whether the size must be exactly `max_bytes`; otherwise, `max_bytes` is an upper limit.
-    sha256: the expected digest. check: a function that receives the path of `file` and raises
-    ValueError if the content is wrong. The download is attempted up to `attempts` times for
-    transient failures, and twice for wrong content. Errors that occur when writing to `file` are
-    not handled here.
+    sha256: the expected digest. parse: a function that reads `file` and raises ValueError if the
+    content is wrong. The download is attempted up to `attempts` times for transient failures, and
+    twice for wrong content. Errors that occur when writing to `file` are not handled here.
 
     Raises FileNotFoundError, PermissionError or RetriesExhaustedError, with the URL, and ValueError
     if the file at the URL is not the requested one.
     """
+    file_system(url)  # raises ValueError if a package is missing
+    was_wrong = False
     for attempt in range(1, attempts + 1):
         try:
             _fetch_once(url, file, max_bytes, exact, sha256)
-            if check is not None:
-                _checked(check, file)
-            return
-        except _WrongContentError as error:
-            cut = isinstance(error, _ShortContentError)
-            if attempt == attempts or (attempt >= _WRONG_TWICE and not cut):
-                raise ValueError(
-                    f"{url} does not match the manifest ({error}): upload the file again, or "
-                    f"{SHARD_AGAIN}"
-                ) from error
-            failure = TransientError(str(error))
+            return parse()
+        except ValueError as error:
+            is_short = isinstance(error, _ShortContentError)
+            if attempt == attempts or (was_wrong and not is_short):
+                raise
+            was_wrong |= not is_short
+            failure = TransientError(getattr(error, "reason", str(error)))
         except TransientError as error:
             failure = error
         wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
 
 
-def fetch_parsed(
-    url: str, parse: Callable[[bytes], Parsed], *, attempts: int, max_bytes: int
-) -> Parsed:
-    """Return the parsed content of a small file at `url`.
-
-    The file is fetched again if `parse` raises ValueError. Raises the errors of `fetch` and, after
-    the second wrong content, that of `parse`.
-    """
-    content = BytesIO()
-    for attempt in range(1, _WRONG_TWICE + 1):
-        fetch(url, content, attempts=attempts, max_bytes=max_bytes)
-        try:
-            return parse(content.getvalue())
-        except ValueError as error:
-            if attempt == min(attempts, _WRONG_TWICE):
-                raise
-            failure = TransientError(str(error))
-        wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
-    raise AssertionError
-
-
 def _fetch_once(url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: str | None) -> None:
     file.seek(0)
     digest, received = hashlib.sha256(), 0
-    with closing(pieces(url)) as stream:
-        for piece in stream:
-            received += len(piece)
-            if received > max_bytes:
-                raise _WrongContentError(f"it has more than {max_bytes} bytes")
-            digest.update(piece)
-            file.write(piece)
-    if exact and received < max_bytes:
-        raise _ShortContentError(f"received {received} of {max_bytes} bytes")
-    if sha256 is not None and digest.hexdigest() != sha256:
-        raise _WrongContentError("its SHA-256 differs")
-    file.truncate()
-
-
-def _checked(check: Callable[[Path], object], file: IO[bytes]) -> None:
+    for piece in pieces(url):
+        received += len(piece)
+        if received > max_bytes:
+            raise WrongContentError(url, f"it has more than {max_bytes} bytes")
+        digest.update(piece)
+        file.write(piece)
+    file.truncate()  # not before, because the size of the file reserves space in the cache
     file.flush()
-    try:
-        check(Path(file.name))
-    except ValueError as error:
-        raise _WrongContentError(str(error)) from error
+    if exact and received < max_bytes:
+        raise _ShortContentError(url, f"received {received} of {max_bytes} bytes")
+    if sha256 is not None and digest.hexdigest() != sha256:
+        raise DigestError(url, "its SHA-256 differs")
+
+
+def pieces(url: str) -> Iterator[bytes]:
+    """Yield the content of the file at `url` in pieces.
+
+    Raises TransientError, with only the reason, for timeouts, 5xx statuses and broken connections,
+    and FileNotFoundError and PermissionError, with the URL.
+    """
+    # With a size and block_size=0, fsspec sends a single GET request and no HEAD request before it.
+    options: dict[str, Any] = {"cache_type": "readahead", "block_size": _RANGE}
+    if url.startswith(("http://", "https://")):
+        options = {"block_size": 0, "size": 1}
+    with explained(url), file_system(url).open(url, "rb", **options) as stream:
+        while piece := stream.read(_PIECE):
+            yield piece
+
+
+@contextmanager
+def unnamed_file() -> Iterator[IO[bytes]]:
+    """Yield an empty file in the temporary folder ($TMPDIR). Its `name` is a path that opens it
+    again while the block runs.
+
+    The file has no directory entry, so its disk space is freed even if the process is killed.
+    """
+    with TemporaryFile() as held, open(f"/dev/fd/{held.fileno()}", "r+b") as file:
+        yield file

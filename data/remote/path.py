@@ -7,13 +7,12 @@ another machine.
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import PurePosixPath
 from typing import IO, Any, NamedTuple, TypeVar
 
-from data.remote.fetch import explained, file_system, resumed
-from data.retry import retried
+from data.remote.fetch import explained, fetch, file_system
+from data.retry import ATTEMPTS, retried
 
 Answer = TypeVar("Answer")
 
@@ -152,38 +151,25 @@ class RemotePath:
         return raw if buffering == 0 else io.BufferedReader(raw)  # type: ignore[return-value]
 
     def copy_to(self, file: IO[bytes]) -> None:
-        """Write the content to `file`. After a transient error, the copy continues where it was."""
-        received = 0
-        with self._named_if_missing():
-            for piece in resumed(self._url):
-                received += len(piece)
-                file.write(piece)
-        if received != self.stat().st_size:
-            raise ValueError(
-                f"{self} has {self.stat().st_size:,} bytes, but {received:,} were received: run "
-                "the same command again"
-            )
+        """Write the content to `file`, which is empty."""
+        size = self.stat().st_size
+        fetch(self._url, file, attempts=ATTEMPTS, max_bytes=size, exact=True)
 
     def _do(self, operation: Callable[[Any], Answer]) -> Answer:
-        with self._named_if_missing():
-            return retried(self._url, lambda: self._attempt(operation))
+        def attempt() -> Answer:
+            with explained(self._url):
+                try:
+                    # Without this option, s3fs keeps listings forever.
+                    return operation(file_system(self._url, use_listings_cache=False))
+                except FileNotFoundError as error:
+                    # For HTTP, fsspec reports every failure to get the size as a missing file.
+                    cause = error.__cause__
+                    if self.has_listing or getattr(cause, "status", None) in _MISSING:
+                        raise
+                    raise cause or error from None
 
-    def _attempt(self, operation: Callable[[Any], Answer]) -> Answer:
-        with explained(self._url):
-            try:
-                # Without this option, s3fs keeps listings forever.
-                return operation(file_system(self._url, use_listings_cache=False))
-            except FileNotFoundError as error:
-                # For HTTP, fsspec reports every failure to get the size as a missing file.
-                cause = error.__cause__
-                if self.has_listing or getattr(cause, "status", None) in _MISSING:
-                    raise
-                raise cause or error from None
-
-    @contextmanager
-    def _named_if_missing(self) -> Iterator[None]:
         try:
-            yield
+            return retried(self._url, attempt)
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self} does not exist: check the URL") from error
 
@@ -213,34 +199,23 @@ class RemotePath:
 
     @cached_property
     def _tree(self) -> Node | None:
+        """The listing of this folder."""
         if not self.has_listing:
             return None
         found = self._do(lambda files: files.find(self._url, detail=True))
+        prefix = self._url.partition("://")[2].strip("/")
         tree: Node = {}
         for name, about in found.items():
-            if about["type"] == "file" and not name.endswith("/"):
-                self._add(tree, self._below(name), about["size"])
+            parts = name.strip("/").removeprefix(prefix).split("/")[1:]
+            if about["type"] != "file" or name.endswith("/") or not parts:
+                continue
+            node: Any = tree
+            for part in parts[:-1]:
+                node = node.setdefault(part, {}) if isinstance(node, dict) else None
+            if {"", ".", ".."} & set(parts) or not isinstance(node, dict) or parts[-1] in node:
+                raise ValueError(f"{self}/{'/'.join(parts)} is not the path of one file: rename it")
+            node[parts[-1]] = about["size"]
         return tree or None
-
-    def _below(self, name: str) -> list[str]:
-        """Return the parts of a listed name below this URL, or nothing for the URL itself."""
-        prefix = self._url.partition("://")[2].strip("/")
-        return name.strip("/").removeprefix(prefix).split("/")[1:]
-
-    def _add(self, tree: Node, parts: list[str], size: int) -> None:
-        if any(part in ("", ".", "..") for part in parts):
-            raise ValueError(
-                f"{self}/{'/'.join(parts)}: a part of the name is empty or consists of dots: "
-                "rename it"
-            )
-        node = tree
-        for part in parts[:-1]:
-            below = node.setdefault(part, {})
-            if not isinstance(below, dict):
-                raise ValueError(f"{self}/{'/'.join(parts)}: {part!r} is also a file: rename one")
-            node = below
-        if parts and isinstance(node.setdefault(parts[-1], size), dict):
-            raise ValueError(f"{self}/{'/'.join(parts)} is both a file and a folder: rename one")
 
 
 class _Ranges(io.RawIOBase):
@@ -269,18 +244,16 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), max(0, self._path.stat().st_size - self._at))
-        if not self._start <= self._at <= self._at + wanted <= self._start + len(self._window):
-            self._fill(wanted)
+        left = max(0, self._path.stat().st_size - self._at)
+        wanted = min(len(buffer), left)
+        end = self._start + len(self._window)
+        if not self._start <= self._at <= self._at + wanted <= end:
+            is_near = self._start <= self._at <= end + self._length
+            self._length = min(2 * self._length, _LAST_WINDOW) if is_near else _FIRST_WINDOW
+            size = min(max(wanted, self._length), left)
+            self._window, self._start = self._path.read_range(self._at, size), self._at
         first = self._at - self._start
         found = self._window[first : first + wanted]
         buffer[: len(found)] = found
         self._at += len(found)
         return len(found)
-
-    def _fill(self, wanted: int) -> None:
-        end = self._start + len(self._window)
-        is_near = self._start <= self._at <= end + self._length
-        self._length = min(2 * self._length, _LAST_WINDOW) if is_near else _FIRST_WINDOW
-        size = min(max(wanted, self._length), self._path.stat().st_size - self._at)
-        self._window, self._start = self._path.read_range(self._at, size), self._at

@@ -1,124 +1,176 @@
-"""The interface to a folder of shards, local or at a URL.
+"""The shards of a split in a folder, local or at a URL, and their open files.
 
-`data/remote/folder.py` implements it for URLs.
+Shards at a URL are fetched once per machine into a cache (`data/remote/cache.py`), where a shard is
+named by its SHA-256. Different datasets or versions therefore never mix, and identical shards are
+stored once. While one group of an order is read, threads fetch the next one.
 """
 
+import hashlib
+import logging
+import math
 import os
-from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import resource
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from threading import Thread, main_thread
+from typing import IO, Any, TypeVar
 
-from data.loading.order import Order
-from data.messages import kway_command
-from data.retry import wait_before_retry
-from data.shards.index import ShardIndex, open_index
+from data.loading.order import InOrder, Order
+from data.messages import SHARD_AGAIN, kway_command
+from data.remote.cache import Cache
+from data.remote.config import CacheConfig, check_url, file_url, is_url
+from data.remote.fetch import fetch
+from data.retry import TransientError, retried, wait_before_retry
+from data.shards.index import ShardIndex, index_path, max_index_bytes, open_index, parse_index
 from data.shards.manifest import ShardInfo
+from data.shards.split_index import SplitIndex, index_bytes, read_split_index, write_split_index
+
+_log = logging.getLogger("kway.data")
 
 Answer = TypeVar("Answer")
 
-_MAX_OPEN_FILES = 256
+_INDEX_THREADS = 16
+_PREFETCH_THREADS = 4
+_REPORT_SECONDS = 5.0
+_TOUCH_SECONDS = 60.0
 
 
-class ShardFolder(ABC):
-    """A folder of shards and their indices. `str` returns the path or URL."""
+class ShardFolder:
+    """The `shards` of one split in the folder at a path or URL. `str` returns the path or URL.
 
-    verified: bool = False
-    """Whether files from `open` have been checked against the SHA-256 in the manifest."""
-    bytes_at_once: int | None = None
-    """The maximum total size, in bytes, of the shards that are stored at the same time, or None for
-    no limit.
+    bytes_at_once: the maximum total size, in bytes, of the shards that are stored at the same time,
+    or None for a local folder. Raises ValueError for an unsupported URL.
     """
 
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The last part of the path or URL, for titles."""
-
-    @abstractmethod
-    def address(self, shard: ShardInfo) -> str:
-        """Return the path or URL of a shard, for messages."""
-
-    @abstractmethod
-    def remedy(self, shard: ShardInfo) -> str:
-        """Return the fix that messages suggest for a shard whose checksum does not match."""
-
-    @abstractmethod
-    def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        """Return the indices of `shards`.
-
-        Raises ValueError if an index is damaged or does not match its shard.
-        """
-
-    @abstractmethod
-    def open(self, shard: ShardInfo) -> int:
-        """Return a new file descriptor of a shard, for `pread`."""
-
-    def evicted(self, descriptor: int) -> bool:
-        """Return whether the open file was evicted, so that closing it frees its disk space."""
-        return False
-
-    def prefetch(self, shard: ShardInfo) -> None:
-        """Fetch a shard that will be read soon and mark it as in use."""
-        return
-
-    def keep_indices(self, shards: Sequence[ShardInfo]) -> None:
-        """Mark the indices of `shards` as in use."""
-        return
-
-    def check_order(self, order: Order, shards: Sequence[ShardInfo], groups_at_once: int) -> None:
-        """Raise ValueError if the shards of `groups_at_once` groups do not fit in the cache."""
-        return
-
-
-@dataclass(frozen=True)
-class LocalFolder(ShardFolder):
-    """A folder on this machine. Files are read in place."""
-
-    path: Path
+    def __init__(
+        self, folder: Path | str, shards: Sequence[ShardInfo], config: CacheConfig
+    ) -> None:
+        self.path: Path | str = check_url(str(folder)) if is_url(folder) else Path(folder)
+        self.bytes_at_once: int | None = None
+        self._shards = shards
+        self._config = config
+        self._cache: Cache | None = None
+        self._files: OrderedDict[int, int] = OrderedDict()
+        # Leave the other half to the rest of the process.
+        self._max_files = max(256, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+        self._queue: deque[int] = deque()
+        self._read_group: tuple[Order | InOrder, int] | None = None
+        self._read_at = 0.0
+        self._has_warned = False
+        if is_url(folder):
+            self._cache = Cache(config.folder, config.max_bytes)
+            index_size = index_bytes(sum(shard.samples for shard in shards))
+            self.bytes_at_once = config.max_bytes - index_size
+            self._check_size(max(shard.bytes for shard in shards), index_size)
 
     def __str__(self) -> str:
         return str(self.path)
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        """The last part of the path or URL, for titles."""
+        path = self.path
+        return path.resolve().name if isinstance(path, Path) else path.rpartition("/")[2]
 
     def address(self, shard: ShardInfo) -> str:
-        return str(self.path / shard.file)
+        """Return the path or URL of a shard."""
+        path = self.path
+        return str(path / shard.file) if isinstance(path, Path) else file_url(path, shard.file)
 
     def remedy(self, shard: ShardInfo) -> str:
-        return f"run {kway_command('shard', 'verify', self.path)}"
+        """Return the fix that messages suggest for a shard whose checksum does not match."""
+        if self._cache is None:
+            return f"run {kway_command('shard', 'verify', self.path)}"
+        return f"delete the cached copy {self._cache.path(_cached_name(shard))} and retry"
 
-    def indices(self, shards: Sequence[ShardInfo]) -> list[ShardIndex]:
-        return [self._index(shard) for shard in shards]
+    # ---------------------------------------------------------------- index
 
-    def _index(self, shard: ShardInfo) -> ShardIndex:
-        path = self.path / shard.file
-        index = open_index(path)
+    def index(self) -> SplitIndex:
+        """Return the index of the split, which is built from the indices of its shards once per
+        machine and kept in the cache.
+
+        Raises FileNotFoundError or ValueError if the index of a shard is missing or damaged, or
+        does not match the manifest.
+        """
+        num_samples = sum(shard.samples for shard in self._shards)
+        key = hashlib.sha256()
+        for shard in self._shards:
+            key.update(shard.model_dump_json().encode())
+            if isinstance(self.path, Path):  # notice a replaced index
+                key.update(_signature(index_path(self.path / shard.file)))
+        name = f"{key.hexdigest()}.split-index"
+        try:
+            cache = self._cache or Cache(self._config.folder, self._config.max_bytes)
+            for _ in range(2):
+                descriptor = cache.open(name, self._write_index, size=index_bytes(num_samples))
+                with open(descriptor, "rb") as file:
+                    if (found := read_split_index(file, num_samples)) is not None:
+                        return found
+                _log.warning("%s is damaged: building it again", cache.path(name))
+                cache.remove(name)
+        except (FileNotFoundError, TransientError):
+            raise
+        except OSError as error:
+            _log.warning("%s; keeping the index of %s in memory", error, self)
+        content = BytesIO()
+        self._write_index(content)
+        found = read_split_index(content, num_samples)
+        assert found is not None
+        return found
+
+    def _write_index(self, file: IO[bytes]) -> None:
+        write_split_index(file, self._shard_indices(), sum(one.samples for one in self._shards))
+
+    def _shard_indices(self) -> Iterator[ShardIndex]:
+        reported = time.monotonic()
+        pool = ThreadPoolExecutor(_INDEX_THREADS)
+        try:
+            for number, found in enumerate(pool.map(self._shard_index, self._shards), start=1):
+                yield found
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    line = f"{self}: read {number:,} of {len(self._shards):,} indices"
+                    print(line, file=sys.stderr, flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def _shard_index(self, shard: ShardInfo) -> ShardIndex:
+        path = self.path
+        if isinstance(path, Path):
+            index = retried(str(path), lambda: open_index(path / shard.file))
+            return self._checked(index, shard, index_path(path / shard.file))
+        url, content = file_url(path, index_path(Path(shard.file)).name), BytesIO()
+
+        def parse() -> ShardIndex:
+            try:
+                return self._checked(parse_index(content.getvalue()), shard, url)
+            except ValueError as error:
+                if url in str(error):
+                    raise
+                raise ValueError(f"{url} {error}: upload it again, or {SHARD_AGAIN}") from error
+
+        found: ShardIndex = fetch(
+            url,
+            content,
+            attempts=self._config.attempts,
+            max_bytes=max_index_bytes(shard),
+            parse=parse,
+        )
+        return found
+
+    def _checked(self, index: ShardIndex, shard: ShardInfo, where: Path | str) -> ShardIndex:
         if index.info != shard:
             raise ValueError(
-                f"the index of {path} does not match the manifest: delete the folder and run kway "
-                "shard again"
+                f"{where} does not match the manifest: copy it again, or {SHARD_AGAIN}"
             )
-        return replace(index, info=shard)  # equal objects share memory
+        return index
 
-    def open(self, shard: ShardInfo) -> int:
-        return os.open(self.path / shard.file, os.O_RDONLY)
-
-
-class OpenShards:
-    """The open files of `shards` in `folder`, by shard number.
-
-    A file is opened when it is first read.
-    """
-
-    def __init__(self, folder: ShardFolder, shards: Sequence[ShardInfo]) -> None:
-        self._folder = folder
-        self._shards = shards
-        self._files: OrderedDict[int, int] = OrderedDict()
+    # ---------------------------------------------------------------- files
 
     def read(self, shard: int, read: Callable[..., Answer], *where: Any) -> Answer:
         """Return `read(descriptor, *where)` for a shard. Retries after a transient error."""
@@ -127,13 +179,13 @@ class OpenShards:
             try:
                 return read(self._file(shard), *where)
             except OSError as error:
-                self._close_file(shard)  # a stale descriptor does not recover
-                address = self._folder.address(self._shards[shard])
-                wait_before_retry(address, error, attempt)
+                if (descriptor := self._files.pop(shard, None)) is not None:
+                    os.close(descriptor)  # a stale descriptor does not recover
+                wait_before_retry(self.address(self._shards[shard]), error, attempt)
             attempt += 1
 
     def pread(self, shard: int, size: int, offset: int) -> bytes:
-        """Like `read` with `os.pread`, but faster in the usual case, for small samples."""
+        """Return `size` bytes from `offset` of a shard, or fewer at its end."""
         try:
             descriptor = self._files[shard]
             self._files.move_to_end(shard)
@@ -141,28 +193,157 @@ class OpenShards:
         except (KeyError, OSError):
             return self.read(shard, os.pread, size, offset)
 
-    def close(self) -> None:
-        """Close all files. A later read opens them again."""
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-    def _close_file(self, shard: int) -> None:
-        if (descriptor := self._files.pop(shard, None)) is not None:
-            os.close(descriptor)
-
     def _file(self, shard: int) -> int:
         """Return the descriptor of a shard.
 
         If too many descriptors are open, the least recently used one is closed.
         """
         if (descriptor := self._files.get(shard)) is not None:
-            self._files.move_to_end(shard)
             return descriptor
-        self._files[shard] = self._folder.open(self._shards[shard])
+        info, path = self._shards[shard], self.path
+        if isinstance(path, Path):
+            descriptor = os.open(path / info.file, os.O_RDONLY)
+        else:
+            assert self._cache is not None
+            descriptor = self._cache.open(_cached_name(info), self._fill(info), size=info.bytes)
+        self._files[shard] = descriptor
         while len(self._files) > 1 and (
-            len(self._files) > _MAX_OPEN_FILES
+            len(self._files) > self._max_files
             # An evicted shard occupies disk space until its descriptor is closed.
-            or self._folder.evicted(next(iter(self._files.values())))
+            or os.fstat(next(iter(self._files.values()))).st_nlink == 0
         ):
             os.close(self._files.popitem(last=False)[1])
-        return self._files[shard]
+        return descriptor
+
+    def _fill(self, shard: ShardInfo) -> Callable[[IO[bytes]], None]:
+        def fill(file: IO[bytes]) -> None:
+            fetch(
+                self.address(shard),
+                file,
+                attempts=self._config.attempts,
+                max_bytes=shard.bytes,
+                exact=True,
+                sha256=shard.sha256,
+            )
+
+        return fill
+
+    def close(self) -> None:
+        """Close all files and start no more downloads. A later read opens files again."""
+        self._queue.clear()
+        self._read_group = None
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    # ---------------------------------------------------------------- prefetching
+
+    def will_read(self, order: Order | InOrder, position: int) -> None:
+        """Fetch the shards that `order` reads at `position` and after it: the current group and the
+        next one.
+
+        The call is cheap if the group is unchanged. Once a minute, the shards of the group are
+        marked as in use, so that they are not evicted. For a local folder, the call has no effect.
+        """
+        if self._cache is None:
+            return
+        current = (order, order.group(position))
+        if current == self._read_group and time.monotonic() - self._read_at < _TOUCH_SECONDS:
+            return
+        self._read_group, self._read_at = current, time.monotonic()
+        # Each call has its own queue. Threads of the previous call end when their queue is cleared.
+        self._queue.clear()
+        self._queue = queue = deque(self._shards_to_fetch(order, current[1]))
+        for _ in range(min(_PREFETCH_THREADS, len(queue))):
+            Thread(target=self._drain, args=(queue,), daemon=True).start()
+
+    def _shards_to_fetch(self, order: Order | InOrder, group: int) -> list[int]:
+        """Return the shards of a group, and those of the next group that fit in the cache too."""
+        wanted = dict.fromkeys(order.shards(group))
+        held = sum(self._shards[number].bytes for number in wanted)
+        for number in order.shards(group + 1):
+            if number in wanted:
+                continue
+            held += self._shards[number].bytes
+            if self.bytes_at_once is not None and held > self.bytes_at_once:
+                if not self._has_warned:
+                    _log.warning(
+                        "%s: the next shards do not fit in the cache together with the current "
+                        "ones, so training waits for downloads: raise data.cache.gigabytes or "
+                        "lower data.shuffle_shards",
+                        self,
+                    )
+                self._has_warned = True
+                break
+            wanted[number] = None
+        return list(wanted)
+
+    def _drain(self, queue: deque[int]) -> None:
+        while queue:
+            try:
+                shard = self._shards[queue.popleft()]
+            except IndexError:
+                return
+            try:
+                assert self._cache is not None
+                self._cache.fetch(_cached_name(shard), self._fill(shard), size=shard.bytes)
+            except (OSError, ValueError) as error:
+                if not main_thread().is_alive():
+                    return
+                # The loader raises this error when it reads the shard itself.
+                _log.warning("prefetch failed: %s", error)
+
+    def _check_size(self, largest: int, index_size: int) -> None:
+        assert self.bytes_at_once is not None
+        if largest > self.bytes_at_once:
+            raise ValueError(
+                f"{self} has a shard of {_gigabytes(largest)} and an index of "
+                f"{_gigabytes(index_size)}, but data.cache.gigabytes is "
+                f"{self._config.gigabytes:g}: raise it to {_rounded_up(largest + index_size)} or "
+                "more"
+            )
+
+    def check_order(self, order: Order, groups_at_once: int) -> None:
+        """Raise ValueError if the shards of `groups_at_once` groups do not fit in the cache.
+
+        This checks the worst case, in which the largest shards are all read at the same time.
+        """
+        if (capacity := self.bytes_at_once) is None:
+            return
+        largest = sorted((shard.bytes for shard in self._shards), reverse=True)
+        at_once = min(order.shards_at_once * groups_at_once, len(largest))
+        needed = sum(largest[:at_once])
+        if needed <= capacity:
+            return
+        fitting, held = 0, 0
+        while held + largest[fitting] <= capacity:
+            held += largest[fitting]
+            fitting += 1
+        what = "all shards" if order.is_global else f"{at_once} shards at a time"
+        enough = _rounded_up(needed + self._config.max_bytes - capacity)
+        raise ValueError(
+            f"shuffling mixes {what} of {self}, which requires {_gigabytes(needed)} of cache, "
+            f"but data.cache.gigabytes is {self._config.gigabytes:g}: raise it to {enough} or "
+            f"more, or set data.shuffle_shards to {max(1, fitting // groups_at_once)} or less"
+        )
+
+
+def _cached_name(shard: ShardInfo) -> str:
+    return f"{shard.sha256}.tar"
+
+
+def _signature(path: Path) -> bytes:
+    """Return what changes when a file is replaced."""
+    try:
+        about = retried(str(path), path.stat)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}") from None
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode()
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.3g} GB"
+
+
+def _rounded_up(count: int) -> str:
+    """Return `count` bytes in gigabytes, rounded up to two decimal places."""
+    return f"{math.ceil(count / 1e7) / 100:g}"

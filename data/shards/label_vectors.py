@@ -11,8 +11,7 @@ from safetensors import SafetensorError, safe_open
 from data.files import sha256_of
 from data.remote.cache import Cache
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch
-from data.remote.temporary import unnamed_file
+from data.remote.fetch import fetch, unnamed_file
 from data.retry import retried
 from data.shards.manifest import Manifest
 
@@ -50,7 +49,6 @@ def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
     attempts, limit = DEFAULT_CACHE.attempts, DEFAULT_CACHE.max_bytes
     with unnamed_file() as file:
         fetch(url, file, attempts=attempts, max_bytes=limit, sha256=manifest.label_vectors_sha256)
-        file.flush()
         _vectors(Path(file.name), url, len(manifest.classes))
 
 
@@ -100,10 +98,9 @@ def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
     def fill(file: IO[bytes]) -> None:
         fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
 
-    with open(cache.open(name, fill), "rb") as file:
+    with open(cache.open(name, fill, size=None), "rb") as file:
         intact = hashlib.file_digest(file, "sha256").hexdigest() == sha256
     if not intact:
         cache.remove(name)
-        os.close(cache.open(name, fill))
-    cache.trim()
+        os.close(cache.open(name, fill, size=None))
     return cache.path(name)

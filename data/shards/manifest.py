@@ -9,21 +9,19 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
+from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch_parsed
+from data.remote.fetch import fetch
 from data.retry import retried
 from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
-# Version 2 is used only for sets to which samples were appended, so that earlier versions of kway
-# report that they cannot read them.
 FORMAT_VERSION = 2
 
 _MAX_MANIFEST_BYTES = 1 << 30
@@ -94,23 +92,11 @@ class SourceInfo(_Record):
         return f"{self.kind}({', '.join(f'{k}={v}' for k, v in self.parameters.items())})"
 
 
-class Generation(_Record):
-    """A generation of a set before samples were appended to it (`data/shards/writing/append.py`):
-    the first `shards` shards and the first `classes` classes of the manifest.
-    """
-
-    source: SourceInfo
-    shards: int = Field(gt=0)
-    classes: int = Field(gt=0)
-    label_vectors: FileName | None = None
-    label_vectors_sha256: Digest | None = None
-
-
 class Manifest(_Record):
     """The contents of a folder of shards. The label of a class is its position in `classes`.
 
-    Appending samples creates a new generation of the set, which contains the earlier ones. `source`
-    is the source of the samples that the newest generation added.
+    Earlier versions of kway could append samples to a set. Its manifest has format version 2 and
+    describes the set before each addition in `earlier`. `source` is then the last source.
     """
 
     format_version: Literal[1, 2] = 1
@@ -127,7 +113,7 @@ class Manifest(_Record):
         description="for each shard with missing samples, why they are missing, as recorded by "
         "`kway shard index --skip-bad`",
     )
-    earlier: tuple[Generation, ...] = Field((), description="earlier generations, oldest first")
+    earlier: tuple[dict[str, Any], ...] = ()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> "Manifest":
@@ -141,64 +127,15 @@ class Manifest(_Record):
 
     @model_validator(mode="after")
     def _label_vectors_have_a_digest(self) -> "Manifest":
-        generations: tuple[Manifest | Generation, ...] = (self, *self.earlier)
-        for one in generations:
-            if (one.label_vectors is None) != (one.label_vectors_sha256 is None):
-                raise ValueError("label_vectors and label_vectors_sha256 must be set together")
+        if (self.label_vectors is None) != (self.label_vectors_sha256 is None):
+            raise ValueError("label_vectors and label_vectors_sha256 must be set together")
         return self
-
-    @model_validator(mode="after")
-    def _generations_grow(self) -> "Manifest":
-        sizes = [(one.shards, one.classes) for one in self.earlier]
-        sizes.append((len(self.shards), len(self.classes)))
-        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(sizes)):
-            raise ValueError("a generation is not larger than the one before it")
-        return self
-
-    @property
-    def generation(self) -> int:
-        """The number of this generation, counted from 1."""
-        return len(self.earlier) + 1
-
-    def of_generation(self, number: int, *, origin: Path | str) -> "Manifest":
-        """Return the manifest as it was in generation `number`, with the same fingerprint.
-
-        Raises ValueError, which names the `origin` of the manifest, if this generation does not
-        exist.
-        """
-        if number == self.generation:
-            return self
-        if not 0 < number < self.generation:
-            raise ValueError(
-                f"{origin}: generation {number} does not exist: choose from 1 to "
-                f"{self.generation}, or copy the newest manifest.json"
-            )
-        then = self.earlier[number - 1]
-        shards = self.shards[: then.shards]
-        files = {shard.file for shard in shards}
-        return self.model_copy(
-            update={
-                "format_version": 2 if number > 1 else 1,
-                "source": then.source,
-                "classes": self.classes[: then.classes],
-                "shards": shards,
-                "label_vectors": then.label_vectors,
-                "label_vectors_sha256": then.label_vectors_sha256,
-                "incomplete": {f: why for f, why in self.incomplete.items() if f in files},
-                "earlier": self.earlier[: number - 1],
-            }
-        )
-
-    @property
-    def generations(self) -> Iterator["Manifest"]:
-        """The manifests of all generations, oldest first."""
-        numbers = range(1, self.generation + 1)
-        return (self.of_generation(number, origin="the manifest") for number in numbers)
 
     @property
     def sources(self) -> tuple[SourceInfo, ...]:
-        """The sources of the samples that each generation added, oldest first."""
-        return (*(one.source for one in self.earlier), self.source)
+        """The sources of the samples, in the order in which they were added."""
+        earlier = (SourceInfo.model_validate(one["source"]) for one in self.earlier)
+        return (*earlier, self.source)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -232,23 +169,15 @@ class Manifest(_Record):
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @classmethod
-    def load(
-        cls,
-        folder: Path | str,
-        cache: CacheConfig = DEFAULT_CACHE,
-        *,
-        generation: int | None = None,
-    ) -> "Manifest":
+    def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read `folder/manifest.json` and check that every shard exists and has its full size.
 
-        generation: the generation to return; None selects the newest one.
-
         Shards at a URL are checked when they are fetched. Raises FileNotFoundError if the manifest
-        or a shard is missing; ValueError for damaged JSON, a newer format, an unknown generation or
-        a shard of the wrong size; and RetriesExhaustedError if the folder or the URL cannot be
+        or a shard is missing; ValueError for damaged JSON, a newer format or a shard of the
+        wrong size; and RetriesExhaustedError if the folder or the URL cannot be
         read.
         """
-        manifest = cls.read(folder, cache, generation=generation)
+        manifest = cls.read(folder, cache)
         manifest.check_shards(folder)
         return manifest
 
@@ -269,30 +198,22 @@ class Manifest(_Record):
                 )
 
     @classmethod
-    def read(
-        cls,
-        folder: Path | str,
-        cache: CacheConfig = DEFAULT_CACHE,
-        *,
-        generation: int | None = None,
-    ) -> "Manifest":
+    def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read the manifest without checking the shards."""
-        newest = cls._read(folder, cache)
-        return newest if generation is None else newest.of_generation(generation, origin=folder)
-
-    @classmethod
-    def _read(cls, folder: Path | str, cache: CacheConfig) -> "Manifest":
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
-            return fetch_parsed(
+            content = BytesIO()
+            found: Manifest = fetch(
                 url,
-                lambda content: cls._parse(content, url),
+                content,
                 attempts=cache.attempts,
                 max_bytes=_MAX_MANIFEST_BYTES,
+                parse=lambda: cls._parse(content.getvalue(), url),
             )
+            return found
         path = Path(folder) / MANIFEST
         try:
-            content = retried(str(path), path.read_bytes)
+            stored = retried(str(path), path.read_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
                 raise ValueError(
@@ -303,7 +224,7 @@ class Manifest(_Record):
                 f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
                 "file if it was lost"
             ) from error
-        return cls._parse(content, str(path))
+        return cls._parse(stored, str(path))
 
     @classmethod
     @paused_gc()

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from data.config import DataConfig
-from data.loading.substitute import BadSampleError
 from data.shards.manifest import ClassInfo, Manifest, paused_gc
-from data.shards.split import Split, open_split
+from data.shards.split import BadSampleError, Split, open_split
 
 
 def load_manifest(data: DataConfig) -> Manifest:
@@ -33,8 +32,7 @@ def read_manifests(data: DataConfig) -> list[Manifest]:
     """Return the manifests of `data.shards` and of the sets of `data.mixture`, without checking the
     shards.
     """
-    sets = zip(data.addresses, data.generations, strict=True)
-    return [Manifest.read(address, data.cache, generation=number) for address, number in sets]
+    return [Manifest.read(address, data.cache) for address in data.addresses]
 
 
 @paused_gc()
@@ -66,7 +64,7 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> "Mixture":
     """
     splits = []
     for number, one in enumerate(data.mixture):
-        own = Manifest.load(one.shards, data.cache, generation=one.generation)
+        own = Manifest.load(one.shards, data.cache)
         own.of_split(one.split, key=f"data.mixture[{number}].split")
         most = data.max_bad_samples
         splits.append(

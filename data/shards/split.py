@@ -11,16 +11,18 @@ import numpy as np
 from isal import isal_zlib
 
 from data.loading.order import InOrder, Order
-from data.loading.substitute import BadSampleError
 from data.messages import printable
-from data.remote.config import DEFAULT_CACHE, CacheConfig, is_url
-from data.remote.folder import RemoteFolder
-from data.remote.prefetch import ShardPrefetcher
+from data.remote.config import DEFAULT_CACHE, CacheConfig
 from data.retry import retried
-from data.shards.folder import LocalFolder, OpenShards, ShardFolder
-from data.shards.index import ShardIndex, check_labels, read_key, read_member
+from data.shards.folder import ShardFolder
 from data.shards.manifest import ClassInfo, Manifest
-from data.tars.headers import BLOCK
+from data.tars.headers import BLOCK, member_name
+
+
+class BadSampleError(ValueError):
+    """Raised for a sample that cannot be used for training. The message contains the shard, key and
+    reason.
+    """
 
 
 class Split:
@@ -32,30 +34,31 @@ class Split:
     error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
     """
 
-    def __init__(self, folder: ShardFolder, manifest: Manifest, name: str) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path | str, manifest: Manifest, name: str, cache: CacheConfig
+    ) -> None:
         self.manifest = manifest
         self.name = name
         self.num_classes = len(manifest.classes)
+        self._opened_from = folder, cache
         self._open()
 
     def _open(self) -> None:
+        folder, cache = self._opened_from
         self._shards = self.manifest.of_split(self.name)
-        self._files = OpenShards(self.folder, self._shards)
-        self._indices: list[ShardIndex] = retried(
-            str(self.folder), lambda: self.folder.indices(self._shards)
-        )
-        self._ahead = ShardPrefetcher(self.folder, self._shards)
-        self._starts = np.cumsum([0, *(shard.samples for shard in self._shards)])
-        self._all = Order(0, [shard.samples for shard in self._shards])
+        sizes = [shard.samples for shard in self._shards]
+        self.folder = ShardFolder(folder, self._shards, cache)
+        self._index = retried(str(folder), self.folder.index)
+        self._starts = np.cumsum([0, *sizes])
+        self._all = Order(0, sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         # The class list may be long, but reading does not need it.
         return {
-            "folder": self.folder,
             "manifest": self.manifest.model_copy(update={"classes": ()}),
             "name": self.name,
             "num_classes": self.num_classes,
+            "_opened_from": self._opened_from,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -74,18 +77,20 @@ class Split:
     @property
     def labels(self) -> np.ndarray:
         """The labels of all samples, int64 [len], as a new array."""
-        return np.concatenate([index.labels for index in self._indices]).astype(np.int64)
+        return self._index.labels.astype(np.int64)
 
     def class_counts(self) -> np.ndarray:
         """Return the number of samples of each class, int64 [K].
 
         Out-of-range labels are not counted.
         """
-        counts = np.zeros(self.num_classes, np.int64)
-        for index in self._indices:
-            labels = index.labels[_has_class(index, self.num_classes)]
-            counts += np.bincount(labels, minlength=self.num_classes)
-        return counts
+        labels = self._index.labels
+        return np.bincount(labels[self._has_class(labels)], minlength=self.num_classes)
+
+    def _has_class(self, labels: np.ndarray) -> np.ndarray:
+        # A negative label becomes a large number if it is viewed as unsigned.
+        sound: np.ndarray = labels.view(np.uint32) < self.num_classes
+        return sound
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits that identify the samples and their order."""
@@ -93,45 +98,41 @@ class Split:
 
     def sizes(self, samples: np.ndarray) -> np.ndarray:
         """Return the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
-        found = np.empty(len(samples), np.int64)
-        shards = np.searchsorted(self._starts, samples, side="right") - 1
-        for shard in np.unique(shards).tolist():
-            here = shards == shard
-            found[here] = self._indices[shard].sizes[samples[here] - self._starts[shard], 0]
-        return found
+        return self._index.places[samples, 1].astype(np.int64)
 
     def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
         """Return the first `each` samples of each of `classes`, in the order of the split."""
         found: dict[int, list[int]] = {label: [] for label in classes}
-        for start, index in zip(self._starts.tolist(), self._indices, strict=False):
-            if all(len(samples) >= each for samples in found.values()):
-                break
-            for row in np.flatnonzero(np.isin(index.labels, classes)).tolist():
-                samples = found[int(index.labels[row])]
-                if len(samples) < each:
-                    samples.append(start + row)
+        labels = self._index.labels
+        for sample in np.flatnonzero(np.isin(labels, classes)).tolist():
+            samples = found[int(labels[sample])]
+            if len(samples) < each:
+                samples.append(sample)
         return found
 
     def key(self, i: int) -> str:
         """Return the webdataset key of sample `i`."""
-        shard, row = self._locate(i)
-        return self._files.read(shard, read_key, self._indices[shard], row)
+        shard = self._shard_of(i)
+        name = self.folder.read(shard, member_name, int(self._index.places[i, 0]))
+        return name.removesuffix(f".{self._extension(i)}")
+
+    def _extension(self, i: int) -> str:
+        return self._index.extensions[int(self._index.extension[i])]
 
     def read(self, i: int) -> tuple[bytes, str, int]:
         """Return (bytes, extension, label) of sample `i`.
 
         Raises BadSampleError if its checksum does not match or its label is out of range.
         """
-        shard, row = self._locate(i)
-        index = self._indices[shard]
-        data = self._files.read(shard, read_member, index, row)
-        if data is None:
-            remedy = self.folder.remedy(self._shards[shard])
-            raise self.bad(i, f"its checksum does not match: {remedy}")
-        label = int(index.labels[row])
+        self._shard_of(i)  # raises IndexError
+        label = int(self._index.labels[i])
         if not 0 <= label < self.num_classes:
             raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
-        return data, index.extensions[int(index.extension[row, 0])], label
+        _, contents = self.read_many(np.array([i]))
+        if (data := next(contents)) is None:
+            remedy = self.folder.remedy(self._shards[self._shard_of(i)])
+            raise self.bad(i, f"its checksum does not match: {remedy}")
+        return data, self._extension(i), label
 
     def read_many(self, samples: np.ndarray) -> tuple[np.ndarray, Iterator[bytes | None]]:
         """Return the labels of `samples` (int64 [n]), int64 [n], and an iterator over their bytes.
@@ -140,32 +141,22 @@ class Split:
         label is returned as 0. The index entries are looked up in one batch, because lookups take
         most of the time for small samples.
         """
-        shards, blocks, sizes, crc32, labels = self._entries(samples)
-        has_class = (labels >= 0) & (labels < self.num_classes)
-        # No checksum is negative, so samples without a class are bad.
-        columns = shards, sizes, blocks * BLOCK, np.where(has_class, crc32, -1)
-        return np.where(has_class, labels, 0), self._contents(*(one.tolist() for one in columns))
+        labels = self._index.labels[samples]
+        has_class = self._has_class(labels)
+        return np.where(has_class, labels, 0).astype(np.int64), self._contents(samples, has_class)
 
-    def _contents(
-        self, shards: list[int], sizes: list[int], offsets: list[int], crc32: list[int]
-    ) -> Iterator[bytes | None]:
-        pread, checksum = self._files.pread, isal_zlib.crc32
-        for shard, size, offset, expected in zip(shards, sizes, offsets, crc32, strict=True):
+    def _contents(self, samples: np.ndarray, is_sound: np.ndarray) -> Iterator[bytes | None]:
+        """Yield the bytes of `samples`, or None where the checksum differs or `is_sound` is
+        False.
+        """
+        shards = np.searchsorted(self._starts, samples, side="right") - 1
+        blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
+        columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum
+        lists = (column.tolist() for column in columns)
+        pread, checksum = self.folder.pread, isal_zlib.crc32
+        for shard, size, offset, expected in zip(*lists, strict=True):
             data = pread(shard, size, offset)
             yield data if checksum(data) == expected else None
-
-    def _entries(self, samples: np.ndarray) -> np.ndarray:
-        """Return the shard, block, size, crc32 and label of each of `samples`, int64 [5, n]."""
-        shards = np.searchsorted(self._starts, samples, side="right") - 1
-        table = np.empty((5, len(samples)), np.int64)
-        table[0] = shards
-        for shard in np.unique(shards).tolist():
-            here, index = np.flatnonzero(shards == shard), self._indices[shard]
-            rows = samples[here] - self._starts[shard]
-            columns = index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0], index.labels
-            for number, column in enumerate(columns, start=1):
-                table[number, here] = column[rows]
-        return table
 
     def text(self, i: int) -> tuple[str, int]:
         """Return (text, label) of sample `i`.
@@ -180,22 +171,23 @@ class Split:
 
     def bad(self, i: int, reason: str) -> BadSampleError:
         """Return an error that names the shard and key of sample `i`."""
-        address = self.folder.address(self._shards[self._locate(i)[0]])
-        return BadSampleError(f"{address}: {printable(self._name(i))}: {reason}")
-
-    def _name(self, i: int) -> str:
-        """Return the key, or the position if the tar header that contains the key is damaged."""
         try:
-            return self.key(i)
-        except ValueError:
-            return f"sample {i} of split {self.name}"
+            name = self.key(i)
+        except ValueError:  # the tar header is damaged
+            name = f"sample {i} of split {self.name}"
+        address = self.folder.address(self._shards[self._shard_of(i)])
+        return BadSampleError(f"{address}: {printable(name)}: {reason}")
 
     def check_labels(self, max_bad: int) -> None:
         """Raise ValueError if more than `max_bad` labels are out of range."""
-        has_class = (_has_class(index, self.num_classes) for index in self._indices)
-        if len(self) - sum(np.count_nonzero(sound) for sound in has_class) > max_bad:
-            for shard, index in zip(self._shards, self._indices, strict=True):
-                check_labels(index.labels, self.num_classes, self.folder.address(shard))
+        bad = np.flatnonzero(~self._has_class(self._index.labels))
+        if len(bad) > max_bad:
+            first = int(bad[0])
+            raise ValueError(
+                f"{self.folder.address(self._shards[self._shard_of(first)])}: sample {first} of "
+                f"split {self.name} has label {self._index.labels[first]}, but the manifest has "
+                f"{self.num_classes} classes: run kway shard again with an empty folder"
+            )
 
     def check_shards(self) -> None:
         """Raise ValueError for a shard file that does not belong to its index.
@@ -205,12 +197,11 @@ class Split:
         Shards from a URL are not checked here, because their SHA-256 is verified when they are
         fetched.
         """
-        if self.folder.verified:
+        if self.folder.bytes_at_once is not None:
             return
-        for number, (shard, index) in enumerate(zip(self._shards, self._indices, strict=True)):
-            last = shard.samples - 1
-            ends = {(0, 0), (last, 0)} if last else {(0, 0), (0, 1)}
-            if all(self._files.read(number, read_member, index, *end) is None for end in ends):
+        for shard, first, end in zip(self._shards, self._starts, self._starts[1:], strict=False):
+            contents = self._contents(np.array([first, end - 1]), np.array([True, True]))
+            if end - first > 1 and not any(data is not None for data in contents):
                 raise ValueError(
                     f"{self.folder.address(shard)} was replaced by another file: copy the shard "
                     f"again and {self.folder.remedy(shard)}"
@@ -224,7 +215,7 @@ class Split:
         Raises ValueError if the cache of a URL is too small for `groups_at_once` groups.
         """
         order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
-        self.folder.check_order(order, self._shards, groups_at_once)
+        self.folder.check_order(order, groups_at_once)
         return order
 
     def in_order(self) -> InOrder:
@@ -238,24 +229,22 @@ class Split:
         Threads of this process fetch the shards. The call is cheap enough to make for every batch.
         It has no effect for a local folder.
         """
-        self._ahead.will_read(order, position)
+        self.folder.will_read(order, position)
 
     def will_read_all(self, position: int) -> None:
         """Like `will_read`, in an order that reads all shards at the same time."""
-        self.will_read(self._all, position)
+        self.folder.will_read(self._all, position)
 
-    def _locate(self, i: int) -> tuple[int, int]:
+    def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):
             raise IndexError(
                 f"sample {i} is out of range: split {self.name!r} has {len(self)} samples"
             )
-        shard = int(np.searchsorted(self._starts, i, side="right")) - 1
-        return shard, i - int(self._starts[shard])
+        return int(np.searchsorted(self._starts, i, side="right")) - 1
 
     def close(self) -> None:
         """Close the shards and stop prefetching. A later read opens them again."""
-        self._ahead.stop()
-        self._files.close()
+        self.folder.close()
 
     def __enter__(self) -> "Split":
         return self
@@ -264,24 +253,8 @@ class Split:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_starts"):
+        if hasattr(self, "folder"):
             self.close()
-
-
-def _has_class(index: ShardIndex, num_classes: int) -> np.ndarray:
-    # A negative label becomes a large number if it is viewed as unsigned.
-    sound: np.ndarray = index.labels.view(np.uint32) < num_classes
-    return sound
-
-
-def _open_folder(shards: Path | str, cache: CacheConfig) -> ShardFolder:
-    """Return the folder at a local path, or at a URL that is read through `cache`.
-
-    Raises ValueError for an unknown URL scheme.
-    """
-    if is_url(shards):
-        return RemoteFolder(str(shards), cache)
-    return LocalFolder(Path(shards))
 
 
 def open_split(
@@ -301,17 +274,16 @@ def open_split(
     not match its shard, a replaced shard, or more than `max_bad_labels` labels that are out of
     range.
     """
-    folder = _open_folder(shards, cache)
     if manifest is None:
         manifest = Manifest.load(shards, cache)
     try:
-        opened = Split(folder, manifest, split)
+        opened = Split(shards, manifest, split, cache)
         opened.check_labels(max_bad_labels)
         opened.check_shards()
     except ValueError as error:
-        if str(folder) in str(error):
+        if str(shards) in str(error):
             raise
-        raise ValueError(f"{folder}: {error}") from error
+        raise ValueError(f"{shards}: {error}") from error
     return opened
 
 

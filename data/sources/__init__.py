@@ -1,12 +1,11 @@
 """Sources of samples, and the registry of the sources that `kway shard` offers."""
 
-from data.sources.annotations import AnnotatedImages
 from data.sources.cifar import Cifar10, Cifar100
 from data.sources.emoji_names import EmojiNames
 from data.sources.glyphs import Glyphs
+from data.sources.hugging_face import HuggingFace
 from data.sources.imagefolder import ImageFolder
 from data.sources.imagenet import ImageNet
-from data.sources.labeled_texts import LabeledTexts
 from data.sources.mnist import Mnist
 from data.sources.source import CommandSource, Sample, Source
 from data.sources.table import Table
@@ -17,29 +16,27 @@ SOURCES: dict[str, type[CommandSource]] = {
     for source in (
         Glyphs,
         ImageFolder,
-        AnnotatedImages,
+        Table,
+        HuggingFace,
         ImageNet,
         Cifar100,
         Cifar10,
         Mnist,
         Tweets,
-        LabeledTexts,
-        Table,
         EmojiNames,
     )
 }
 
 __all__ = [
     "SOURCES",
-    "AnnotatedImages",
     "Cifar10",
     "Cifar100",
     "CommandSource",
     "EmojiNames",
     "Glyphs",
+    "HuggingFace",
     "ImageFolder",
     "ImageNet",
-    "LabeledTexts",
     "Mnist",
     "Sample",
     "Source",

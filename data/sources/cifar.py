@@ -18,7 +18,7 @@ from data.option import Argument
 from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.layouts.archive import archived_files, loose_files
+from data.sources.archive import archived_files, loose_files
 from data.sources.packing import lossless
 from data.sources.source import STRICT, CommandSource, Sample
 

@@ -1,34 +1,84 @@
-"""A folder with one subfolder of images per class, or a folder of images with label files."""
+"""A folder with one subfolder of images per class, in the folder itself or in its split folders."""
 
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.files import is_hidden, walk_directory
 from data.option import Argument, Option
-from data.remote.input_path import Input, check_folder
+from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import checked_split, split_name
-from data.sources.layouts.class_folders import CLASS_FROM, Listing, list_class_folders
-from data.sources.layouts.label_files import ClassNames, LabelFiles
-from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
-from data.sources.listed_images import ListedImages, classes_digest, path_attribute
-from data.sources.source import STRICT
+from data.shards.split_names import (
+    SPLIT_OF_WORD,
+    TRAIN,
+    checked_split,
+    shard_splits,
+    split_in_name,
+    split_name,
+)
+from data.skipped import Skipped, by_reason
+from data.sources.image_files import (
+    ENDINGS,
+    HIDDEN_FOLDER,
+    entries_outside_class_folders,
+    why_not_image,
+)
+from data.sources.names import class_name, spelling_notes
+from data.sources.packing import PackedImages, webdataset_keys
+from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption, classes_digest
+
+_SPLITS = frozenset(SPLIT_OF_WORD.values())
+
+
+class File(NamedTuple):
+    """An image file. path: its path relative to the folder. split: its split in the shards, or None
+    if the split is chosen by a hash.
+    """
+
+    path: str
+    class_name: str
+    split: str | None
+
+
+class _Task(NamedTuple):
+    path: str
+    label: int
+    key: str
+
+
+@plain_dataclass
+class _Listing:
+    """Image files sorted by path. spellings: the folder names of each class. skipped: the files and
+    folders that are not read.
+    """
+
+    files: list[File] = field(default_factory=list)
+    spellings: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    skipped: list[Skipped] = field(default_factory=list)
+
+    def skip(self, path: InputPath, root: InputPath, reason: str) -> None:
+        self.skipped.append(Skipped(str(path.relative_to(root)), reason))
 
 
 @dataclass(frozen=True, config=STRICT)
-class ImageFolder(ListedImages):
-    """A folder with one subfolder of images per class, or a folder of images with label files.
+class ImageFolder(PackedImages, CommandSource):
+    """A folder with one subfolder of images per class.
 
     The class folders are in the folder itself or in subfolders that are named after splits, such as
-    `train/` and `test/` or `val/` (see docs/data.md).
+    `train/` and `test/` or `val/`. State other names of split folders with --split.
     """
 
     kind = "imagefolder"
     modality = "image"
-    reads = "class folders of images, or the images that --labels or --split-labels list"
+    reads = "class folders of images"
     held_out = (
         "test/, val/ and similar, or --test-fraction of the images, chosen by a hash of their paths"
     )
@@ -39,95 +89,99 @@ class ImageFolder(ListedImages):
         Argument(),
         Field(description="folder that contains the class folders, or train/ and test/"),
     ]
-    labels: Input | None = Field(
-        default=None,
-        description="file with one line `file,class` per image, used instead of class folders; a "
-        "first line `file,class,split` adds the split",
-    )
-    split_labels: Annotated[dict[str, Input], Option(metavar="SPLIT=FILE")] = Field(
+    split: Annotated[dict[str, str], Option(metavar="NAME=SUBFOLDER")] = Field(
         default_factory=dict,
-        description="file with one line per image of a split: its path and its label, separated by "
-        "a tab, a comma or a space; can be repeated; other splits are read from class folders",
+        description="subfolder that contains the class folders of a split, such as "
+        "train=cars_train; can be repeated; the other subfolders are not read",
     )
-    class_names: Input | None = Field(
-        default=None,
-        description="file that names the labels in label files: a name, or a name and its number, "
-        "per line",
+    has_splits: Annotated[bool, Option("--no-splits", flag=False)] = Field(
+        default=True, description="every subfolder is a class, even if its name is that of a split"
     )
-    class_from: Annotated[str | None, Option(metavar="leaf|path|N")] = Field(
-        default=None,
-        pattern=CLASS_FROM,
-        description="folder that defines the class of an image: the one that contains the image, "
-        "by its name (leaf) or its path (path), or the N-th folder below the root or the split "
-        "(-N counts from the end)",
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of images to hold out if there is no test split",
     )
     taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_folder(self.folder, "pass a folder that contains class folders")
-        if self.labels is not None and self.split_labels:
-            raise ValueError("imagefolder: pass either --labels or --split-labels")
-        if self.labels is not None and self.class_from is not None:
-            raise ValueError(
-                f"imagefolder: --labels {self.labels} defines the classes: omit --class-from"
-            )
-        if self.class_names is not None and self.labels is None and not self.split_labels:
-            raise ValueError(
-                "imagefolder: --class-names names the labels in a label file: pass --labels or "
-                "--split-labels"
-            )
-        if self.class_from in ("leaf", "path") and self.taxonomy is not None:
-            raise ValueError(
-                f"imagefolder: --class-from {self.class_from} defines the hierarchy: omit --wordnet"
-            )
-        splits = [checked_split(name) for name in self.split_labels]
+        splits = [checked_split(name) for name in self.split]
+        if self.split and not self.has_splits:
+            raise ValueError("imagefolder: pass either --split or --no-splits")
+        if self.split and TRAIN not in splits:
+            raise ValueError("imagefolder: pass the training images as --split train=SUBFOLDER")
         if twice := next((name for name in splits if splits.count(name) > 1), None):
-            raise ValueError(f"imagefolder: --split-labels: split {twice} is given twice")
+            raise ValueError(f"imagefolder: --split: split {twice} is given twice")
+        for path in self.split.values():
+            check_folder(self.folder / path, "pass a subfolder as --split NAME=SUBFOLDER")
 
     def describe(self) -> SourceInfo:
-        parameters = self._listing_parameters()
-        parameters["labels"] = self.labels.name if self.labels else None
-        if self.split_labels:
-            names = sorted(f"{name}={path.name}" for name, path in self.split_labels.items())
-            parameters["split_labels"] = ",".join(names)
-        if self.class_names is not None:  # it determines the order of the classes
-            parameters["class_names"] = classes_digest(self.classes())
-        if self.class_from is not None:
-            parameters["class_from"] = self.class_from
+        listing = hashlib.sha256()
+        for file in self._listing.files:
+            size = (self.folder / file.path).stat().st_size
+            listing.update(repr((*file, size)).encode())
+        parameters: dict[str, Any] = {
+            "folder": self.folder.resolve().name,
+            "listing": listing.hexdigest()[:16],
+            "short_side": self.target_side,
+            "quality": self.quality,
+            "test_fraction": self.test_fraction,
+            "skip_bad": self.skip_bad,
+            "labels": None,  # an option of earlier versions, whose shards are still resumed
+        }
         if self.taxonomy is not None:
             parameters["taxonomy"] = classes_digest(self.classes())
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        names = self._class_names
-        if (in_taxonomy := self._in_taxonomy) is not None:
-            attributes = in_taxonomy.attributes()
-        else:
-            attributes = [path_attribute(folders) for folders in self._folders_above()]
-        return tuple(
-            ClassInfo(name=name, attributes=about)
-            for name, about in zip(names, attributes, strict=True)
+        if (in_taxonomy := self._in_taxonomy) is None:
+            return tuple(ClassInfo(name=name) for name in self._class_names)
+        about = zip(self._class_names, in_taxonomy.attributes(), strict=True)
+        return tuple(ClassInfo(name=name, attributes=attributes) for name, attributes in about)
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        files = self._listing.files
+        label = {name: i for i, name in enumerate(self._class_names)}
+        splits: dict[str, list[_Task]] = {TRAIN: []}
+        by_hash = _split_by_hash(files, self.test_fraction)
+        keys = webdataset_keys(file.path for file in files)
+        for file, split, key in zip(files, by_hash, keys, strict=True):
+            splits.setdefault(split, []).append(_Task(file.path, label[file.class_name], key))
+        return {split: tasks for split, tasks in splits.items() if tasks}
+
+    def render(self, task: _Task) -> Sample | Skipped:
+        path = self.folder / task.path
+        try:
+            image = self.packed(path.read_bytes())
+        except ValueError as error:
+            if self.skip_bad:
+                return Skipped(task.path, str(error))
+            raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
+        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+
+    @property
+    def origin(self) -> InputPath:
+        return self.folder
+
+    def announcement(self) -> str | None:
+        if self._split_folders or not self.test_fraction:
+            return None
+        return (
+            f"random split, because there are no split folders: {self.test_fraction:.0%} of the "
+            "images, by a hash of their paths, become `test`"
         )
 
-    def _folders_above(self) -> list[tuple[str, ...]]:
-        """Return the folders above each class.
-
-        The folder of the class itself is included if it also contains other classes.
-        """
-        paths = [self._listing.folders.get(name, (name,)) for name in self._class_names]
-        inner = {path[:length] for path in paths for length in range(1, len(path))}
-        return [path if path in inner else path[:-1] for path in paths]
+    def skipped(self) -> list[Skipped]:
+        return self._listing.skipped
 
     def notes(self) -> list[str]:
-        """Return one line for each reason why files were skipped, and one for each choice that was
-        made.
-        """
-        notes = super().notes()
-        if self._named is not None and (n := len(self._named.names) - len(self._class_names)):
-            notes.append(f"{n:,} classes in {self._named.path} have no images and are omitted")
-        if (in_taxonomy := self._in_taxonomy) is not None:
-            notes += in_taxonomy.notes()
-        return notes
+        """Return one line for each reason why files were skipped, and for similar class names."""
+        notes = by_reason(self.skipped())
+        notes += spelling_notes(self._listing.spellings, self._class_names)
+        return notes + (self._in_taxonomy.notes() if self._in_taxonomy is not None else [])
 
     @cached_property
     def _in_taxonomy(self) -> ClassTaxonomy | None:
@@ -136,27 +190,172 @@ class ImageFolder(ListedImages):
         return ClassTaxonomy(self.taxonomy, self._class_names)
 
     @cached_property
-    def _named(self) -> ClassNames | None:
-        return None if self.class_names is None else ClassNames(self.class_names)
+    def _class_names(self) -> list[str]:
+        files = self._listing.files
+        names = sorted({file.class_name for file in files})
+        if len(names) < 2:
+            found = "1 class" if names else "no class"
+            raise ValueError(
+                f"{self.folder} contains {found} with images "
+                f"({', '.join(sorted(ENDINGS))}): at least 2 are required"
+            )
+        trained = {file.class_name for file in files if file.split in (None, TRAIN)}
+        if untrained := [name for name in names if name not in trained]:
+            raise ValueError(
+                f"{self.folder}: class {untrained[0]!r} has test images, but none in the training "
+                "split: add some, or remove the class"
+            )
+        return names
 
     @cached_property
-    def _listing(self) -> Listing:
-        files = LabelFiles(self.folder, self._named, self.skip_bad)
-        if self.labels is not None:
-            return files.one(self.labels)
-        splits = {split_name(name) for name in self.split_labels}
-        folders = list_class_folders(self.folder, class_from=self.class_from, labeled=splits)
-        return files.of_splits(self.split_labels, folders) if splits else folders
+    def _split_folders(self) -> dict[str, str]:
+        """Map subfolders to splits. The result is empty if the class folders are in the folder
+        itself.
 
-    @property
-    def _labels(self) -> str:
-        return str(self.labels or self.folder)
+        Raises ValueError for folders that look like splits, unless --split or --no-splits states
+        what they are.
+        """
+        if self.split or not self.has_splits:
+            return {path: split_name(name) for name, path in self.split.items()}
+        folders = _folders(self.folder)
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for path in folders:
+            if (split := split_name(path.name)) in _SPLITS:
+                found[split].append(path.name)
+        for split, names in found.items():
+            if len(names) > 1:
+                raise ValueError(
+                    f"{self.folder} has both {names[0]}/ and {names[1]}/ for split {split}: pass "
+                    f"the splits to read, such as --split {split}={names[0]}"
+                )
+        if TRAIN in found and len(found) > 1:
+            return {names[0]: split for split, names in found.items()}
+        # A class may be named `bullet train`, but a folder with this name that contains folders is
+        # a split.
+        similar = [path for path in folders if split_in_name(path.name) is not None]
+        for path in similar:
+            if len(similar) == len(folders) or _folders(path):
+                stated = [f"--split {split_in_name(one.name)}={one.name}" for one in similar]
+                raise ValueError(
+                    f"{path} looks like a split, not a class: pass the splits as NAME=SUBFOLDER "
+                    f"({' '.join(stated[:3])}), or --no-splits if the subfolders are classes; if "
+                    "they do not contain class folders, write a table (docs/layouts.md)"
+                )
+        return {}
 
-    def _in_order(self, names: set[str]) -> list[str]:
-        if self._named is None:
-            return sorted(names)
-        others = names - set(self._named.names)
-        return [name for name in self._named.names if name in names] + sorted(others)
+    @cached_property
+    def _listing(self) -> _Listing:
+        listing = _Listing()
+        parts = self._split_folders
+        if parts:
+            self._skip_other_folders(listing, parts)
+        in_shards = shard_splits(parts.values())
+        trained: set[str] = set()
+        # Training comes first, because the classes of the others are compared with its classes.
+        for part, split in sorted(parts.items(), key=lambda item: item[1] != TRAIN) or [("", "")]:
+            base = self.folder / part if part else self.folder
+            found = _classes(listing, self.folder, base)
+            for name, paths in found.items():
+                files = [File(path, name, in_shards[split] if split else None) for path in paths]
+                listing.files += files
+            if split == TRAIN:
+                trained = set(found)
+            elif split and not trained & found.keys():
+                have = f"a class {min(found)!r} that is not in train" if found else "no classes"
+                raise ValueError(
+                    f"{base} has {have}: add class folders, or pass the splits that have them, "
+                    "such as --split train=train; if a file lists its labels, write a table "
+                    "(docs/layouts.md)"
+                )
+        listing.files.sort()
+        listing.skipped.sort()
+        return listing
+
+    def _skip_other_folders(self, listing: _Listing, parts: dict[str, str]) -> None:
+        used = {path.split("/")[0] for path in parts}
+        for path in _folders(self.folder):
+            if path.name not in used:
+                listing.skip(path, self.folder, "folder next to train/ that is not a split")
+        for path, reason in entries_outside_class_folders(self.folder):
+            listing.skip(path, self.folder, reason)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "taxonomy": None}
+
+
+def _folders(folder: InputPath) -> list[InputPath]:
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name))
+
+
+def _classes(listing: _Listing, root: InputPath, base: InputPath) -> dict[str, list[str]]:
+    """Return the paths of the images of each class folder in `base`, relative to `root`.
+
+    Raises ValueError for a class folder with several subfolders of images, because these may be the
+    classes, and for a name that is not UTF-8.
+    """
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for class_folder in _folders(base):
+        with_images = Counter[str]()
+        name = class_name(class_folder.name)
+        for parent, folders, names in walk_directory(class_folder):
+            _skip_folders(listing, root, parent, folders)
+            for path in [parent / one for one in names]:
+                if (reason := why_not_image(path)) is not None:
+                    listing.skip(path, root, reason)
+                    continue
+                with_images[str(parent.relative_to(class_folder))] += 1
+                found[name].append(path.relative_to(root).as_posix())
+        if not with_images:
+            listing.skip(class_folder, root, "class folder without images")
+            continue
+        _check_name(root, class_folder.name)
+        listing.spellings[name].add(class_folder.name)
+        if len(below := sorted(with_images.keys() - {"."})) > 1:
+            raise ValueError(
+                f"{class_folder} has images in several subfolders, such as {below[0]} and "
+                f"{below[1]}: if these are the classes, move them up, or write a table with one "
+                "row per image (docs/layouts.md)"
+            )
+    for path, reason in entries_outside_class_folders(base):
+        listing.skip(path, root, reason)
+    return found
+
+
+def _skip_folders(
+    listing: _Listing, root: InputPath, parent: InputPath, folders: list[str]
+) -> None:
+    """Remove links and hidden folders from `folders`, so that they are not walked."""
+    for name in list(folders):
+        path = parent / name
+        if path.is_symlink() or is_hidden(name):
+            link = "link to a folder below a class folder"
+            listing.skip(path, root, link if path.is_symlink() else HIDDEN_FOLDER)
+            folders.remove(name)
+
+
+def _check_name(folder: InputPath, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{folder}: the name of class folder {name!r} is not UTF-8: rename it"
+        ) from error
+
+
+def _split_by_hash(files: Iterable[File], test_fraction: float) -> list[str]:
+    """Assign each file to a split by a hash of its path.
+
+    In each class, the image with the largest hash is always in the training split.
+    """
+    hashes = [
+        int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
+        for file in files
+    ]
+    kept: defaultdict[str, int] = defaultdict(int)
+    for file, value in zip(files, hashes, strict=True):
+        kept[file.class_name] = max(kept[file.class_name], value)
+    return [
+        file.split
+        or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else TRAIN)
+        for file, value in zip(files, hashes, strict=True)
+    ]

@@ -1,7 +1,6 @@
-"""ImageNet as published for ILSVRC 2012, read from the tar files in place or from the extracted
-folders.
+"""ImageNet as published for ILSVRC 2012, read from the tar files in place.
 
-`layouts/ilsvrc_images.py` lists the images, and `layouts/ilsvrc_devkit.py` reads the synsets.
+`ilsvrc_images.py` lists the images, and `ilsvrc_devkit.py` reads the synsets.
 """
 
 import hashlib
@@ -19,8 +18,8 @@ from data.option import Argument, Supplied
 from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
-from data.sources.layouts.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.layouts.ilsvrc_images import (
+from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
+from data.sources.ilsvrc_images import (
     TRAIN_TAR,
     VAL_TAR,
     ImageEntry,
@@ -28,9 +27,9 @@ from data.sources.layouts.ilsvrc_images import (
     list_training,
     list_validation,
 )
-from data.sources.layouts.taxonomy import ClassTaxonomy, TaxonomyOption
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption
 
 _NAMED = 3
 
@@ -45,11 +44,11 @@ class _Task(NamedTuple):
 
 @dataclass(frozen=True, config=STRICT)
 class ImageNet(PackedImages, CommandSource):
-    """ImageNet (ILSVRC 2012), from the published tar files or the extracted folders.
+    """ImageNet (ILSVRC 2012), from the published tar files.
 
-    If both a tar and its folder exist, the tar is read. `val/` can be flat or contain class
-    folders. The devkit contains the names of the classes and the labels of a flat `val/`. The
-    classes are those of the training images, sorted by synset ID.
+    The devkit contains the names of the classes and the labels of the validation images. The
+    classes are those of the training images, sorted by synset ID. Use `imagefolder` for extracted
+    class folders.
     """
 
     kind = "imagenet"
@@ -61,7 +60,7 @@ class ImageNet(PackedImages, CommandSource):
     folder: Annotated[
         Input,
         Argument(),
-        Field(description=f"folder that contains {TRAIN_TAR} or train/, and {VAL_TAR} or val/"),
+        Field(description=f"folder that contains {TRAIN_TAR} and {VAL_TAR}"),
     ]
     devkit: Input | None = Field(
         default=None,
@@ -72,11 +71,9 @@ class ImageNet(PackedImages, CommandSource):
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_folder(self.folder, f"pass the folder that contains {TRAIN_TAR} or train/")
+        check_folder(self.folder, f"pass the folder that contains {TRAIN_TAR}")
 
     def describe(self) -> SourceInfo:
-        # The description omits the folder and the layout, so that extracted images and tars produce
-        # the same shards.
         listing = hashlib.sha256(repr([info.model_dump() for info in self.classes()]).encode())
         for split, images in self._splits.items():
             for image in images:
@@ -123,13 +120,11 @@ class ImageNet(PackedImages, CommandSource):
             image = self.packed(data)
         except ValueError as error:
             if self.skip_bad:
-                return Skipped(_location(task.file, task.key), str(error))
-            where = f"{path}: {task.key}" if path.suffix == ".tar" else str(path)
-            raise ValueError(f"{where}: {error}: download it again, or pass --skip-bad") from error
+                return Skipped(f"{task.file}: {task.key}", str(error))
+            raise ValueError(
+                f"{path}: {task.key}: {error}: download it again, or pass --skip-bad"
+            ) from error
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
-
-    def example(self, task: _Task) -> str:
-        return task.key
 
     @property
     def origin(self) -> InputPath:
@@ -138,9 +133,6 @@ class ImageNet(PackedImages, CommandSource):
     def notes(self) -> list[str]:
         """Return one line for each item that is missing or skipped without an error."""
         notes = []
-        for tar, folder in ((TRAIN_TAR, "train"), (VAL_TAR, "val")):
-            if (self.folder / tar).is_file() and (self.folder / folder).is_dir():
-                notes.append(f"ignoring {folder}/, because {tar} exists")
         if (in_taxonomy := self._in_taxonomy) is None:
             notes.append(
                 f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
@@ -151,7 +143,7 @@ class ImageNet(PackedImages, CommandSource):
         if self._devkit is not None:
             notes += _missing(self._devkit, self._training, self._validation)
         if self._validation is None:
-            notes.append(f"there is no test split, because {VAL_TAR} and val/ are missing")
+            notes.append(f"there is no test split, because {VAL_TAR} is missing")
         return notes + by_reason(self.skipped())
 
     def skipped(self) -> list[Skipped]:
@@ -160,7 +152,7 @@ class ImageNet(PackedImages, CommandSource):
         reason = "validation image of a class that is not in training"
         return [
             *(one for images in listed for one in images.skipped),
-            *(Skipped(_location(image.file, image.name), reason) for image in self._outside),
+            *(Skipped(f"{image.file}: {image.name}", reason) for image in self._outside),
         ]
 
     @cached_property
@@ -220,10 +212,6 @@ class ImageNet(PackedImages, CommandSource):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "taxonomy": None, "report": silent}
-
-
-def _location(file: str, name: str) -> str:
-    return f"{file}: {name}" if file.endswith(".tar") else file
 
 
 def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:

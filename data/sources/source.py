@@ -86,8 +86,7 @@ class CommandSource(ABC):
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
     input. `compares_splits` means that the command reports byte-identical samples in different
-    splits and that `--drop-duplicates` removes them from training. `for_folder` is the source to
-    use if a folder is passed instead of files.
+    splits and that `--drop-duplicates` removes them from training.
     """
 
     kind: ClassVar[str]
@@ -96,7 +95,6 @@ class CommandSource(ABC):
     held_out: ClassVar[str]
     reads_first: ClassVar[bool] = False
     compares_splits: ClassVar[bool] = False
-    for_folder: ClassVar["type[CommandSource] | None"] = None
 
     @property
     def origin(self) -> InputPath | None:
@@ -118,15 +116,9 @@ class CommandSource(ABC):
     @abstractmethod
     def render(self, task: Any) -> Sample | Skipped: ...
 
-    def example(self, task: Any) -> str:
-        """Return a description of a sample for `--preview`: its text, or the key of an image.
-
-        Sources of image files override this, because a bad image must not end a preview.
-        """
-        sample = self.render(task)
-        if isinstance(sample, Skipped):
-            return sample.name
-        return sample.data.decode() if self.modality == "text" else sample.key
+    def announcement(self) -> str | None:
+        """Return a line to print first if the source chooses the test split by a hash."""
+        return None
 
     def notes(self) -> list[str]:
         """Return one line for each item that is missing, skipped or chosen without an error."""

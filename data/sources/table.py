@@ -1,8 +1,11 @@
-"""Tables with a column of texts or image paths and a column of labels."""
+"""Tables with a column of texts, image paths or images, and a column of labels."""
 
+import ast
+import json
 import os
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
 from dataclasses import field, fields
 from functools import cached_property
 from pathlib import Path
@@ -12,33 +15,34 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from data.files import is_hidden, walk_directory
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.remote.input_path import Input, InputPath
 from data.remote.path import RemotePath
-from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import SPLIT_OF_WORD, split_in_name, split_name
+from data.shards.manifest import SourceInfo
+from data.shards.split_names import split_name
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource, made_once
-from data.sources.layouts.parquet import (
-    BYTES_AT,
-    class_label_names,
-    named_label,
-    parquet_as_jsonl,
-    parquet_columns,
-    read_image,
-    row_at,
-)
+from data.sources.first_pass import FirstPassSource
+from data.sources.image_files import is_image_name
+from data.sources.names import class_name
 from data.sources.packing import PackedImages
+from data.sources.parquet import (
+    PARQUET,
+    has_class_names,
+    num_rows,
+    parquet_columns,
+    parquet_rows,
+)
+from data.sources.selection import SPAN_BYTES, ConflictError, Row, Rules, Selected, Span, Task
 from data.sources.source import STRICT, Modality, Sample
 from data.tars.labels import label_order
-from data.text.records import digest, open_records, text_field
-from data.text.references import SPAN_BYTES, LabeledText, Span, record_spans
-from data.text.selection import SelectionRules, Task
+from data.text.records import RecordFile, digest, field_value, open_records, text_field
 
-_IMAGE_OPTIONS = {"root", *(field.name for field in fields(PackedImages))}
-PARQUET = ".parquet"
+_IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}
 _URLS = ("http://", "https://", "s3://", "gs://")
+_MAX_NAME_BYTES = 255  # of a file name, in common file systems
+_SEPARATORS = "|;,"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -67,14 +71,19 @@ class Table(PackedImages, FirstPassSource):
         description="column that contains the split; by default, --test-fraction of the rows is "
         "held out",
     )
-    split_from_name: Annotated[bool, Option("--split-from-name", flag=True)] = Field(
-        default=False,
-        description="read the split of all rows of a file from the first split name in its file "
-        "name, as in train-00000-of-00002.parquet",
-    )
-    root: Input | None = Field(
+    group: str | None = Field(
         default=None,
-        description="folder that contains the images; default: the folder of the first file",
+        description="column whose rows with the same value stay in the same split, such as a "
+        "patient, if there is no --split",
+    )
+    hierarchy: str | None = Field(
+        default=None,
+        description='column that contains the nodes above the class, joined by " > "',
+    )
+    images: Input | None = Field(
+        default=None,
+        description="folder that contains the images; a path without an extension is searched in "
+        "its subfolders too; default: the folder of the first file",
     )
     test_fraction: float = Field(
         default=0.1,
@@ -83,10 +92,10 @@ class Table(PackedImages, FirstPassSource):
         description="fraction of rows to hold out, chosen by a hash of the text",
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
-        Field(default="keep", description="drop duplicate texts within the same class and split")
+        Field(default="keep", description="drop duplicate rows within the same class and split")
     )
     across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="drop training texts that also occur in another split"
+        default="keep", description="drop training rows that also occur in another split"
     )
     min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
     workers: Annotated[int | None, Supplied()] = None
@@ -99,31 +108,38 @@ class Table(PackedImages, FirstPassSource):
         named = (given.kwargs or {}).keys()
         if "image" not in named:
             _reject(named & _IMAGE_OPTIONS, "supported only for tables of images (--image)")
-        for name in named & {"split", "split_from_name"}:
-            _reject(
-                named & {"test_fraction", "split_from_name"} - {name},
-                f"cannot be combined with --{name.replace('_', '-')}, which defines the test split",
-            )
+        if "split" in named:
+            why = "cannot be combined with --split, which defines the test split"
+            _reject(named & {"test_fraction", "group"}, why)
         return given
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
-        for path in self.files:
-            columns = parquet_columns(path) if _is_parquet(path) else open_records(path).columns
+        for number, path in enumerate(self.files):
+            columns = self._columns_of(number)
             missing = [name for name in self._columns if name not in (columns or self._columns)]
             if missing:
                 raise ValueError(
                     f"{path}: column {missing[0]!r} does not exist: choose from "
                     f"{', '.join(columns or ())[:200]}"
                 )
-            if self.split_from_name and split_in_name(path.name) is None:
-                words = ", ".join(SPLIT_OF_WORD)
-                raise ValueError(
-                    f"{path}: its name does not contain a split ({words}): rename the file, or "
-                    "omit --split-from-name"
-                )
-        _ = self._label_names  # raises an error if the names differ between files
+
+    def _columns_of(self, number: int) -> Collection[str] | None:
+        """Return the columns of a file, or None for JSONL."""
+        if not _is_parquet(self.files[number]):
+            return self._opened[number].columns
+        path = self.files[number]
+        columns = parquet_columns(path)
+        kind = columns.get(self.label, "")
+        if kind.endswith("]") or kind.startswith(("STRUCT", "MAP")):
+            raise ValueError(f"{path}: column {self.label!r} is a list: {_ONE_LABEL}")
+        if has_class_names(path, self.label):
+            raise ValueError(
+                f"{path}: the labels in column {self.label!r} are numbers with names "
+                f"that the datasets library stored: use kway shard hf {path}"
+            )
+        return columns
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]
@@ -141,8 +157,9 @@ class Table(PackedImages, FirstPassSource):
             "across": self.across,
             "min_count": self.min_count,
         }
-        if self.split_from_name:
-            parameters["split_from_name"] = True
+        for name in ("group", "hierarchy"):
+            if (column := getattr(self, name)) is not None:
+                parameters[name] = column
         if self.image is not None:
             parameters |= {
                 "root": str(self._root),
@@ -152,93 +169,150 @@ class Table(PackedImages, FirstPassSource):
             }
         return SourceInfo(kind=self.kind, parameters=parameters)
 
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._selection.labels)
+    def announcement(self) -> str | None:
+        if self.split is not None or not self.test_fraction:
+            return None
+        column = self.group or self._content
+        return (
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows, "
+            f"by a hash of column {column!r}, become `test`"
+        )
 
     def render(self, task: Task) -> Sample | Skipped:
-        fields = self.record_file(task.file).read(task.offset, task.length)
-        content = text_field(fields, self._content) or ""
-        key = f"{task.file:x}-{task.offset:x}"
         if self.text is not None:
-            return Sample(key, content.encode(), "txt", task.label)
-        name, folder, at = self._image_name(task.file, fields)
+            return Sample(task.key, task.content, "txt", task.label)
+        where, data = self._image(task)
         try:
-            if at is not None:
-                data = read_image(self.local_file(task.file), at)
-            else:
-                data = self._image_path(content).read_bytes()
-            image = self.packed(data)
+            image = self.packed((self._root / where).read_bytes() if data is None else data)
         except (ValueError, FileNotFoundError) as error:
+            missing = isinstance(error, FileNotFoundError)
+            reason = "the file does not exist" if missing else str(error)
             if self.skip_bad:
-                return Skipped(name, str(error))
-            raise ValueError(
-                f"{folder / name}: {error}: correct the row, or pass --skip-bad"
-            ) from error
+                return Skipped(where, reason)
+            full = where if data is not None else str(self._root / where)
+            raise ValueError(f"{full}: {reason}: correct the row, or pass --skip-bad") from error
+        key = task.key.removeprefix(_BYTES)
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
-    def example(self, task: Task) -> str:
-        if self.text is not None:
-            return super().example(task)
-        fields = self.record_file(task.file).read(task.offset, task.length)
-        return self._image_name(task.file, fields)[0]
+    def _image(self, task: Task) -> tuple[str, bytes | None]:
+        """Return the path of an image, or its row and its bytes if the table contains it."""
+        if task.key.startswith(_BYTES):
+            file, row = (int(number, 16) for number in task.key.removeprefix(_BYTES).split("-"))
+            return f"{self.files[file].name}, row {row}", task.content
+        return task.content.decode(), None
 
-    def _image_name(
-        self, file: int, fields: dict[str, Any]
-    ) -> tuple[str, InputPath, Sequence[int] | None]:
-        """Return the name of an image, its folder, and its location if a table contains it."""
-        path = self.files[file]
-        at = fields.get(BYTES_AT) if _is_parquet(path) else None
-        if at is not None:
-            return f"{path.name}, row {at[2]}", path.parent, at
-        return (text_field(fields, self._content) or "").strip(), self._root, None
+    @cached_property
+    def _selected(self) -> Selected:
+        try:
+            return super()._selected
+        except ConflictError as error:
+            (one, at, label), (other, other_at, other_label) = error.rows
+            raise ValueError(
+                f"{self._where(one, at)} and {self._where(other, other_at)}: the same image has "
+                f"the labels {shown(label)} and {shown(other_label)}: remove one of the rows"
+            ) from None
 
     def spans(self) -> list[Span]:
-        records = [self.record_file(number) for number in range(len(self.files))]
-        return record_spans(records, SPAN_BYTES)
+        found = []
+        for number, path in enumerate(self.files):
+            if not _is_parquet(path):
+                spans = self._opened[number].spans(SPAN_BYTES)
+                found += [Span(number, first, last, last - first) for first, last in spans]
+                continue
+            total, size = num_rows(path), path.stat().st_size
+            step = max(1, total * SPAN_BYTES // size)
+            for first in range(0, total, step):
+                last = min(first + step, total)
+                found.append(Span(number, first, last, (last - first) * size // total))
+        return found
 
-    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one = self.record_file(span.file)
-        for offset, data in one.records(span.first, span.last):
+    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
+        for position, values in self._fields(span):
             counts["rows read"] += 1
             try:
-                fields = one.parse(data)
-                content, label = text_field(fields, self._content), text_field(fields, self.label)
-                split = self._split_of(span.file, fields)
-                if label is not None and self._label_names is not None:
-                    label = named_label(label, self._label_names)
+                row = self._row(span.file, position, values)
             except ValueError as error:
-                where = self._location(span.file, offset)
+                where = self._where(span.file, position)
                 raise ValueError(f"{where}: the row {error}: correct it") from error
-            if not (content or "").strip() or not (label or "").strip():
+            if row is None:
                 counts["rows without text, path or label skipped"] += 1
-                continue
-            assert content is not None
-            assert label is not None
-            yield LabeledText(offset, len(data), content, label.strip(), split)
+            else:
+                yield row
 
-    def _location(self, file: int, offset: int) -> str:
-        """Return the file and the position of a record: its row in Parquet, otherwise its byte."""
-        if not _is_parquet(self.files[file]):
-            return f"{self.files[file]}, byte {offset}"
-        return f"{self.files[file]}, row {row_at(self.local_file(file), offset)}"
+    def _fields(self, span: Span) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the position and the fields of each record of a span."""
+        if _is_parquet(self.files[span.file]):
+            path = self.files[span.file]
+            yield from parquet_rows(path, self._columns, span.first, span.last)
+            return
+        one = self._opened[span.file]
+        for offset, data in one.records(span.first, span.last):
+            try:
+                yield offset, one.parse(data)
+            except ValueError as error:
+                where = self._where(span.file, offset)
+                raise ValueError(f"{where}: the row {error}: correct it") from error
 
-    def _split_of(self, file: int, fields: dict[str, Any]) -> str | None:
-        if self.split_from_name:
-            return split_in_name(self.files[file].name)
+    def _row(self, file: int, position: int, values: dict[str, Any]) -> Row | None:
+        """Return a row, or None if it has no content or label."""
+        key = f"{file:x}-{position:x}"
+        content: bytes | str | None = text_field(values, self._content)
+        value = field_value(values, self._content)
+        if self.image is not None and isinstance(value, dict):  # {"bytes": …, "path": …}
+            value = content = value.get("bytes") or value.get("path")
+        if isinstance(value, bytes):
+            if self.image is None:
+                raise ValueError(f"has bytes in column {self._content!r}, not text")
+            key, content = f"{_BYTES}{key}", value
+        label, spelling = field_value(values, self.label), text_field(values, self.label)
+        if isinstance(label, list | tuple | dict) or _is_list(spelling or ""):
+            raise ValueError(f"has the label {shown(label)}, a list; {_ONE_LABEL}")
+        name = class_name(spelling or "")
+        if not name or not content or not content.strip():
+            return None
+        assert spelling is not None
+        if isinstance(content, str):
+            content = (content if self.image is None else self._found(content)).encode()
+        group = None if self.group is None else text_field(values, self.group) or ""
+        path = None if self.hierarchy is None else text_field(values, self.hierarchy) or ""
+        split = self._split_of(values)
+        return Row(file, position, key, content, name, spelling, split, group, path)
+
+    def _split_of(self, values: dict[str, Any]) -> str | None:
         if self.split is None:
             return None
-        name = (text_field(fields, self.split) or "").strip().lower()
+        name = (text_field(values, self.split) or "").strip().lower()
         if not name.isidentifier():
             raise ValueError(f"names an invalid split, {shown(name)}")
         return split_name(name)
 
+    def _where(self, file: int, position: int) -> str:
+        """Return the file and the line or, in Parquet, the number of a row."""
+        path = self.files[file]
+        if _is_parquet(path):
+            return f"{path}, row {position}"
+        return f"{path}, line {self._opened[file].line(position)}"
+
+    def rules(self) -> Rules:
+        return Rules(
+            self._choose,
+            self.test_fraction,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+            one_label=self.image is not None,
+            noun=f"{self.modality}s",
+        )
+
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels in the order of the names in the table. Without names, they are sorted
-        by number if all labels are numbers, otherwise by name.
-        """
+        """Return the labels, sorted by number if all labels are numbers, otherwise by name."""
+        if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:
+            raise ValueError(
+                f"{self.files[0]}: label {shown(several)} joins other labels of column "
+                f"{self.label!r}: {_ONE_LABEL}"
+            )
         names = [name for name in samples if samples[name] >= self.min_count]
         if untrained := sorted(name for name in names if not trained[name]):
-            if self.split is not None or self.split_from_name:
+            if self.split is not None:
                 raise ValueError(
                     f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add "
                     "some, or remove the class"
@@ -249,42 +323,57 @@ class Table(PackedImages, FirstPassSource):
                 f"{self.files[0]}: column {self.label!r} has {len(names)} classes with "
                 f"{self.min_count} or more rows: at least 2 are required"
             )
-        if self._label_names is not None:
-            return [name for name in self._label_names if name in set(names)]
         return label_order(names)
 
-    @cached_property
-    def _label_names(self) -> list[str] | None:
-        """The names of numbered labels, as the datasets library stores them in Parquet."""
-        of_file = {
-            path: class_label_names(path, self.label) if _is_parquet(path) else None
-            for path in self.files
-        }
-        first, names = next(iter(of_file.items()))
-        for path, others in of_file.items():
-            if others != names:
-                raise ValueError(
-                    f"{path}: the class names of column {self.label!r} differ from those in "
-                    f"{first}: pass tables of the same data set"
-                )
-        return names
+    def _found(self, text: str) -> str:
+        """Return the path of an image relative to the folder of the images.
 
-    def _image_path(self, content: str) -> InputPath:
-        name = content.strip()
+        A path without the extension of an image is searched in the folder. Raises ValueError if
+        there are two candidates, and for a path outside the folder or with a name that is too long.
+        """
+        name = text.strip()
         if isinstance(self._root, RemotePath):
             name = name.removeprefix(f"{self._root}/")
         if name.lower().startswith(_URLS):
             raise ValueError(
-                f"is a URL outside {self._root}, which kway does not download: pass the folder of "
-                "the images as --root, or fetch them and pass the column that contains them"
+                f"has a URL outside {self._root}, which kway does not download; pass the folder of "
+                "the images as --images, or fetch them and pass the column that contains them"
             )
         name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
+            raise ValueError(f"has {shown(text)}, which is outside {self._root}; pass --images")
+        if max(len(os.fsencode(part)) for part in name.split(os.sep)) > _MAX_NAME_BYTES:
+            raise ValueError(f"has {shown(text)}, which is longer than a file name can be")
+        if is_image_name(name):
+            return name
+        folder, _, stem = name.rpartition("/")
+        candidates = [
+            path
+            for path in self._by_stem[stem]
+            if f"/{path}".rpartition("/")[0].endswith(f"/{folder}" if folder else "")
+        ]
+        if len(candidates) > 1:
             raise ValueError(
-                f"{shown(content)} is outside {self._root}: move the image into this "
-                "folder, or pass another --root"
+                f"has {shown(text)}, which may be {candidates[0]} or {candidates[1]} in "
+                f"{self._root}; add the folder or the extension"
             )
-        return self._root / name
+        return candidates[0] if candidates else name
+
+    @cached_property
+    def _by_stem(self) -> defaultdict[str, list[str]]:
+        """The paths of the files in the folder of the images, by name with and without
+        extension.
+        """
+        found: defaultdict[str, list[str]] = defaultdict(list)
+        for parent, folders, names in walk_directory(self._root):
+            folders[:] = [one for one in folders if not is_hidden(one)]
+            at = "" if parent == self._root else f"{parent.relative_to(self._root).as_posix()}/"
+            for name in names:
+                if is_image_name(name):
+                    found[name.rpartition(".")[0]].append(f"{at}{name}")
+                elif not name.startswith("."):
+                    found[name].append(f"{at}{name}")
+        return found
 
     @property
     def _content(self) -> str:
@@ -294,33 +383,43 @@ class Table(PackedImages, FirstPassSource):
 
     @property
     def _columns(self) -> list[str]:
-        return [name for name in (self._content, self.label, self.split) if name is not None]
+        names = (self._content, self.label, self.split, self.group, self.hierarchy)
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     @property
     def _root(self) -> InputPath:
-        return self.files[0].parent if self.root is None else self.root
+        return self.files[0].parent if self.images is None else self.images
 
-    def local_file(self, number: int) -> Path:
-        path = self.files[number]
-        if not _is_parquet(path):
-            return super().local_file(number)
-        rows = self.work / f"rows-{number:06d}.jsonl"
-        return made_once(rows, lambda: parquet_as_jsonl(path, self._columns, self.image, rows))
+    @cached_property
+    def _opened(self) -> dict[int, RecordFile]:
+        tables = enumerate(self.files)
+        return {i: open_records(path) for i, path in tables if not _is_parquet(path)}
 
-    @property
-    def pass_workers(self) -> int | None:
-        return self.workers
 
-    def pass_files(self) -> tuple[InputPath, ...]:
-        return self.files
+_BYTES = "bytes-"  # begins the key of a row that contains an image
+_ONE_LABEL = "a table needs one label per row; write one of them, or one row per label"
 
-    def pass_rules(self) -> SelectionRules:
-        return SelectionRules(
-            self._choose,
-            self.test_fraction,
-            drop_duplicates=self.duplicates == "drop",
-            drop_across=self.across == "drop",
-        )
+
+def _is_list(label: str) -> bool:
+    """Return whether a cell is a list of Python, JSON or numpy, such as `['a', 'b']` or `[1 2]`."""
+    text = label.strip()
+    if text[:1] not in ("[", "{", "("):
+        return False
+    for parse in (ast.literal_eval, json.loads):
+        try:
+            return isinstance(parse(text), list | tuple | set | dict)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return re.fullmatch(r"\[[\d.\s]+\]", text) is not None
+
+
+def _joins(label: str, labels: Collection[str]) -> bool:
+    """Return whether a label such as `a|b` consists of several other labels."""
+    for separator in _SEPARATORS:
+        parts = [part.strip() for part in label.split(separator)]
+        if len(parts) > 1 and all(part in labels for part in parts):
+            return True
+    return False
 
 
 def _reject(fields: Collection[str], why: str) -> None:

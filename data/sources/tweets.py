@@ -1,35 +1,41 @@
-"""Raw tweets: the label is an emoji found in the text, and all emoji are removed from the text.
-
-The files are read twice. The first pass selects the texts; its result stays on disk next to the
-shards until they are written. The second pass writes the shards. `labeled_texts.py` reads texts
-that already have labels.
+"""Tweets: the label is an emoji found in the text or a column, and all emoji are removed from the
+text.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import emoji
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import Report, one_line, silent
+from data.messages import Report, one_line, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.input_path import Input, InputPath
+from data.remote.input_path import Input
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.split_names import split_name
 from data.sources.first_pass import FirstPassSource
-from data.sources.labeled_texts import LabeledTexts
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.names import class_name
+from data.sources.selection import (
+    DAMAGED,
+    FIRST_DAMAGED,
+    SPAN_BYTES,
+    Row,
+    Rules,
+    Span,
+    Task,
+)
+from data.sources.source import STRICT, Sample
 from data.text.cleaning import Cleaning, Replacement, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
 from data.text.records import RecordFile, digest, open_records, text_field
-from data.text.references import DAMAGED, FIRST_DAMAGED, SPAN_BYTES, LabeledText, Span, record_spans
-from data.text.selection import SelectionRules, Task
 
 # In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
@@ -53,17 +59,11 @@ class Tweets(FirstPassSource):
     modality = "text"
     reads = "raw tweets"
     held_out = "--test-fraction of the texts, chosen by a hash of the text"
-    for_folder: ClassVar[type[CommandSource] | None] = LabeledTexts
 
     files: Annotated[
         tuple[Input, ...],
         Argument(),
-        Field(
-            description="files of raw tweets (.jsonl, .csv, .tsv, or .txt with one tweet per "
-            "line), or one folder that contains train_text.txt, train_labels.txt and "
-            "mapping.txt, as in tweeteval, or us_train.text, us_train.labels and us_mapping.txt, "
-            "as in SemEval 2018"
-        ),
+        Field(description="files of tweets (.jsonl, .csv, .tsv, or .txt with one tweet per line)"),
     ]
     work: Annotated[Path, Supplied()]
     text: str | None = Field(
@@ -75,6 +75,15 @@ class Tweets(FirstPassSource):
     )
     identity: Annotated[str | None, Option("--id")] = Field(
         default=None, description="column or field that contains the ID"
+    )
+    label: str | None = Field(
+        default=None,
+        description="column or field that contains the label, such as an emoji; default: the emoji "
+        "in the text",
+    )
+    split: str | None = Field(
+        default=None,
+        description="column or field that contains the split; default: --test-fraction is held out",
     )
     languages: tuple[str, ...] = Field(
         default=(), description="comma-separated languages to use; default: all"
@@ -101,6 +110,9 @@ class Tweets(FirstPassSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
         Field(default="drop", description="keep duplicate texts within the same class and split")
     )
+    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
+        default="keep", description="drop training texts that also occur in another split"
+    )
     min_count: int = Field(
         default=1, ge=1, description="minimum number of texts per class, not counting duplicates"
     )
@@ -120,7 +132,7 @@ class Tweets(FirstPassSource):
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for one in map(open_records, self.files):
+        for one in self._opened:
             if one.columns is not None:
                 self._check_columns(one)
 
@@ -143,25 +155,45 @@ class Tweets(FirstPassSource):
             # The version of the package determines the set of emoji.
             "emoji": emoji.__version__,
         }
+        if self.label is not None or self.split is not None:
+            parameters |= {"label": self.label, "split": self.split, "across": self.across}
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        return emoji_classes(self._selection.labels)
+        if self._are_emoji:
+            return emoji_classes(self._selected.labels)
+        return super().classes()
 
-    def label_vectors(self) -> np.ndarray:
-        return emoji_vectors(self._selection.labels)
+    def label_vectors(self) -> np.ndarray | None:
+        return emoji_vectors(self._selected.labels) if self._are_emoji else None
+
+    @property
+    def _are_emoji(self) -> bool:
+        """Whether all classes are emoji. The labels of a column may be names."""
+        return set(self._selected.labels) <= emoji.EMOJI_DATA.keys()
+
+    def announcement(self) -> str | None:
+        if self.split is not None or not self.test_fraction:
+            return None
+        return (
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the texts, "
+            "by a hash of the text, become `test`"
+        )
 
     def render(self, task: Task) -> Sample:
-        fields = self.record_file(task.file).read(task.offset, task.length)
-        text = self._cleaning.clean(self._text(fields) or "")
-        return Sample(self._key(fields, task), text.encode(), "txt", task.label)
+        # A record with several labels becomes several samples.
+        key = f"{task.key}-{task.label}" if self.policy == "each" else task.key
+        return Sample(key, task.content, "txt", task.label)
 
     def spans(self) -> list[Span]:
-        records = [self.record_file(number) for number in range(len(self.files))]
-        return record_spans(records, SPAN_BYTES)
+        return [
+            Span(number, first, last, last - first)
+            for number, one in enumerate(self._opened)
+            for first, last in one.spans(SPAN_BYTES)
+        ]
 
-    def labeled_texts(self, span: Span, counts: Counter[str]) -> Iterator[LabeledText]:
-        one = self.record_file(span.file)
+    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
+        one = self._opened[span.file]
         for offset, data in one.records(span.first, span.last):
             counts["records read"] += 1
             try:
@@ -170,11 +202,30 @@ class Tweets(FirstPassSource):
                 labels, cleaned = self._labels_and_text(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.name}, byte {offset}: {one_line(error, 120)}"] += 1
+                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
                 counts[DAMAGED] += 1
                 continue
+            if not labels:
+                continue
+            key = self._key(fields, span.file, offset)
+            split = self._split_of(one, offset, fields)
             for label in labels:
-                yield LabeledText(offset, len(data), cleaned, label, None)
+                yield Row(span.file, offset, key, cleaned.encode(), label, label, split)
+
+    @cached_property
+    def _opened(self) -> list[RecordFile]:
+        return [open_records(path) for path in self.files]
+
+    def _split_of(self, one: RecordFile, offset: int, fields: dict[str, Any]) -> str | None:
+        if self.split is None:
+            return None
+        name = (text_field(fields, self.split) or "").strip().lower()
+        if not name.isidentifier():
+            raise ValueError(
+                f"{one.path}, line {one.line(offset)}: {shown(name)} is not the name of a split: "
+                "use names such as train and test"
+            )
+        return split_name(name)
 
     def _labels_and_text(
         self, text: str | None, fields: dict[str, Any], counts: Counter[str]
@@ -190,10 +241,9 @@ class Tweets(FirstPassSource):
             reason = "texts in other languages"
         elif self.retweets == "drop" and (is_retweet(text) or fields.get(_RETWEETED)):
             reason = "retweets dropped"
-        elif not (found := find_emoji(text)):
-            reason = "texts without emoji"
+        elif not (found := self._found(text, fields)):
+            reason = "texts without emoji" if self.label is None else "texts without a label"
         else:
-            found = [fold(one) for one in found] if self.emoji_form == "fold" else found
             labels = labels_by_policy(self.policy, found)
             cleaned = self._cleaning.clean(text)
             if not labels:
@@ -205,33 +255,41 @@ class Tweets(FirstPassSource):
             return [], ""
         return labels, cleaned
 
+    def _found(self, text: str, fields: dict[str, Any]) -> list[str]:
+        """Return the emoji in the text, or the label of a column."""
+        if self.label is None:
+            found = find_emoji(text)
+        else:
+            name = class_name(text_field(fields, self.label) or "")
+            found = [name] if name else []
+        if self.emoji_form == "keep":
+            return found
+        return [fold(one) if one in emoji.EMOJI_DATA else one for one in found]
+
     def _text(self, fields: dict[str, Any]) -> str | None:
         return _first(fields, self.text, _TEXT_NAMES)
 
     def _language(self, fields: dict[str, Any]) -> str:
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
-    def _key(self, fields: dict[str, Any], task: Task) -> str:
-        """Return a key that is unique for each location, and for each label if a record has several
-        labels.
-        """
+    def _key(self, fields: dict[str, Any], file: int, offset: int) -> str:
+        """Return a key that is unique for each location."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
-        suffix = f"{task.file:x}-{task.offset:x}"
-        if self.policy == "each":
-            suffix = f"{suffix}-{task.label}"
+        suffix = f"{file:x}-{offset:x}"
         if identity is not None:
             suffix = f"{identity}-{suffix}"
         return f"{self._language(fields)}/{suffix}"
 
     def _check_columns(self, one: RecordFile) -> None:
         assert one.columns is not None
-        named = [name for name in (self.text, self.language, self.identity) if name is not None]
+        chosen = (self.text, self.language, self.identity, self.label, self.split)
+        named = [name for name in chosen if name is not None]
         missing = [name for name in named if name not in one.columns]
         if self.text is None and not set(_TEXT_NAMES) & set(one.columns):
             missing = ["text"]
         if missing:
             raise ValueError(
-                f"{one.name}: column {missing[0]!r} does not exist: pass the column that contains "
+                f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
                 f"the text as --text; the columns are {', '.join(one.columns)[:200]}"
             )
 
@@ -251,15 +309,9 @@ class Tweets(FirstPassSource):
     def _cleaning(self) -> Cleaning:
         return Cleaning(self.users, self.urls)
 
-    @property
-    def pass_workers(self) -> int | None:
-        return self.workers
-
-    def pass_files(self) -> tuple[InputPath, ...]:
-        return self.files
-
-    def pass_rules(self) -> SelectionRules:
-        return SelectionRules(self._choose, self.test_fraction, self.duplicates == "drop")
+    def rules(self) -> Rules:
+        drop = self.duplicates == "drop"
+        return Rules(self._choose, self.test_fraction, drop, drop_across=self.across == "drop")
 
 
 def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> str | None:

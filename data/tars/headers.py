@@ -8,8 +8,8 @@ next valid header. It supports USTAR, GNU and pax headers, and does not read the
 import os
 import re
 import tarfile
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import IO, NamedTuple
 
 BLOCK = tarfile.BLOCKSIZE
 _REGULAR = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
@@ -43,53 +43,30 @@ class Fault(NamedTuple):
     ends_tar: bool = False
 
 
-class TarBytes(Protocol):
-    """The bytes of a tar. Offsets never decrease by more than the size of the last read."""
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset`, or fewer at the end of the tar."""
-
-    def reaches(self, offset: int) -> bool:
-        """Return whether the tar contains all bytes before `offset`."""
-
-
-class _File:
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._end = os.fstat(descriptor).st_size
-
-    def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self._descriptor, size, offset)
-
-    def reaches(self, offset: int) -> bool:
-        return offset <= self._end
-
-
-def walk(descriptor: int, start: int = 0) -> Iterator[Member | Fault]:
+def walk(file: IO[bytes], start: int = 0, stop: int | None = None) -> Iterator[Member | Fault]:
     """Yield every member of the tar in file order, and a fault for each unusable member.
 
     After a bad header, or zero blocks at which other readers stop, reading continues at the next
     valid header. If the tar does not end with two zero blocks, that is also reported as a fault,
-    because the tar may have been truncated between two members. start: the byte offset of the first
-    header to read.
+    because the tar may have been truncated between two members. start, stop: the bytes of the tar
+    in `file`; by default, all of them.
     """
-    return walk_bytes(_File(descriptor), start)
+    end = file.seek(0, os.SEEK_END) if stop is None else stop
 
+    def read(at: int, size: int) -> bytes:
+        file.seek(at)
+        return file.read(max(0, min(size, end - at)))
 
-def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
-    """Like `walk`, but for bytes from any source. Read a member before advancing to the next
-    one.
-    """
     offset, zeros, extra = start, 0, dict[str, str]()
-    while block := tar.read(offset, BLOCK):
+    while block := read(offset, BLOCK):
         if block == _ZEROS[: len(block)]:  # the last block may be incomplete
             offset, zeros = offset + len(block), zeros + len(block)
             continue
         header = _parse(block)
         if header is None:
-            valid = _next_header(tar, offset + len(block))
+            valid = _next_header(read, offset + len(block))
             what = f"invalid tar header, skipped {(valid - offset + zeros):,} bytes"
-            last = not tar.reaches(valid + 1)
+            last = valid >= end
             yield Fault(offset - zeros, what, ends_tar=last)
             if last:
                 return
@@ -102,14 +79,14 @@ def walk_bytes(tar: TarBytes, start: int = 0) -> Iterator[Member | Fault]:
         first, size = offset + BLOCK, header.size
         if "size" in extra and extra["size"].isdecimal():
             size = int(extra["size"])
-        if not tar.reaches(first + size):
+        if first + size > end:
             name = extra.get("path", header.name)
             what = f"{_shown(name)} is truncated: the tar ends before its {size:,} bytes"
             yield Fault(offset, what, ends_tar=True)
             return
         offset = first + -(-size // BLOCK) * BLOCK
         if header.type in _PAX or header.type in _LONG:
-            extra |= _extension(header, tar.read(first, min(size, _MAX_EXTENSION)))
+            extra |= _extension(header, read(first, min(size, _MAX_EXTENSION)))
             continue
         if header.type in _REGULAR:
             yield Member(extra.get("path", header.name), first, size)
@@ -144,12 +121,6 @@ def member_name(descriptor: int, block: int) -> str:
     return header.name
 
 
-def header_size(descriptor: int, block: int) -> int | None:
-    """Return the size in the header before `block`, or None if the header is invalid."""
-    header = _parse(os.pread(descriptor, BLOCK, (block - 1) * BLOCK))
-    return None if header is None else header.size
-
-
 def _parse(block: bytes) -> tarfile.TarInfo | None:
     try:
         header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -174,9 +145,9 @@ def _extension(header: tarfile.TarInfo, data: bytes) -> dict[str, str]:
     return found
 
 
-def _next_header(tar: TarBytes, offset: int) -> int:
+def _next_header(read: Callable[[int, int], bytes], offset: int) -> int:
     """Return the offset of the next block that is certainly a header, or the end of the tar."""
-    while chunk := tar.read(offset, _SCAN):
+    while chunk := read(offset, _SCAN):
         for index in range(0, len(chunk), BLOCK):
             block = chunk[index : index + BLOCK]
             if block[257:262] == b"ustar" and _parse(block) is not None:

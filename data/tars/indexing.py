@@ -19,13 +19,18 @@ from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
 from data.skipped import SKIPPED, Skipped, to_lines
 from data.tars.headers import member_name
-from data.tars.labels import ClassList
-from data.tars.listing import ExpectedSamples, list_tars, names_in_manifest, split_of_tars
-from data.tars.samples import NAMED, Problems, TarScan, extensions_of, scan_tar
-
-INDEXED = "index"
-IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
-TEXT_EXTENSIONS = ("txt",)
+from data.tars.labels import INDEXED, LABEL_EXTENSIONS, ClassList
+from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
+from data.tars.samples import (
+    IMAGE_EXTENSIONS,
+    NAMED,
+    TEXT_EXTENSIONS,
+    Problems,
+    Rules,
+    TarScan,
+    extensions_of,
+    scan_tar,
+)
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,9 @@ def index_shards(
     classes: Path | None = None,
     splits: Sequence[tuple[str, str]] = (),
     sample: str | None = None,
+    label: str | None = None,
     label_field: str = "label",
-    expected: ExpectedSamples | None = None,
+    expected: int | None = None,
     skip_bad: bool = False,
     workers: int | None = None,
     ray: str | None = None,
@@ -61,9 +67,10 @@ def index_shards(
     classes: a file with one class name per line; by default, the classes are the labels found.
     splits: pairs (name, glob of paths); by default, words such as train and val in the paths
     determine the split. sample: the extension of the sample, if several files with the same key are
-    candidates. label_field: the field of `<key>.json` that is used if there is no `<key>.cls`.
-    expected: the number of samples that the tars should contain. workers, ray: see `over_jobs`.
-    report: a callback that is called as `report(done, total)` with byte counts.
+    candidates. label: the extension of the label; by default `cls`, or `json` if there is none.
+    label_field: the field of a `.json` label. expected: the number of samples that the tars should
+    contain in total. workers, ray: see `over_jobs`. report: a callback that is called as
+    `report(done, total)` with byte counts.
 
     Raises ValueError, and writes nothing, for compressed tars. Unless `skip_bad` is set, also
     raises ValueError for tars that are damaged, truncated or have an unexpected number of samples,
@@ -76,17 +83,21 @@ def index_shards(
     _check_out(folder, out, tars)
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
-    if expected is not None:
-        expected.in_all(folder, split_of)  # may raise before the tars are read
     class_list = None if classes is None else ClassList.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
+    label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
     named = None if skip_bad else NAMED
-    work = partial(scan_tar, endings=endings, json_field=label_field, named=named)
-    scans = _scan(list(split_of), work, workers, ray, report)
+    rules = Rules(endings, label_endings, label_field, named)
+    scans = _scan(list(split_of), partial(scan_tar, rules=rules), workers, ray, report)
     if class_list is None:
         class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
     labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
-    problems, incomplete = _problems(folder, scans, expected, named)
+    problems = Problems(named)
+    for scan in scans.values():
+        problems.join(scan.problems)
+    groups = sum(scan.groups for scan in scans.values())
+    if expected is not None and groups != expected:
+        problems.add(str(folder), f"found {groups:,} samples, expected {expected:,}")
     used = [tar for tar in scans if (labels[tar] >= 0).any()]
     _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
     before = Manifest.read(out) if (out / MANIFEST).is_file() else None
@@ -100,13 +111,13 @@ def index_shards(
         "left_out": problems.count,
     }
     if expected is not None:
-        parameters["expected_samples"] = expected.in_all(folder, scans)
+        parameters["expected_samples"] = expected
     manifest = Manifest(
         modality="image" if endings[0].rpartition(".")[2] in IMAGE_EXTENSIONS else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
         classes=tuple(ClassInfo(name=name) for name in class_list.names),
         shards=tuple(shards),
-        incomplete={names[tar]: incomplete[tar] for tar in used if tar in incomplete},
+        incomplete={names[tar]: why for tar in used if (why := scans[tar].unfinished)},
     )
     skipped = _write_skipped(out, problems, scans)
     commit(out / MANIFEST, manifest.to_bytes())
@@ -193,22 +204,6 @@ def _key(tar: Path, scan: TarScan, row: int) -> str:
         return member_name(file.fileno(), sample.block).removesuffix(f".{sample.extension}")
 
 
-def _problems(
-    folder: Path, scans: dict[Path, TarScan], expected: ExpectedSamples | None, limit: int | None
-) -> tuple[Problems, dict[Path, str]]:
-    """Return all problems and, for each tar that may lack samples, the reason."""
-    problems = Problems(limit)
-    for scan in scans.values():
-        problems.join(scan.problems)
-    incomplete = {tar: [scan.unfinished] for tar, scan in scans.items() if scan.unfinished}
-    if expected is not None:
-        groups = {tar: scan.groups for tar, scan in scans.items()}
-        for path, mismatch in expected.mismatches(folder, groups).items():
-            problems.add(*mismatch)
-            incomplete.setdefault(path, []).append(mismatch.reason)
-    return problems, {tar: "; ".join(reasons) for tar, reasons in incomplete.items()}
-
-
 def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing: bool) -> None:
     more = problems.count - len(problems.named[:NAMED])
     listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
@@ -270,6 +265,8 @@ def _notes(
     tars: Sequence[Path], split_of: dict[Path, str], scans: Mapping[Path, TarScan]
 ) -> tuple[str, ...]:
     notes = []
+    if missing := missing_numbers(tars):
+        notes.append(f"gaps in the numbers of the tars: {', '.join(missing)} missing")
     if unmatched := [tar.name for tar in tars if tar not in split_of]:
         notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
     if other := sum(len(scan.other_files) for scan in scans.values()):

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 
 from data.messages import shown
 from data.remote.input_path import InputPath
+from data.shards.manifest import Manifest
 from data.text.lines import text_lines
 
 LABEL_EXTENSIONS = ("cls", "json")
+INDEXED = "index"
+"""The kind of source of shards that `kway shard index` has indexed."""
 _MAX_DIGITS = 18
 
 
@@ -98,6 +101,13 @@ class ClassList:
     def read(cls, path: InputPath) -> "ClassList":
         """Read a file with one class name per line. Raises the errors of `read_class_names`."""
         return cls(tuple(read_class_names(path)), positions=True)
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest) -> "ClassList":
+        """Return the class list of shards. Labels have the same meaning as in their tars."""
+        source = manifest.source
+        positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
+        return cls(manifest.class_names, positions=positions)
 
     def label(self, text: str) -> int:
         """Return the class that `text` names. Raises ValueError if it is not in the list."""

@@ -1,20 +1,17 @@
 """Selects the tars of a folder to index, and determines the split and the new name of each.
 
-Only uncompressed tars are accepted. `ExpectedSamples` checks the number of samples, because no
-other check detects that samples are missing from a valid tar.
+Only uncompressed tars are accepted.
 """
 
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from data.files import walk_directory
 from data.messages import printable
 from data.shards.split_names import TRAIN, check_split, shard_splits, split_in_name
-from data.skipped import Skipped
 
 _COMPRESSED = {
     b"\x1f\x8b": "gunzip",
@@ -24,7 +21,6 @@ _COMPRESSED = {
     b"\x04\x22\x4d\x18": "unlz4",
 }
 _COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
-_MAX_COUNTS_BYTES = 1 << 28
 
 
 def list_tars(folder: Path) -> list[Path]:
@@ -49,22 +45,18 @@ def list_tars(folder: Path) -> list[Path]:
         if not path.is_file():
             continue
         with path.open("rb") as file:
-            check_plain(path, file.read(8))
+            start = file.read(8)
+        for magic, unpack in _COMPRESSED.items():
+            if start.startswith(magic):
+                raise ValueError(
+                    f"{path} is compressed, so samples cannot be read individually: decompress all "
+                    f"such files to .tar first ({unpack})"
+                )
         if path.suffix.lower() == ".tar":
             tars.append(path)
     if not tars:
         raise ValueError(f"{folder} contains no .tar: pass a folder of webdataset tars")
     return tars
-
-
-def check_plain(tar: Path | str, start: bytes) -> None:
-    """Raise ValueError if the first 8 bytes of a file show that it is compressed."""
-    for magic, unpack in _COMPRESSED.items():
-        if start.startswith(magic):
-            raise ValueError(
-                f"{tar} is compressed, so samples cannot be read individually: decompress all such "
-                f"files to .tar first ({unpack})"
-            )
 
 
 def split_of_tars(
@@ -110,83 +102,19 @@ def names_in_manifest(folder: Path, tars: Iterable[Path]) -> dict[Path, str]:
     return names
 
 
-@dataclass(frozen=True)
-class ExpectedSamples:
-    """The expected number of samples, either `total` over all tars or `of_tar` for each tar.
-
-    of_tar: a map from the path of a tar, relative to the folder, to its count.
+def missing_numbers(tars: Sequence[Path]) -> list[str]:
+    """Return the names of tars that are missing between consecutively numbered ones, such as
+    `train-000002.tar` between `train-000001.tar` and `train-000003.tar`.
     """
-
-    total: int | None = None
-    of_tar: Mapping[str, int] | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "ExpectedSamples":
-        """Parse a whole number, or the path of a JSON file of counts: {"train-000.tar": 1000}.
-
-        Raises ValueError for any other text, and FileNotFoundError for a missing file.
-        """
-        if text.isascii() and text.isdecimal():
-            return cls(total=int(text))
-        path = Path(text)
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"{text} is neither a number of samples nor a file: pass one or the other"
-            )
-        if path.stat().st_size > _MAX_COUNTS_BYTES:
-            raise ValueError(
-                f"{path} has more than {_MAX_COUNTS_BYTES:,} bytes: pass a file of sample counts"
-            )
-        try:
-            counts = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path} is not JSON ({error}): correct it") from error
-        return cls(of_tar=_checked(path, counts))
-
-    def in_all(self, folder: Path, tars: Collection[Path]) -> int:
-        """Return the number of samples expected in `tars`.
-
-        Raises ValueError for a tar without a count, and for a count whose tar is not in `folder`.
-        """
-        if self.of_tar is None:
-            assert self.total is not None
-            return self.total
-        names = {tar.relative_to(folder).as_posix() for tar in tars}
-        if uncounted := sorted(names - self.of_tar.keys()):
-            raise ValueError(
-                f"the expected counts do not include {folder / uncounted[0]}: add its count"
-            )
-        if absent := sorted(name for name in self.of_tar if not (folder / name).is_file()):
-            raise ValueError(
-                f"{folder} does not contain {absent[0]!r}, which should have "
-                f"{self.of_tar[absent[0]]:,} samples: copy the tar to the folder, or remove its "
-                "count"
-            )
-        return sum(self.of_tar[name] for name in names)
-
-    def mismatches(self, folder: Path, tars: Mapping[Path, int]) -> dict[Path, Skipped]:
-        """Return the tars whose sample counts are not as expected, or `folder` if the total is not.
-
-        tars: the number of samples found in each tar.
-        """
-        if self.of_tar is None:
-            wanted = {folder: (sum(tars.values()), self.in_all(folder, tars))}
-        else:
-            wanted = {
-                tar: (found, self.of_tar[tar.relative_to(folder).as_posix()])
-                for tar, found in tars.items()
-            }
-        return {
-            path: Skipped(str(path), f"found {found:,} samples, expected {expected:,}")
-            for path, (found, expected) in wanted.items()
-            if found != expected
-        }
-
-
-def _checked(path: Path, counts: Any) -> dict[str, int]:
-    if not isinstance(counts, dict):
-        raise ValueError(f'{path} is not a JSON object such as {{"train-000.tar": 1000, …}}')
-    for name, count in counts.items():
-        if type(count) is not int or count < 0:
-            raise ValueError(f"{path}: the count of {name!r} is {count!r}: pass a whole number")
-    return counts
+    numbers: dict[tuple[Path, str], dict[int, str]] = {}
+    for tar in tars:
+        if found := re.fullmatch(r"(.*?)(\d{1,18})", tar.stem):
+            numbers.setdefault((tar.parent, found[1]), {})[int(found[2])] = found[2]
+    missing = []
+    for (_, prefix), known in numbers.items():
+        for before, after in pairwise(sorted(known)):
+            if after - before > 1:
+                first, last = (f"{n:0{len(known[before])}d}" for n in (before + 1, after - 1))
+                several = "" if first == last else f" to {prefix}{last}.tar"
+                missing.append(f"{prefix}{first}.tar{several}")
+    return missing

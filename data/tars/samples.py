@@ -21,8 +21,10 @@ from data.images.jpeg_end import is_jpeg_without_end
 from data.shards.index import Entry
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
-from data.tars.labels import LABEL_EXTENSIONS, label_text
+from data.tars.labels import label_text
 
+IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
+TEXT_EXTENSIONS = ("txt",)
 NAMED = 10
 _PEEKED = 1000
 _MAX_UINT32 = 2**32 - 1
@@ -101,51 +103,47 @@ class Group(NamedTuple):
     members: dict[str, tuple[str, Member]]
 
 
-def scan_tar(
-    path: Path, endings: Sequence[str], json_field: str, named: int | None = NAMED
-) -> TarScan:
-    """Read one tar.
+@dataclass(frozen=True)
+class Rules:
+    """How to find the parts of a sample.
 
-    endings: the extensions that a sample can have, in order of preference. named: see
-    `Problems.limit`.
+    endings: the extensions that a sample can have, in order of preference. label_endings: the same
+    for its label. json_field: the field of a `.json` label. named: see `Problems.limit`.
     """
-    members, picked, problems = _list_members(path), [], Problems(named)
-    for fault in members.faults:
-        problems.add(f"{path}: at byte {fault.offset:,}", fault.what)
-    for group in members.groups:
+
+    endings: Sequence[str]
+    label_endings: Sequence[str]
+    json_field: str
+    named: int | None = NAMED
+
+
+def scan_tar(path: Path, rules: Rules) -> TarScan:
+    """Read one tar."""
+    groups: list[Group] = []
+    problems, other_files, unfinished = Problems(rules.named), [], ""
+    with path.open("rb", buffering=0) as file:
+        for found in walk(file):
+            if isinstance(found, Fault):
+                problems.add(f"{path}: at byte {found.offset:,}", found.what)
+                unfinished = unfinished or found.what * found.ends_tar
+            elif not add_member(groups, found):
+                other_files.append(found.name)
+    if not groups and not problems.count:
+        problems.add(str(path), "contains no sample")
+    picked = []
+    for group in groups:
         try:
-            picked.append((group.key, *pick(group, endings)))
+            picked.append((group.key, *pick(group, rules)))
         except ValueError as error:
             problems.add(f"{path}: {group.key}", str(error))
-    if not members.groups and not problems.count:
-        problems.add(str(path), "contains no sample")
-    return _read(path, picked, json_field, problems, members)
-
-
-class _Members(NamedTuple):
-    """The members of a tar, from its headers."""
-
-    groups: list[Group]
-    faults: list[Fault]
-    other_files: list[str]
-
-
-def _list_members(path: Path) -> _Members:
-    listed = _Members([], [], [])
-    with path.open("rb", buffering=0) as file:
-        for found in walk(file.fileno()):
-            if isinstance(found, Fault):
-                listed.faults.append(found)
-            elif not add_member(listed.groups, found):
-                listed.other_files.append(found.name)
-    return listed
+    return _read(path, picked, rules, problems, len(groups), tuple(other_files), unfinished)
 
 
 def extensions_of(path: Path) -> Counter[str]:
     """Count the extensions, in lower case, of the first members of a tar."""
     groups: list[Group] = []
     with path.open("rb", buffering=0) as file:
-        for found in islice(walk(file.fileno()), _PEEKED):
+        for found in islice(walk(file), _PEEKED):
             if isinstance(found, Member):
                 add_member(groups, found)
     return Counter(extension for group in groups for extension in group.members)
@@ -166,18 +164,18 @@ def add_member(groups: list[Group], member: Member) -> bool:
     return True
 
 
-def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tuple[str, Member]]:
+def pick(group: Group, rules: Rules) -> tuple[tuple[str, Member], tuple[str, Member]]:
     """Return the sample itself and the member that contains its label.
 
     Raises ValueError if either is missing.
     """
     found = ", ".join(f".{extension}" for extension, _ in group.members.values())
-    sample = next((group.members[e] for e in endings if e in group.members), None)
+    sample = next((group.members[e] for e in rules.endings if e in group.members), None)
     if sample is None:
-        raise ValueError(f"no .{', .'.join(endings)}, only {found}")
-    label = next((group.members[e] for e in LABEL_EXTENSIONS if e in group.members), None)
+        raise ValueError(f"no .{', .'.join(rules.endings)}, only {found}")
+    label = next((group.members[e] for e in rules.label_endings if e in group.members), None)
     if label is None:
-        raise ValueError(f"no .cls or .json, only {found}")
+        raise ValueError(f"no .{' or .'.join(rules.label_endings)}, only {found}")
     if max(sample[1].size, label[1].size, label[1].offset // BLOCK) > _MAX_UINT32:
         raise ValueError(
             "a member is 4 GiB or larger, or starts beyond 2 TiB, so it cannot be indexed"
@@ -188,9 +186,11 @@ def pick(group: Group, endings: Sequence[str]) -> tuple[tuple[str, Member], tupl
 def _read(
     path: Path,
     picked: Sequence[tuple[str, tuple[str, Member], tuple[str, Member]]],
-    json_field: str,
+    rules: Rules,
     problems: Problems,
-    members: _Members,
+    num_groups: int,
+    other_files: tuple[str, ...],
+    unfinished: str,
 ) -> TarScan:
     """Read the tar once, and keep the samples whose label can be read."""
     locations, extension, text = array("I"), array("B"), array("i")
@@ -205,7 +205,7 @@ def _read(
                 crc32[member.offset] = isal_zlib.crc32(data)
                 if member == parts[1][1]:
                     try:
-                        label = label_text(ending, data, json_field)
+                        label = label_text(ending, data, rules.json_field)
                     except ValueError as error:
                         wrong = str(error)
                 elif is_jpeg_without_end(data):
@@ -226,10 +226,10 @@ def _read(
             extensions=tuple(extensions),
             texts=tuple(texts),
             problems=problems,
-            groups=len(members.groups),
-            other_files=tuple(members.other_files),
+            groups=num_groups,
+            other_files=other_files,
             without_end=tuple(without_end),
-            unfinished=next((fault.what for fault in members.faults if fault.ends_tar), ""),
+            unfinished=unfinished,
         )
 
 

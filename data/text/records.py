@@ -1,9 +1,7 @@
-"""Random access to the records of JSONL, CSV, TSV and line-based text files, without loading the
-files.
+"""Reads the records of JSONL, CSV, TSV and line-based text files, in byte ranges.
 
-A record is identified by its byte range, so that it can be read again on its own. TSV has no
-quoting, as its media type specifies, so each line is a record. CSV is quoted as in RFC 4180, and
-quoted cells may span several lines.
+A record is identified by its offset. TSV has no quoting, as its media type specifies, so each line
+is a record. CSV is quoted as in RFC 4180, and quoted cells may span several lines.
 """
 
 import csv
@@ -26,12 +24,12 @@ KINDS: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".txt": "lines",
-    ".text": "lines",  # SemEval 2018
 }
 TEXT_OF_LINES = "text"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
+csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record may be one cell
 _DIGEST_BLOCK_BYTES = 1 << 16
 
 
@@ -39,8 +37,7 @@ _DIGEST_BLOCK_BYTES = 1 << 16
 class RecordFile:
     """A file of records.
 
-    columns: the names in the first line of a table, or None for JSONL. name: the name of the file
-    in messages.
+    columns: the names in the first line of a table, or None for JSONL.
     """
 
     path: InputPath
@@ -48,7 +45,6 @@ class RecordFile:
     columns: tuple[str, ...] | None
     start: int
     size: int
-    name: str
 
     def spans(self, span_bytes: int) -> list[tuple[int, int]]:
         """Return byte ranges that together contain every record once. For CSV, there is only one
@@ -61,15 +57,21 @@ class RecordFile:
             (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
         ]
 
-    def records(self, first: int, last: int, *, empty: bool = False) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) of the records that begin in [first, last).
-
-        empty: whether to include empty lines.
-        """
+    def records(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, bytes) of the records that begin in [first, last), except empty lines."""
+        name = str(self.path)
         with self.path.open("rb") as file:
-            lines = _lines(file, self.name, self.start, first, last)
-            found = _quoted(lines, self.name) if self.kind == "csv" else lines
-            yield from ((offset, data) for offset, data in found if empty or data.strip(b"\r\n"))
+            lines = _lines(file, name, self.start, first, last)
+            found = _quoted(lines, name) if self.kind == "csv" else lines
+            yield from ((offset, data) for offset, data in found if data.strip(b"\r\n"))
+
+    def line(self, offset: int) -> int:
+        """Return the number of the line that begins at byte `offset`, from 1."""
+        with self.path.open("rb") as file:
+            return 1 + sum(
+                file.read(min(1 << 20, offset - at)).count(b"\n")
+                for at in range(0, offset, 1 << 20)
+            )
 
     def parse(self, data: bytes) -> dict[str, Any]:
         """Return the fields of a record. Raises ValueError with the reason if it is malformed."""
@@ -91,19 +93,13 @@ class RecordFile:
             raise ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
         return dict(zip(self.columns, cells, strict=True))
 
-    def read(self, offset: int, length: int) -> dict[str, Any]:
-        """Return the fields of the record that `records` yielded at `offset`."""
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            return self.parse(file.read(length))
 
-
-def open_records(path: InputPath, name: str = "") -> RecordFile:
+def open_records(path: InputPath) -> RecordFile:
     """Open a record file. The extension determines its format, and the first line determines its
     columns.
 
-    name: the name of the file in messages; default: its path. Raises FileNotFoundError if the file
-    is missing, and ValueError for an unknown extension or an invalid first line.
+    Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
+    invalid first line.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
@@ -115,19 +111,28 @@ def open_records(path: InputPath, name: str = "") -> RecordFile:
     size = path.stat().st_size
     if kind in ("jsonl", "lines"):
         columns = (TEXT_OF_LINES,) if kind == "lines" else None
-        return RecordFile(path, kind, columns, 0, size, name or str(path))
+        return RecordFile(path, kind, columns, 0, size)
     names, start = _heading(path, kind)
-    return RecordFile(path, kind, names, start, size, name or str(path))
+    return RecordFile(path, kind, names, start, size)
 
 
-def text_field(fields: dict[str, Any], name: str) -> str | None:
-    """Return a field as text, or None if it is missing. Dots in a name select nested fields."""
+def field_value(fields: dict[str, Any], name: str) -> Any:
+    """Return a field, or None if it is missing. Dots in a name select nested fields."""
     value: Any = fields.get(name)
     if value is None and "." in name:
         value = fields
         for part in name.split("."):
             value = value.get(part) if isinstance(value, dict) else None
-    if value is None or isinstance(value, dict | list):
+    return value
+
+
+def text_field(fields: dict[str, Any], name: str) -> str | None:
+    """Return a field as text, or None if it is missing, a list or an object.
+
+    Raises ValueError for an unpaired surrogate.
+    """
+    value = field_value(fields, name)
+    if value is None or isinstance(value, dict | list | bytes):
         return None
     text = value if isinstance(value, str) else str(value)
     try:
@@ -216,17 +221,33 @@ def _quoted(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[int
             yield line.decode("utf-8", "surrogateescape")
 
     rows = csv.reader(texts())
+    record: tuple[int, bytes] | None = None
     while True:
         try:
             row = next(rows, None)
+            if row is None and record is not None:
+                _check_closed(record[1])
         except csv.Error as error:
-            raise ValueError(
-                f"{name}, byte {taken[0][0]}: {error}: check for an unclosed quote"
-            ) from error
+            at = taken[0][0] if taken else record[0] if record else 0
+            raise ValueError(f"{name}, byte {at}: {error}: check for an unclosed quote") from error
+        if record is not None:
+            yield record
         if row is None:
             return
-        yield taken[0][0], b"".join(line for _, line in taken)
+        record = taken[0][0], b"".join(line for _, line in taken)
         taken.clear()
+
+
+def _check_closed(record: bytes) -> None:
+    """Raise csv.Error if the last record of a file ends inside quotes, which may be anywhere in the
+    file.
+    """
+    lines = record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    try:
+        list(csv.reader(lines, strict=True))
+    except csv.Error as error:
+        if "end of data" in str(error):
+            raise
 
 
 def _cells(lines: Sequence[str]) -> Iterator[list[str]]:

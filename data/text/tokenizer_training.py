@@ -8,8 +8,6 @@ import os
 import shutil
 import sys
 import tempfile
-import unicodedata
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +18,9 @@ import tokenizers
 
 from data.files import TEMPORARY, explained
 from data.loading.order import permuted_index
-from data.loading.substitute import BadSampleError
 from data.messages import Report, silent
 from data.shards.manifest import Manifest
-from data.shards.split import Split, open_split
+from data.shards.split import BadSampleError, Split, open_split
 from data.tars.samples import Problems
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
@@ -31,16 +28,6 @@ from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
 # The default for BERT in transformers. Recipes and bundles set their own value.
 _MAX_LENGTH = 512
 _HELD_OUT_SHARE, _MAX_HELD_OUT = 20, 10_000
-_EXAMPLES, _EXAMPLE_CHARS = 8, 60
-
-
-@dataclass(frozen=True)
-class Example:
-    """A text, its script (such as LATIN) and its tokens."""
-
-    script: str
-    text: str
-    tokens: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +44,6 @@ class TrainedTokenizer:
     held_out: int
     unknown: float
     tokens_per_text: float
-    examples: tuple[Example, ...]
     problems: Problems
 
 
@@ -176,34 +162,15 @@ def _measured(
     backend: tokenizers.Tokenizer, texts: list[str], num_trained: int, problems: Problems
 ) -> TrainedTokenizer:
     tokens, unknown = 0, 0
-    by_script: dict[str, Example] = {}
-    scripts: Counter[str] = Counter()
     for text in texts:
         encoding = backend.encode(text, add_special_tokens=False)
         tokens += len(encoding.ids)
         unknown += encoding.tokens.count(UNKNOWN)
-        script = _script(text)
-        scripts[script] += 1
-        short = text[:_EXAMPLE_CHARS]
-        if script not in by_script:
-            pieces = backend.encode(short, add_special_tokens=False).tokens
-            by_script[script] = Example(script, short, tuple(pieces))
     return TrainedTokenizer(
         vocab_size=backend.get_vocab_size(),
         texts=num_trained,
         held_out=len(texts),
         unknown=unknown / max(1, tokens),
         tokens_per_text=tokens / len(texts),
-        examples=tuple(by_script[script] for script, _ in scripts.most_common(_EXAMPLES)),
         problems=problems,
     )
-
-
-def _script(text: str) -> str:
-    """Return the most frequent script of a text: the first word of the Unicode names of its
-    letters.
-    """
-    names = Counter(
-        unicodedata.name(char, "OTHER").split()[0].split("-")[0] for char in text if char.isalpha()
-    )
-    return names.most_common(1)[0][0] if names else "OTHER"

@@ -11,7 +11,7 @@ from matplotlib import cbook
 from matplotlib.figure import Figure, SubFigure
 from PIL import Image, ImageDraw, ImageFont
 
-from data.augment.base import SampleGenerator, pair_rng
+from data.augment.base import Draws, pair_rng
 from data.augment.mix import Mix
 from data.augment.rand_augment import OPERATIONS
 from data.augment.training import AugmentConfig, for_training
@@ -53,9 +53,7 @@ def _settings() -> dict[str, np.ndarray]:
     tiles = {"original": for_evaluation(_photograph(), _IMAGE)}
     for title, (settings, index) in _ALONE.items():
         augment = AugmentConfig.model_validate(settings)
-        tiles[title] = for_training(
-            _photograph(), _IMAGE, augment, SampleGenerator().at(0, 0, index)
-        )
+        tiles[title] = for_training(_photograph(), _IMAGE, augment, Draws().at(0, 0, index))
     own, partner = tiles["original"], for_evaluation(_letter(), _IMAGE)
     tiles["another image"] = partner
     for kind in ("mixup", "cutmix"):

@@ -3,6 +3,7 @@
 Experiments request shards by a `Dataset`; equal datasets share their shards.
 """
 
+import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -17,7 +18,7 @@ from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
-from data.sources import Cifar100, LabeledTexts, Mnist
+from data.sources import Cifar100, Mnist, Table, Tweets
 from data.sources.label_vectors import WithLabelVectors
 from data.sources.packing import lossless
 from data.sources.source import Modality, Sample, Source
@@ -66,6 +67,28 @@ MNIST, CIFAR_100 = "mnist", "cifar-100-binary.tar.gz"  # below the user's data
 TWEETS, EMOJI_VECTORS = "tweeteval-emoji", "emoji2vec/emoji2vec.bin"
 
 
+def tweeteval(folder: Path, work: Path, *, texts: str = "clean", **options: Any) -> Source:
+    """Return the emoji task of TweetEval. Its table is written to `work` as in docs/layouts.md.
+
+    texts: "clean" removes the rest of the emoji from the texts, and "keep" does not.
+    """
+    lines = (folder / "mapping.txt").read_text(encoding="utf-8").splitlines()
+    emoji = {line.split("\t")[0]: line.split("\t")[1] for line in lines}
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "tweeteval.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["text", "label", "split"])
+        for split in ("train", "val", "test"):
+            tweets = (folder / f"{split}_text.txt").read_bytes().decode().split("\n")
+            labels = (folder / f"{split}_labels.txt").read_text().split()
+            table.writerows(
+                (text, emoji[x], split) for text, x in zip(tweets, labels, strict=False)
+            )
+    columns: dict[str, Any] = {"text": "text", "label": "label", "split": "split", **options}
+    source = Tweets if texts == "clean" else Table
+    return source((work / "tweeteval.csv",), work / "first-pass", **columns)
+
+
 class _KnownSource(NamedTuple):
     path: str
     open: Callable[..., Source]
@@ -74,7 +97,7 @@ class _KnownSource(NamedTuple):
 _SOURCES = {
     "mnist": _KnownSource(MNIST, Mnist),
     "cifar100": _KnownSource(CIFAR_100, Cifar100),
-    "tweeteval-emoji": _KnownSource(TWEETS, LabeledTexts),
+    "tweeteval-emoji": _KnownSource(TWEETS, tweeteval),
 }
 
 

@@ -1,7 +1,6 @@
-"""Label trees, the structure of all class weights: building, naming, storing and drawing them."""
+"""Label trees, the structure of all class weights: building, naming and storing them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
-from heads.tree.drawing import draw_tree
 from heads.tree.encoder import encode_names
 from heads.tree.hierarchy import Hierarchy, read_parent_table, tree_of_paths
 from heads.tree.label_tree import LabelTree
@@ -18,7 +17,6 @@ __all__ = [
     "TreeStatistics",
     "WordNet",
     "build_cover_tree",
-    "draw_tree",
     "encode_names",
     "load_label_vectors",
     "project",

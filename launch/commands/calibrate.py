@@ -9,7 +9,7 @@ import typer
 
 from data.messages import kway_command, pluralize, printable
 from data.remote.config import folder_or_url
-from launch.commands.export import print_kinds
+from launch.commands.export import check_promises, print_kinds
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 
@@ -91,15 +91,6 @@ def calibrate(
     )
     print_kinds(found.thresholds)
     print(f"{printable(str(target))} has thresholds: {kway_command('serve', target)}")
-
-
-def check_promises(recall: list[float] | None, confidence: float) -> None:
-    """Raise ValueError if a recall or the confidence is out of range."""
-    for value in recall or ():
-        if not 0 < value <= 1:
-            raise ValueError(f"--recall {value:g}: pass a number above 0 and at most 1")
-    if not 0 < confidence < 1:
-        raise ValueError(f"--confidence {confidence:g}: pass a number above 0 and below 1")
 
 
 @contextmanager

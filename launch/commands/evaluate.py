@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -19,11 +19,9 @@ from launch.terminal import table_cell
 
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
-    from trainer.evaluation.class_table import ClassTable
     from trainer.evaluation.run_evaluation import EvaluationRequest
 
 _STEP_TO = "--step-to"
-Order = Literal["index", "positives", "accuracy", "average_precision"]
 
 
 def evaluate(
@@ -50,17 +48,6 @@ def evaluate(
         Path | None,
         typer.Option(metavar="FILE.csv", help="output CSV file with one row per class"),
     ] = None,
-    sort: Annotated[
-        Order, typer.Option(help="column by which the --classes file is sorted, in ascending order")
-    ] = "index",
-    worst: Annotated[
-        int,
-        typer.Option(min=0, help="print this many classes with the lowest average precision"),
-    ] = 0,
-    best: Annotated[
-        int,
-        typer.Option(min=0, help="print this many classes with the highest average precision"),
-    ] = 0,
     confusions: Annotated[
         int, typer.Option(min=0, help="print this many of the most frequent confusions")
     ] = 0,
@@ -75,27 +62,22 @@ def evaluate(
     wanted = EvaluationRequest(
         run, checkpoint, split, tuple(settings or ()), tuple(allow_import or ())
     )
-    recipe = wanted.recipe()
+    recipe, folder = wanted.recipe(), wanted.folder()
     if classes:
         check_writable(classes, "--classes")
     step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
-    result = load_evaluation(wanted.folder(), step=step)
+    result = load_evaluation(folder, step=step)
     samples = f"{result.num_samples:,} samples of {recipe.data.eval_split}"
     print(printable(f"{run} at step {step:,}: {samples}"))
     Console().print(_measures(result))
-    if not (classes or worst or best or confusions):
-        return
-    table = ClassTable(result, load_manifest(recipe.data).class_names)
-    for title, num, descending in (("worst", worst, False), ("best", best, True)):
-        if num:
-            ids = table.measured("average_precision", descending=descending)[:num]
-            Console().print(_classes(title, table, ids.tolist()))
+    names = load_manifest(recipe.data).class_names if classes or confusions else ()
     if confusions:
-        Console().print(_confused(result, table.names, confusions))
+        Console().print(_confused(result, names, confusions))
     if classes:
+        table = ClassTable(result, names)
         with explain_write_errors(classes, "--classes"):
-            write_csv(table, classes, table.order(sort))
-        print(printable(f"{len(table.names)} classes: {classes}"))
+            write_csv(table, classes)
+        print(printable(f"{len(names)} classes: {classes}"))
 
 
 def _here(wanted: "EvaluationRequest") -> int:
@@ -158,30 +140,6 @@ def _measures(result: "Evaluation") -> Table:
         shown = f"{value:.2%}" if is_ratio(name) else f"{value:.4f}"
         table.add_row(table_cell(measure_label(name)), table_cell(name), shown)
     return table
-
-
-def _classes(title: str, table: "ClassTable", ids: Sequence[int]) -> Table:
-    shown = Table(
-        title=f"{title} classes by average precision (AP)",
-        caption="P@R: precision at recall",
-        caption_style="none",  # rich's default, dim, is hard to read
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    shown.add_column("class", justify="right")
-    shown.add_column("name", overflow="fold")
-    recalls = [f"P@R {recall:g}" for recall in table.recalls]
-    for name in ("samples", "accuracy", "AP", *recalls):
-        shown.add_column(name, justify="right", no_wrap=True)
-    for j in ids:
-        measures = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
-        shown.add_row(
-            str(j),
-            table_cell(table.names[j]),
-            f"{table.positives[j]:,}",
-            *(f"{value:.1%}" for value in measures),
-        )
-    return shown
 
 
 def _confused(result: "Evaluation", names: Sequence[str], num: int) -> Table:

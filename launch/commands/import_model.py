@@ -13,9 +13,8 @@ def import_model(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="FOLDER|hub:NAME|FILE.yaml",
-            help="folder of a transformers or timm classifier, its name on the Hugging Face Hub, "
-            "or a file that describes a Partial FC run",
+            metavar="FOLDER|hub:NAME",
+            help="folder of a transformers or timm classifier, or its name on the Hugging Face Hub",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
@@ -41,10 +40,10 @@ def import_model(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="replace an existing bundle")] = False,
 ) -> None:
-    """Turn a trained classifier of transformers, timm or Partial FC into a bundle.
+    """Turn a trained classifier of transformers or timm into a bundle.
 
-    Reads only safetensors weights (Partial FC: also npy) and no pickles. Before the bundle is
-    published, its logits are compared with those of the original model.
+    Reads only safetensors weights, not pickles. Before the bundle is published, its logits are
+    compared with those of the original model.
     """
     if out.exists() and not force:
         raise ValueError(
@@ -54,17 +53,13 @@ def import_model(
     from transformers.utils import logging
 
     from trainer.importing.classifier import ImportOptions, import_classifier
-    from trainer.importing.partial_fc import import_partial_fc
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
     options = ImportOptions(class_names, max_length, max_gib, onnx, force)
     with explain_write_errors(out, "--out"):
-        if source.endswith((".yaml", ".yml")):
-            found = import_partial_fc(Path(source), out, options)
-        else:
-            found = import_classifier(source, out, options)
+        found = import_classifier(source, out, options)
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))
     print(f"largest difference of a logit: {found.difference:.1e} of the largest logit")
     if found.num_renamed:

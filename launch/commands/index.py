@@ -14,7 +14,6 @@ from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     from serving.galleries.building import IndexResult
-    from serving.galleries.format import IndexInfo
 
 
 def index(
@@ -75,8 +74,7 @@ def index(
         model.self_check()
         with (
             explain_write_errors(out, "--out"),
-            progress("indexing", reads) as computing,
-            progress("writing", reads) as writing,
+            progress("indexing", reads) as report,
         ):
             done = index_collection(
                 model,
@@ -88,8 +86,7 @@ def index(
                 strict=strict,
                 force=force,
                 index=approximate,
-                computing=computing,
-                writing=writing,
+                report=report,
             )
     _print_result(out, done, reads, started)
 
@@ -113,16 +110,12 @@ def _print_result(out: Path, done: "IndexResult", reads: str, started: float) ->
             f"{seconds_since(started)}"
         )
     )
-    if done.info.index is not None:
-        _print_index(out, done.info.index)
-
-
-def _print_index(out: Path, index: "IndexInfo") -> None:
-    recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in index.recall.items())
-    use = "" if index.is_default else ", too low: searches are exact unless they set exact to false"
-    print(
-        printable(
-            f"{out}: approximate index of {index.num_lists:,} lists, of which a search reads "
-            f"{index.num_probes:,}; recall {recall}{use}"
+    if (index := done.info.index) is not None:
+        recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in index.recall.items())
+        use = "" if index.is_default else ", too low: by default, searches do not use the index"
+        print(
+            printable(
+                f"{out}: approximate index of {index.num_lists:,} lists, of which a search reads "
+                f"{index.num_probes:,}; recall {recall}{use}"
+            )
         )
-    )

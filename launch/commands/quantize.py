@@ -14,10 +14,9 @@ from launch.commands.calibrate import (
     LoaderProcesses,
     Recalls,
     SplitName,
-    check_promises,
     features_progress,
 )
-from launch.commands.export import print_kinds
+from launch.commands.export import check_promises, print_kinds
 from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 

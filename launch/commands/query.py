@@ -98,7 +98,11 @@ def query(
             "pass the URL of a server"
         )
     else:
-        _check_source(source)
+        if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
+            raise ValueError(
+                f"{source} is neither a folder nor a URL that starts with http:// or https://: "
+                f"pass http://{source}"
+            )
         found = _ask_bundle(Path(source), classes, top or _TOP, inputs, rule, allow_import or [])
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
@@ -106,32 +110,21 @@ def query(
         _print_table(found, inputs)
 
 
-def _check_source(source: str) -> None:
-    if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
-        raise ValueError(
-            f"{source} is neither a folder nor a URL that starts with http:// or https://: pass "
-            f"http://{source}"
-        )
-
-
 def _inputs(images: list[Path], text: list[str], texts: Path | None) -> Inputs:
     for image in images:
         if not image.is_file():
             raise FileNotFoundError(f"{image} is not a file: pass image files")
     if texts is not None:
-        text = text + _lines(texts)
+        content = _read(texts, "--texts")
+        if not content:
+            raise ValueError(f"{texts} is empty: write one text per line")
+        lines = content.removesuffix("\n").split(
+            "\n"
+        )  # not splitlines, which also splits at U+2028
+        text = text + [line.removesuffix("\r") for line in lines]
     if bool(images) == bool(text):
         raise ValueError("pass either image files, or texts with --text or --texts")
     return images or text
-
-
-def _lines(file: Path) -> list[str]:
-    lines = _read(file, "--texts").split("\n")
-    if not lines[-1]:
-        lines.pop()
-    if not lines:
-        raise ValueError(f"{file} is empty: write one text per line")
-    return [line.removesuffix("\r") for line in lines]
 
 
 def _read(file: Path, option: str) -> str:
@@ -161,10 +154,9 @@ def _ask_bundle(
     rule: dict[str, Any],
     allow_imports: list[str],
 ) -> "Answer | Classification":
-    from serving.answer import answer, make_query
+    from serving.answer import answer, classification, make_query, ranked
     from serving.client import joined
     from serving.model import Model
-    from serving.top_classes import classification, ranked
     from trainer.bundle.bundle import Bundle
 
     opened = Bundle.open(bundle)
@@ -209,7 +201,14 @@ def _ask_server(
 ) -> "Answer | Classification":
     from serving.client import Client, RejectedError
 
-    token = None if token_file is None else _token(token_file)
+    token = None
+    if token_file is not None:
+        # A token on the command line would be visible to all users of the machine.
+        lines = _read(token_file, "--token-file").splitlines()
+        tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not tokens:
+            raise ValueError(f"{token_file} contains no token: write one token per line")
+        token = tokens[0]
     with Client(url, token=token) as client:
         try:
             served = client.served()
@@ -221,17 +220,6 @@ def _ask_server(
         if classes:
             return client.query(classes, inputs, **rule, served=served)
         return client.classify(inputs, top=top, **rule, served=served)
-
-
-def _token(file: Path) -> str:
-    """Return the first token in a token file of `kway serve`.
-
-    A token on the command line would be visible to all users of the machine.
-    """
-    for line in _read(file, "--token-file").splitlines():
-        if line.strip() and not line.startswith("#"):
-            return line.strip()
-    raise ValueError(f"{file} contains no token: write one token per line")
 
 
 def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
@@ -278,71 +266,33 @@ def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
 
 def _in_words(threshold: "ClassThreshold") -> str:
     """Describe what a threshold promises, and its expected precision."""
-    name = threshold.class_name
+    name, source = threshold.class_name, threshold.threshold_source
     if threshold.reason is not None:
         return f"{name}: no verdict: {threshold.reason}"
-    if threshold.threshold_source == "override":
-        return (
-            f"{name}: threshold {threshold.threshold:.3f}, set by the operator of the server, not "
-            "guaranteed"
-        )
     if threshold.threshold is None:
         return f"{name}: no threshold for this recall: pass --threshold"
-    return (
-        f"{name}: threshold {threshold.threshold:.3f}, {_promise(threshold)}; "
-        f"{_precision(threshold)}"
-    )
-
-
-def _promise(threshold: "ClassThreshold") -> str:
+    what = f"{name}: threshold {threshold.threshold:.3f}"
+    if source == "override":
+        return f"{what}, set by the operator of the server, not guaranteed"
     recall = f"{threshold.recall or 0:.4g}"
-    match threshold.threshold_source:
-        case "guaranteed":
-            return (
-                f"guaranteed: at least {recall} of new samples of this class pass, with confidence "
-                f"{threshold.confidence:g} ({threshold.class_samples} validation samples)"
-            )
-        case "shrunk":
-            return (
-                "shrunk, not guaranteed: estimated from "
-                f"{threshold.class_samples} validation samples of this class and from similar "
-                f"classes; {_pass_rate(threshold)}"
-            )
-        case "pooled":
-            below = ""
-            if threshold.classes_below_recall is not None:
-                below = f"; {threshold.classes_below_recall:.1%} of the classes are below {recall}"
-            return f"pooled over all classes, not guaranteed: {_pass_rate(threshold)}{below}"
-    return (
-        f"not guaranteed: {recall} of the {threshold.class_samples} validation samples of this "
-        "class pass (the bundle was exported by an older version of kway)"
-    )
-
-
-def _pass_rate(threshold: "ClassThreshold") -> str:
-    if threshold.pass_rate_interval is None:
-        return "the fraction of new samples of this class that pass is unknown"
-    low, high = threshold.pass_rate_interval
-    estimate = "" if threshold.pass_rate is None else f"about {threshold.pass_rate:.2f}, "
-    return (
-        f"of new samples of this class, {estimate}between {low:.2f} and {high:.2f} pass "
-        f"(confidence {threshold.confidence:g})"
-    )
-
-
-def _precision(threshold: "ClassThreshold") -> str:
+    samples = f"{threshold.class_samples} validation samples of this class"
+    passes = f"of new samples of this class pass, with confidence {threshold.confidence or 0:g}"
+    if source == "guaranteed":
+        promise = f"guaranteed: at least {recall} {passes} ({samples})"
+    else:
+        origin = "pooled over all classes" if source == "pooled" else f"from {samples}"
+        promise = f"{origin}, not guaranteed"
+        if threshold.pass_rate_interval is not None:
+            low, high = threshold.pass_rate_interval
+            promise += f": between {low:.2f} and {high:.2f} {passes}"
+        if threshold.classes_below_recall is not None:
+            promise += f"; {threshold.classes_below_recall:.1%} of the classes are below {recall}"
     if threshold.expected_precision is None or threshold.expected_precision_interval is None:
-        reason = (
-            "the bundle was exported by an older version of kway"
-            if threshold.all_reached is None
-            else "no validation sample of this class"
-            if not threshold.class_samples
-            else "no validation sample reaches the threshold"
-        )
-        return f"expected precision unknown: {reason}"
+        unknown = "" if threshold.class_samples else ": no validation sample of this class"
+        return f"{what}, {promise}; expected precision unknown{unknown}"
     low, high = threshold.expected_precision_interval
     return (
-        f"expected precision {threshold.expected_precision:.2f} ({low:.2f} to {high:.2f}): "
-        f"{threshold.class_reached} of the {threshold.class_samples} samples of the class and "
-        f"{threshold.all_reached} samples of all classes reach the threshold"
+        f"{what}, {promise}; expected precision {threshold.expected_precision:.2f} ({low:.2f} to "
+        f"{high:.2f}), from {threshold.class_reached} samples of the class among "
+        f"{threshold.all_reached} samples that reach the threshold"
     )

@@ -7,7 +7,6 @@ import typer
 
 from data.messages import pluralize, printable
 from launch.output_path import check_writable, explain_write_errors
-from launch.terminal import progress
 
 
 def report(
@@ -22,13 +21,12 @@ def report(
     read.
     """
     from data.files import commit
-    from launch.report import read_runs, report_page
+    from launch.report.page import report_page
+    from launch.report.reading import read_runs
 
     found = read_runs(runs)
     check_writable(out, "--out")
-    with progress("drawing", "sections") as drawn:
-        page = report_page(found, drawn)
-    content = page.encode("utf-8", errors="backslashreplace")
+    content = report_page(found).encode("utf-8", errors="backslashreplace")
     with explain_write_errors(out, "--out"):
         commit(out, content)
     for run in found:

@@ -79,6 +79,8 @@ def serve(
         raise ValueError("--replicas requires Ray: pass --workers instead")
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
+    if no_ray and print_config:
+        raise ValueError("--print-config prints a config file for Ray: omit it, or --no-ray")
     if not no_ray and workers is not None:
         raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:

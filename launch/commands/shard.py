@@ -6,19 +6,23 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from data.messages import pluralize, printable
 from launch.options import RayAddress
 from launch.output_path import explain_write_errors
-from launch.terminal import progress, seconds_since, wide_console
+from launch.terminal import progress, seconds_since, table_cell
 
 if TYPE_CHECKING:
     from data.shards.manifest import Manifest
@@ -29,6 +33,13 @@ Workers = Annotated[
 Shards = Annotated[
     str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
 ]
+
+
+_ALL_CLASSES = 30  # up to this many classes, list every class
+_ENDS = 5  # with more classes, list this many of the largest and the smallest
+_BAR = 28
+_NUM_TEXTS, _NUM_IMAGES = 12, 48
+_OTHER_CHARACTERS = 10  # listed by `check` in addition to suspect ones
 
 
 class _Sources(TyperGroup):
@@ -56,42 +67,45 @@ app = typer.Typer(
 
 @app.command()
 def check(
-    shards: Annotated[str, typer.Argument(metavar="SHARDS", help="folder or URL of text shards")],
-    split: Annotated[str, typer.Option(help="split to check")] = "train",
-    texts: Annotated[
-        int,
-        typer.Option(min=40, help="maximum number of texts, half of which are used for training"),
-    ] = 100_000,
-    threshold: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="minimum drop in accuracy for a character to be suspect"),
-    ] = 0.02,
-    rows: Annotated[
-        int, typer.Option(min=0, help="number of characters to list in addition to suspect ones")
-    ] = 10,
+    shards: Shards,
+    split: Annotated[str, typer.Option(help="split of texts to check for leaks")] = "train",
     strict: Annotated[
-        bool, typer.Option("--strict", help="exit with code 2 if any character is suspect")
+        bool, typer.Option("--strict", help="exit with code 2 if a character is suspect")
     ] = False,
 ) -> None:
-    """Find characters that leak the label of a text, such as parts of emoji."""
+    """Count duplicates, and find characters that leak the label of texts."""
     from data.inspection.leaks import check_leaks
     from data.remote.config import folder_or_url
-    from launch.commands.shard_tables import leak_table
+    from data.shards.duplicates import find_duplicates
+    from data.shards.manifest import Manifest
 
     folder = folder_or_url(shards)
-    report = check_leaks(folder, split=split, limit=texts, threshold=threshold)
-    print(
-        f"{report.texts:,} texts: accuracy {report.accuracy:.3f} from single characters, "
-        f"{report.most_frequent:.3f} from the most frequent class alone"
-    )
-    wide_console(160).print(leak_table(report, rows))
-    found = ", ".join(leak.name for leak in report.suspects)
-    if not found:
+    is_text = Manifest.load(folder).modality == "text"
+    report = check_leaks(folder, split=split) if is_text else None
+    for found in find_duplicates(folder):
+        print(printable(f"duplicates: {found}"))
+    if report is None:
+        return
+    names = ("texts", "class", "precision", "lift", "gain", "suspect")
+    table = _table("characters by gain", "character", *names)
+    for leak in report.leaks[: len(report.suspects) + _OTHER_CHARACTERS]:
+        table.add_row(
+            leak.name,
+            f"{leak.texts:,}",
+            table_cell(leak.class_name),
+            f"{leak.precision:.2f}",
+            f"{leak.lift:.1f}",
+            f"{leak.gain:+.3f}",
+            leak.suspect or "",
+        )
+    Console().print(table)
+    suspects = ", ".join(leak.name for leak in report.suspects)
+    if not suspects:
         print(printable(f"{folder}: no character leaks the label"))
         return
-    print(printable(f"{folder}: suspect: {found}"))
+    print(printable(f"{folder}: suspect: {suspects}"))
     if strict:
-        error = f"error: {folder}: {found}: remove it from the texts and write the shards again"
+        error = f"error: {folder}: {suspects}: remove it from the texts and write the shards again"
         print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 
@@ -102,35 +116,22 @@ def verify(
     decode: Annotated[
         bool, typer.Option("--decode", help="also decode every image, which is slower")
     ] = False,
-    name_all: Annotated[
-        bool,
-        typer.Option("--all", help="list every damaged sample instead of at most 10 per shard"),
-    ] = False,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
     """Read every byte and list all damage. Exits with code 2 if anything is damaged."""
-    from data.inspection.verify import NAMED_PER_SHARD, damages, recorded_losses
+    from data.inspection.verify import damages, recorded_losses
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
     folder = folder_or_url(shards)
     started = time.monotonic()
-    # Another process may append a generation in the meantime.
     manifest = Manifest.read(folder)
     kinds: Counter[str] = Counter()
     with connected(workers, ray), progress("verifying") as report:
-        named = None if name_all else NAMED_PER_SHARD
-        checked = damages(
-            folder,
-            report,
-            manifest=manifest,
-            decode=decode,
-            named=named,
-            workers=workers,
-            ray=ray,
+        found = list(
+            damages(folder, report, manifest=manifest, decode=decode, workers=workers, ray=ray)
         )
-        found = list(checked)
     for damage in found:
         print(printable(f"damaged: {damage.line}"), file=sys.stderr)
         kinds[damage.kind] += damage.count
@@ -159,30 +160,21 @@ def show(
     split: Annotated[
         str | None, typer.Option(help="split to show examples from; default: the first split")
     ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, max=1000, help="number of examples; default: 48 images or 12 texts"),
-    ] = None,
     sheet: Annotated[
         Path | None,
         typer.Option(
             "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
         ),
     ] = None,
-    generation: Annotated[
-        int | None,
-        typer.Option(min=1, help="generation of the shards to show; default: the newest"),
-    ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
-    from data.inspection.contents import contents, open_all
+    from data.inspection.contents import contents, open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
-    from launch.commands.shard_tables import class_table, split_table, text_table
 
     folder = folder_or_url(shards)
-    manifest = Manifest.load(folder, generation=generation)
+    manifest = Manifest.load(folder)
     if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
         is_png = sheet.suffix.lower() == ".png"
         why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
@@ -190,22 +182,83 @@ def show(
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
         splits = contents(folder, manifest)
-        console.print(split_table(folder, manifest, splits))
-        console.print(class_table(manifest, splits))
+        kind = "texts" if manifest.modality == "text" else "images"
+        sources = ", ".join(dict.fromkeys(source.kind for source in manifest.sources))
+        title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {sources}"
+        table = _table(title, "split", "samples", "classes", "shards", "MB", "bytes/sample")
+        for one in splits:
+            no_class = f" ({one.no_class:,} without a class)" if one.no_class else ""
+            table.add_row(
+                table_cell(one.name),
+                f"{one.samples:,}{no_class}",
+                f"{np.count_nonzero(one.counts):,}",
+                f"{one.shards:,}",
+                f"{one.bytes / 1e6:,.1f}",
+                f"{one.bytes / one.samples:,.0f}",
+            )
+        console.print(table)
+        counts = np.sum([one.counts for one in splits], axis=0)
+        console.print(_class_table([info.name for info in manifest.classes], counts))
         if (size := hierarchy_size(folder, manifest)) is not None:
             print(f"hierarchy: {size}")
-        if manifest.earlier:
-            for one in manifest.generations:
-                origin = f"generation {one.generation}, from {one.source.kind}"
-                print(printable(f"{origin}: {summary(one)}"))
         if manifest.modality == "text":
-            console.print(text_table(opened, samples or 12))
+            table = _table(f"texts of {opened.name}")
+            for name, text in texts(opened, _NUM_TEXTS):
+                table.add_row(table_cell(name), table_cell(text, 200))
+            console.print(table)
         if sheet is not None:
             from data.inspection.contact_sheet import contact_sheet
 
             with explain_write_errors(sheet, "--contact-sheet"):
-                contact_sheet(opened, samples or 48).save(sheet, "PNG")
+                contact_sheet(opened, _NUM_IMAGES).save(sheet, "PNG")
             print(printable(f"{sheet}: {opened.name}"))
+
+
+def _class_table(names: Sequence[str], counts: np.ndarray) -> Table:
+    """Return a table of the samples per class.
+
+    With many classes, it shows a histogram and only the largest and smallest classes.
+    """
+    from data.inspection.contents import histogram
+
+    table = _table("samples per class")
+
+    def add(rows: Sequence[tuple[Text, int, str]]) -> None:
+        longest = max(1, *(number for _, number, _ in rows))
+        for first, number, shown in rows:
+            table.add_row(first, shown, "█" * -(-number * _BAR // longest))
+
+    def rows_of(labels: np.ndarray) -> list[tuple[Text, int, str]]:
+        return [(table_cell(names[j]), counts[j], f"{counts[j]:,}") for j in labels.tolist()]
+
+    if len(counts) <= _ALL_CLASSES:
+        add(rows_of(np.arange(len(counts))))
+        return table
+    bins = []
+    for part in histogram(counts):
+        span = f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
+        samples = f"{span} sample{'s' if part.high != 1 else ''}"
+        classes = f"{part.classes:,} class{'es' if part.classes != 1 else ''}"
+        bins.append((Text(samples), part.classes, classes))
+    add(bins)
+    table.add_section()
+    order = np.argsort(-counts, kind="stable")
+    add(rows_of(np.r_[order[:_ENDS], order[-_ENDS:]]))
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(
+        title=Text(printable(title)),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        show_header=bool(columns),
+    )
+    for name in columns:
+        table.add_column(name, justify="left" if name == columns[0] else "right")
+    return table
 
 
 @app.command()
@@ -236,16 +289,16 @@ def index(
         str | None,
         typer.Option(help="extension of the images or texts, if there are several candidates"),
     ] = None,
+    label_from: Annotated[
+        str | None,
+        typer.Option(metavar="EXT", help="extension of the labels; default: cls, otherwise json"),
+    ] = None,
     label_field: Annotated[
-        str, typer.Option(help="field of KEY.json that contains the label, if there is no KEY.cls")
+        str, typer.Option(help="field of a .json label that contains the class")
     ] = "label",
     expect: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|FILE.json",
-            help="expected number of samples, or a JSON file with the number for each tar, such as "
-            '{"a.tar": 1000}; a mismatch is an error',
-        ),
+        int | None,
+        typer.Option(min=1, help="expected number of samples; a mismatch is an error"),
     ] = None,
     skip_bad: Annotated[
         bool,
@@ -256,7 +309,6 @@ def index(
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
     from data.tars.indexing import index_shards
-    from data.tars.listing import ExpectedSamples
     from data.tars.samples import NAMED
 
     started = time.monotonic()
@@ -268,8 +320,9 @@ def index(
             classes=classes,
             splits=[_named_glob(text) for text in split or []],
             sample=sample,
+            label=label_from,
             label_field=label_field,
-            expected=None if expect is None else ExpectedSamples.parse(expect),
+            expected=expect,
             skip_bad=skip_bad,
             workers=workers,
             ray=ray,

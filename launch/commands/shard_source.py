@@ -3,11 +3,8 @@
 Options, bounds and help come from the fields and the docstring of the class (`launch/options.py`).
 """
 
-import hashlib
 import inspect
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -19,13 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.main import get_command
 
-from data.messages import pluralize, printable, silent
+from data.messages import pluralize, printable
 from data.remote.config import is_url
-from data.remote.input_path import input_path
 from data.shards.duplicates import find_duplicates
-from data.shards.writing.append import append_shards, appendable
-from data.shards.writing.output import OutputFolder, output_folder
+from data.shards.writing.output import OutputFolder
 from data.sources import SOURCES, CommandSource, Source
+from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
 from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
@@ -45,35 +41,13 @@ Vectors = Annotated[
         ".gz), or .npz or .safetensors with names"
     ),
 ]
-DropDuplicates = Annotated[
-    bool,
-    typer.Option(
-        "--drop-duplicates",
-        help="remove training samples that are byte-identical to a sample of another split",
-    ),
-]
 Out = Annotated[
-    str | None,
+    str,
     typer.Option(
         "--out",
         "-o",
         metavar="FOLDER|URL",
-        help="output folder, or its URL, such as s3://bucket/shards; required without --preview",
-    ),
-]
-Append = Annotated[
-    bool,
-    typer.Option(
-        "--append",
-        help="add the samples to the existing shards in --out, as a new generation; --out must "
-        "contain finished shards",
-    ),
-]
-Preview = Annotated[
-    bool,
-    typer.Option(
-        "--preview",
-        help="print the splits, classes, examples and ignored files, and write nothing",
+        help="output folder, or its URL, such as s3://bucket/shards",
     ),
 ]
 SAMPLES_PER_SHARD = 10_000
@@ -81,13 +55,11 @@ PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples pe
 
 
 def source_commands() -> dict[str, Any]:
-    """Map names to commands. Sources that only read folders for another source are omitted."""
+    """Map names to commands."""
     app = typer.Typer()
-    replacements = {source_class.for_folder for source_class in SOURCES.values()}
     for kind, source_class in SOURCES.items():
-        if source_class not in replacements:
-            add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
-            add(_command(source_class))
+        add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
+        add(_command(source_class))
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     return commands
 
@@ -103,36 +75,24 @@ def _epilog(source_class: type[CommandSource]) -> str:
 
 
 def _command(source_class: type[CommandSource]) -> Callable[..., None]:
-    without = () if source_class.compares_splits else ("drop_duplicates",)
-    return with_options(partial(_shard, source_class), _all_options(source_class), without=without)
+    return with_options(partial(_shard, source_class), options_of(source_class))
 
 
 def _shard(
     source_class: type[CommandSource],
     given: Given,
-    out: Out = None,
-    append: Append = False,
-    preview: Preview = False,
-    drop_duplicates: DropDuplicates = False,
+    out: Out,
     vectors: Vectors = None,
     samples_per_shard: PerShard = SAMPLES_PER_SHARD,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    source_class = _reader_of(source_class, given)
-    if preview:
-        with connected(workers, ray):
-            _preview(source_class, given, workers, ray, vectors, drop_duplicates=drop_duplicates)
-        return
-    if out is None:
-        raise ValueError("-o/--out is missing: pass an output folder, or --preview")
-    output = output_folder(out)
-    output.check_outside_sets()
-    if append:
-        appendable(output.folder)  # report an unsuitable folder before reading the source
+    output = OutputFolder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, _work(output), workers, ray, report)
+        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
+        if (line := source.announcement()) is not None:
+            print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
             _print_notes(source)
@@ -145,8 +105,6 @@ def _shard(
                 samples_per_shard=samples_per_shard,
                 workers=workers,
                 ray=ray,
-                drop_duplicates=drop_duplicates,
-                append=append,
                 vectors=with_vectors,
                 notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
@@ -157,68 +115,6 @@ def _shard(
         source.clean_up()
     if source.compares_splits:
         _print_duplicates(output.folder)
-
-
-def _work(output: OutputFolder) -> Path:
-    """Return the local folder for the result of a first pass."""
-    folder = output.folder
-    if isinstance(folder, Path):
-        folder = Path(os.path.abspath(folder))  # `.` has no name
-        return folder.with_name(f"{folder.name}.first-pass")
-    # Folders in different buckets may have the same name.
-    digest = hashlib.sha256(folder.encode()).hexdigest()[:8]
-    return Path(f"{folder.rpartition('/')[2]}-{digest}.first-pass")
-
-
-def _preview(
-    source_class: type[CommandSource],
-    given: Given,
-    workers: int | None,
-    ray: str | None,
-    vectors: Path | None,
-    *,
-    drop_duplicates: bool,
-) -> None:
-    """Print what would be written. The result of a first pass is stored in a temporary folder."""
-    from launch.commands.shard_preview import print_preview
-
-    with tempfile.TemporaryDirectory(prefix="kway-preview-") as folder:
-        source = _source(source_class, given, Path(folder) / "first-pass", workers, ray, silent)
-        with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        print_preview(source, vectors=with_vectors, drop_duplicates=drop_duplicates)
-
-
-def _all_options(source_class: type[CommandSource]) -> dict[str, Any]:
-    """Return the options of the source and, if it has one, of its replacement for folders."""
-    options = options_of(source_class)
-    if (instead := source_class.for_folder) is None:
-        return options
-    return {**{n: o for n, o in options_of(instead).items() if n != "folder"}, **options}
-
-
-def _reader_of(source_class: type[CommandSource], given: Given) -> type[CommandSource]:
-    """Return the class that reads the input: `source_class` or its replacement for folders.
-
-    Raises ValueError if options of the other class are given.
-    """
-    instead = source_class.for_folder
-    if instead is None:
-        return source_class
-    files = [input_path(text) for text in given["files"]]
-    if len(files) == 1 and files[0].is_dir():
-        why = f"only for {source_class.reads}, but {files[0]} is {instead.reads}"
-        given["folder"] = given.pop("files")[0]
-        _reject(given, source_class, instead, why)
-        return instead
-    _reject(given, instead, source_class, f"only for {instead.reads}, not for {source_class.reads}")
-    return source_class
-
-
-def _reject(given: Given, other: type, chosen: type, why: str) -> None:
-    options = options_of(other)
-    names = sorted(options[name].names for name in given.keys() - options_of(chosen).keys())
-    if names:
-        raise ValueError(f"{', '.join(names)}: {why}")
 
 
 def _source(
@@ -262,7 +158,7 @@ def _print_duplicates(out: Path | str) -> None:
         if split.in_training or split.repeated:
             print(printable(f"duplicates: {split}"))
     if any(split.in_training for split in found):
-        print("to remove them from training, pass --drop-duplicates and another --out")
+        print("to train without them, delete the copies in the input and pass another --out")
 
 
 def write(
@@ -272,13 +168,11 @@ def write(
     samples_per_shard: int = SAMPLES_PER_SHARD,
     workers: int | None = None,
     ray: str | None = None,
-    drop_duplicates: bool = False,
-    append: bool = False,
     vectors: WithLabelVectors | None = None,
     notes: Callable[[], Iterable[str]] = tuple,
     ignored: Sequence["Skipped"] = (),
 ) -> None:
-    """Write the shards of `source`, or append them to those in `out`, and print a summary.
+    """Write the shards of `source`, and print a summary.
 
     vectors: `source` with label vectors from a file instead of its own. notes: a function that is
     called after writing and returns lines to print. ignored: files that the source does not read.
@@ -288,13 +182,12 @@ def write(
     started = time.monotonic()
     explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")
     with progress("writing") as report, explained:
-        written = (append_shards if append else write_shards)(
+        written = write_shards(
             vectors or source,
             out,
             samples_per_shard=samples_per_shard,
             workers=workers,
             ray=ray,
-            drop_duplicates=drop_duplicates,
             ignored=ignored,
             report=report,
         )
@@ -304,11 +197,10 @@ def write(
     if written.repaired is not None:
         repaired = pluralize(written.num_repaired, "sample")
         print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
-    generation = f", generation {manifest.generation}" if manifest.earlier else ""
     if written.complete_before:
-        print(printable(f"{out} is already complete{generation}: {summary(manifest)}"))
+        print(printable(f"{out} is already complete: {summary(manifest)}"))
         return
-    of_vectors = vectors.notes() if vectors is not None and not append else written.notes
+    of_vectors = () if vectors is None else vectors.notes()
     for note in chain(notes(), of_vectors):
         print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
@@ -316,7 +208,4 @@ def write(
     if written.num_skipped:
         bad = pluralize(written.num_skipped, f"bad {manifest.modality}")
         print(f"warning: skipped {bad}", file=sys.stderr)
-    if written.duplicates:
-        duplicates = pluralize(written.duplicates, "duplicate")
-        print(f"removed from training: {duplicates} of samples in other splits")
-    print(printable(f"{out}{generation}: {summary(manifest)}, {seconds_since(started)}"))
+    print(printable(f"{out}: {summary(manifest)}, {seconds_since(started)}"))

@@ -3,17 +3,12 @@
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from data.messages import pluralize, printable
-from launch.terminal import progress, seconds_since, table_cell, wide_console
-
-if TYPE_CHECKING:
-    from data.text.tokenizer_training import TrainedTokenizer
-
-_SHOWN = 80  # characters of an example
+from launch.terminal import progress, seconds_since
 
 
 def tokenizer(
@@ -64,21 +59,8 @@ def tokenizer(
         print(printable(f"skipped: {line}"), file=sys.stderr)
     if trained.problems.count:
         print(f"warning: skipped {pluralize(trained.problems.count, 'bad text')}", file=sys.stderr)
-    _print_examples(trained)
     print(
         f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
         f"on {pluralize(trained.held_out, 'held-out text')}: {trained.tokens_per_text:.1f} tokens "
         f"per text, {trained.unknown:.3%} unknown; {seconds_since(started)}"
     )
-
-
-def _print_examples(trained: "TrainedTokenizer") -> None:
-    from rich.table import Table
-
-    table = Table("script", "text", "tokens")
-    for example in trained.examples:
-        tokens = " ".join(example.tokens)
-        table.add_row(
-            example.script, table_cell(example.text, _SHOWN), table_cell(tokens, 10 * _SHOWN)
-        )
-    wide_console(160).print(table)

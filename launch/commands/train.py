@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,77 +11,30 @@ from typing import Annotated
 import typer
 
 from data.processes import handled_signals
-from launch.options import AllowImport
-from launch.ranks.placement import LAST_PORT, SHUTDOWN_SECONDS, Placement, parse_conf, parse_nodes
+from launch.options import AllowImport, Given, build, options_of, with_options
+from launch.ranks.placement import LAST_PORT, Placement, contradicting_variables, parse_nodes
 from launch.shipped import RECIPE, shipped_recipes
 from launch.terminal import wide_console
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import STOP_SIGNALS
 
-_MACHINES = "Several machines (as in torchrun)"
-
 
 def train(
-    context: typer.Context,
+    given: Given,
     recipe: Annotated[Path | None, RECIPE] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
     ] = None,
     nproc: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="number of processes per machine; default: one per GPU, or one without GPUs"
-        ),
-    ] = None,
-    max_restarts: Annotated[
-        int, typer.Option(min=0, help="maximum number of restarts after a retryable failure")
-    ] = 0,
-    shutdown_timeout: Annotated[
-        int,
-        typer.Option(min=0, help="time in seconds for the ranks to save after a stop signal"),
-    ] = SHUTDOWN_SECONDS,
-    nnodes: Annotated[
-        str,
-        typer.Option(metavar="N|MIN:MAX", help="number of machines", rich_help_panel=_MACHINES),
-    ] = "1",
-    rdzv_endpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="address of the rendezvous", rich_help_panel=_MACHINES
+            metavar="N|auto|gpu|cpu",
+            help="number of processes per machine, as in torchrun; default: one per GPU, or one "
+            "without GPUs",
         ),
     ] = None,
-    rdzv_id: Annotated[
-        str | None,
-        typer.Option(help="name of the run in the rendezvous", rich_help_panel=_MACHINES),
-    ] = None,
-    rdzv_conf: Annotated[
-        str,
-        typer.Option(
-            metavar="KEY=VALUE,…",
-            help="is_host=0|1, join_timeout=S, last_call_timeout=S, …",
-            rich_help_panel=_MACHINES,
-        ),
-    ] = "",
-    local_addr: Annotated[
-        str | None, typer.Option(help="address of this machine", rich_help_panel=_MACHINES)
-    ] = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="rank of this machine (used with --master-addr)", rich_help_panel=_MACHINES
-        ),
-    ] = None,
-    master_addr: Annotated[
-        str | None,
-        typer.Option(
-            help="host of a static rendezvous, which does not support restarts",
-            rich_help_panel=_MACHINES,
-        ),
-    ] = None,
-    master_port: Annotated[
-        int, typer.Option(help="port of --master-addr", rich_help_panel=_MACHINES)
-    ] = 29500,
+    nnodes: Annotated[str, typer.Option(metavar="N|MIN:MAX", help="number of machines")] = "1",
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the resolved recipe and exit")
     ] = False,
@@ -101,7 +55,7 @@ def train(
     (run the command again), 130 interrupted, 128 + n if signal n killed a rank.
     """
     if recipe is None:
-        _show_recipes(context)
+        _show_recipes()
         raise typer.Exit(BAD_INPUT)
     with _nothing_to_save():  # the imports below include torch and take seconds
         from launch.recipe_inputs import check_inputs
@@ -112,20 +66,19 @@ def train(
             print(dump_recipe(resolved), end="")
             return
         least, most = parse_nodes(nnodes)
-        placement = Placement(
-            num_processes=nproc or _num_devices(),
+        placement = build(
+            Placement,
+            given,
+            num_processes=num_processes(nproc),
             min_nodes=least,
             max_nodes=most,
-            rdzv_endpoint=rdzv_endpoint,
-            rdzv_id=rdzv_id,
-            rdzv_conf=parse_conf(rdzv_conf),
-            local_addr=local_addr,
-            node_rank=node_rank,
-            master_addr=master_addr,
-            master_port=master_port,
-            max_restarts=max_restarts,
-            shutdown_seconds=shutdown_timeout,
         )
+        if contradicting := contradicting_variables(placement, os.environ):
+            print(
+                f"warning: kway train does not read {', '.join(contradicting)}, which contradicts "
+                "its options: pass the value as an option, or unset the variable",
+                file=sys.stderr,
+            )
         _check_ports(resolved.telemetry.port, placement.num_processes)
         check_inputs(resolved, recipe)  # here: the ranks of a large run take a minute to fail
         from launch.ranks.run import run_ranks
@@ -141,13 +94,13 @@ def train(
     raise typer.Exit(code)
 
 
-def _show_recipes(context: typer.Context) -> None:
+def _show_recipes() -> None:
     from rich.table import Table
 
     table = Table("shipped recipe", "description")
     for name, description in shipped_recipes().items():
         table.add_row(name, description)
-    print(f"{context.get_usage()}\n")
+    print("Usage: kway train [OPTIONS] RECIPE [KEY=VALUE]...\n")
     wide_console(140).print(table)
     print("kway train --help lists the options.")
 
@@ -176,7 +129,19 @@ def _check_ports(first: int | None, num_processes: int) -> None:
         )
 
 
-def _num_devices() -> int:
+def num_processes(text: str | None) -> int:
+    """Return the number that `--nproc` selects, as `torchrun --nproc-per-node` does, but at least
+    one process per GPU or a single one by default."""
+    if text is not None and text.isdecimal() and int(text):
+        return int(text)
+    if text not in (None, "auto", "gpu", "cpu"):
+        raise ValueError(f"--nproc is {text}: pass a number of at least 1, auto, gpu or cpu")
     import torch
 
-    return max(1, torch.cuda.device_count())
+    num_gpus, num_cpus = torch.cuda.device_count(), os.cpu_count() or 1
+    if text == "gpu" and not num_gpus:
+        raise ValueError("--nproc is gpu, but torch finds no GPU: run kway doctor, or pass cpu")
+    return num_cpus if text == "cpu" else num_gpus or (num_cpus if text == "auto" else 1)
+
+
+command = with_options(train, options_of(Placement))

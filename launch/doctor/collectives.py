@@ -1,134 +1,96 @@
-"""The collectives that kway uses, run by ranks in separate processes."""
+"""Runs the collectives that kway uses between ranks on this machine, and checks their results.
 
-import json
-import re
-import socket
+torchrun runs this module as each rank: `python -m launch.doctor.collectives BACKEND`. A rank that
+fails and, after success, rank 0 print one line that starts with `found: `.
+"""
+
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from datetime import timedelta
 
-from launch.doctor.check import Finding, Workload, error, in_gib, ok, warning
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-# Longer than the timeout of a collective, 10 s (`rank.py`), because importing torch can also take
-# a long time, especially with a cold page cache.
-_TIMEOUT_SECONDS = 60
-_LONGEST = 160
+# The timeout of a collective, and of all of them including the imports of the ranks.
+_SECONDS, _TOTAL_SECONDS = 10, 90
+_LARGE = 4 << 20  # float32 numbers, 16 MiB
+_MARK = "found: "
 
 
-@dataclass(frozen=True)
-class _Rank:
-    process: "subprocess.Popen[bytes]"
-    stdout: Path
-    stderr: Path
-
-    def completed(self) -> dict[str, dict[str, Any]]:
-        """Map the names of the collectives that the rank has completed to its records, in order."""
-        lines = self.stdout.read_text(encoding="utf-8").splitlines()
-        return {record["done"]: record for record in map(json.loads, lines)}
-
-    def last_error(self) -> str:
-        """Return the last line of the rank's traceback, shortened."""
-        lines = self.stderr.read_text(errors="replace").strip().splitlines()
-        last = (lines or ["no error message"])[-1]
-        return re.sub(r"\[enforce fail at [^]]*\] ", "", last)[:_LONGEST]
-
-
-def gloo(workload: Workload) -> Iterator[Finding]:
-    """Check every collective on the CPU, with gloo."""
-    yield smoke_test("gloo", workload.ranks)
-
-
-def nccl(workload: Workload) -> Iterator[Finding]:
-    """Check every collective on the GPUs, with NCCL and one rank per GPU."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return
-    count = torch.cuda.device_count()
-    if count == 1:
-        # NCCL does not support two ranks on one device.
-        finding = smoke_test("nccl", 1)
-        if finding.level == "ok":
-            finding = ok("NCCL", f"{finding.found}; with one GPU, no data is exchanged")
-        yield finding
-    else:
-        yield smoke_test("nccl", count)
-
-
-def smoke_test(backend: str, size: int, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Finding:
-    """Run every collective on `size` ranks. If one fails or hangs, the finding names it."""
-    import torch.distributed as dist
-
-    topic = {"gloo": "gloo", "nccl": "NCCL"}[backend]
-    started = time.monotonic()
-    with ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        port = listener.getsockname()[1]
-        # Pass the listening socket to the store, so that no other process can take the port.
-        store = dist.TCPStore(
-            "127.0.0.1",
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
+def run_collectives(backend: str, size: int) -> tuple[bool, str]:
+    """Run every collective on `size` ranks. Returns whether all are correct, and a line that
+    contains the rate or names the collective that failed."""
+    module = ["-m", "launch.doctor.collectives", backend]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", *launcher, *module],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TOTAL_SECONDS,
+            env={**os.environ, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
         )
-        folder = Path(stack.enter_context(TemporaryDirectory()))
-        ranks = [_start(stack, folder, backend, rank, size, store.port) for rank in range(size)]
-        _wait(ranks, started + timeout_seconds)
-        seconds = time.monotonic() - started
-        return _verdict(topic, ranks, seconds)
+    except subprocess.TimeoutExpired:
+        return False, f"no result within {_TOTAL_SECONDS} s"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(_MARK)]
+    # If a rank fails, the others report only that they lost it.
+    line = (
+        lines[0].removeprefix(_MARK) if lines else (done.stderr.splitlines() or ["no output"])[-1]
+    )
+    return done.returncode == 0, line
 
 
-def _start(stack: ExitStack, folder: Path, backend: str, rank: int, size: int, port: int) -> _Rank:
-    stdout, stderr = folder / f"{rank}.out", folder / f"{rank}.err"
-    command = [sys.executable, "-P", "-m", "launch.doctor.rank"]
-    arguments = [str(port), str(rank), str(size), backend]
-    with stdout.open("wb") as out, stderr.open("wb") as err:
-        process = subprocess.Popen([*command, *arguments], stdout=out, stderr=err)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return _Rank(process, stdout, stderr)
+def main() -> None:
+    """One rank: run each collective on float32 and bfloat16, and check the results."""
+    backend, rank, size = sys.argv[1], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    name = "init_process_group"
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(device)
+        dist.init_process_group(backend, timeout=timedelta(seconds=_SECONDS))
+        numbers = torch.arange(size, device=device)
+        for dtype in (torch.float32, torch.bfloat16):
+            mine = torch.full((3,), float(rank), dtype=dtype, device=device)
+            name = "broadcast"
+            dist.broadcast(copy := mine.clone(), src=size - 1)
+            _check(copy, torch.full((3,), size - 1.0))
+            name = "all_reduce"
+            dist.all_reduce(copy := mine.clone())
+            _check(copy, torch.full((3,), size * (size - 1) / 2))
+            name = "all_gather"
+            dist.all_gather_single(gathered := mine.repeat(size), mine)
+            _check(gathered, numbers.repeat_interleave(3))
+            name = "reduce_scatter"
+            dist.reduce_scatter_single(mine, gathered)
+            _check(mine, torch.full((3,), float(rank * size)))
+        name = "barrier"
+        dist.barrier()
+        name = "all_reduce of 16 MiB"
+        large, times = torch.ones(_LARGE, device=device), []
+        for _ in range(3):
+            started = time.perf_counter()
+            dist.all_reduce(large)
+            large[0].item()  # wait for the GPU
+            times.append(time.perf_counter() - started)
+    except (RuntimeError, ValueError) as error:
+        print(f"{_MARK}rank {rank}, {name}: {' '.join(str(error).split())[:160]}", flush=True)
+        os._exit(1)
+    if rank == 0:
+        rate = 4 * _LARGE / min(times) / 2**30
+        print(f"{_MARK}all collectives are correct; all_reduce {rate:.1f} GiB/s", flush=True)
+    # Skip gloo's shutdown, which sometimes aborts the process if a peer has already exited.
+    os._exit(0)
 
 
-def _wait(ranks: list[_Rank], deadline: float) -> None:
-    """Wait until all ranks have exited, one has failed, or the deadline has passed."""
-    while time.monotonic() < deadline:
-        codes = [rank.process.poll() for rank in ranks]
-        if None not in codes or any(codes):
-            return
-        time.sleep(0.05)
+def _check(found: Tensor, expected: Tensor) -> None:
+    if not torch.equal(found.double().cpu(), expected.double().cpu()):
+        raise RuntimeError(f"returned {found.tolist()} instead of {expected.tolist()}")
 
 
-def _verdict(topic: str, ranks: list[_Rank], seconds: float) -> Finding:
-    from launch.doctor.rank import names
-
-    expected = list(names())
-    for number, rank in enumerate(ranks):
-        done = rank.completed()
-        code = rank.process.poll()
-        if code == 0:
-            continue
-        missing = next((name for name in expected if name not in done), "speed test")
-        at = f"rank {number} of {len(ranks)}, {missing}" if done else f"rank {number}, startup"
-        what = "hangs" if code is None else rank.last_error()
-        if code is None and any(other.process.poll() not in (None, 0) for other in ranks):
-            continue  # blocked by the rank that failed
-        return error(topic, f"{at}: {what}", _remedy(topic))
-    speed = ranks[0].completed()["speed"]["bytes_per_second"]
-    line = f"{len(ranks)} ranks: all {len(expected)} collectives passed in {seconds:.1f} s"
-    line += f"; all_reduce {in_gib(speed)}/s"
-    if topic == "NCCL" and len(ranks) > 1 and speed < 1 << 30:
-        return warning(topic, line, "slow for GPUs: check peer access and run with NCCL_DEBUG=INFO")
-    return ok(topic, line)
-
-
-def _remedy(topic: str) -> str:
-    if topic == "gloo":
-        return "set GLOO_SOCKET_IFNAME to an interface that is up (lo for a single machine)"
-    return "run again with NCCL_DEBUG=WARN; try NCCL_P2P_DISABLE=1 or NCCL_SHM_DISABLE=1"
+if __name__ == "__main__":
+    main()

@@ -5,12 +5,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.option import Option
 
 # k8s/ is next to the packages both in a checkout and in an installation.
 FOLDER = Path(__file__).parents[2] / "k8s"
@@ -25,17 +28,21 @@ YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of any overlay.
+    """Settings of any overlay. The fields define options of `kway k8s render`."""
 
-    image: NAME:TAG or NAME@sha256:DIGEST; None: the image of the manifests, or its CUDA variant for
-    pods with GPUs. namespace: None for kubectl's. storage_class: None for the cluster's default.
-    has_claims: False to omit the PersistentVolumeClaims, for example because they already exist.
-    """
-
-    image: str | None = None
-    namespace: str | None = None
-    storage_class: str | None = None
-    has_claims: bool = True
+    image: Annotated[str | None, Option(metavar="NAME:TAG")] = Field(
+        default=None,
+        description="container image; default: the overlay's image, or its CUDA variant for GPUs",
+    )
+    namespace: str | None = Field(
+        default=None, description="namespace; default: the namespace of kubectl's context"
+    )
+    storage_class: Annotated[str | None, Option(metavar="NAME")] = Field(
+        default=None, description="storage class of the claims; default: the cluster's default"
+    )
+    has_claims: Annotated[bool, Option("--claims/--no-claims")] = Field(
+        default=True, description="also print the PersistentVolumeClaims"
+    )
 
 
 @contextmanager

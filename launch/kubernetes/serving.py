@@ -6,10 +6,13 @@ what depends on the kind, the gateway, and the settings of all overlays.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.option import Argument, Option, Supplied
 from launch.kubernetes.kustomize import (
     GPU,
     Settings,
@@ -34,33 +37,70 @@ _WORKERS = f"{_RAY}/workerGroupSpecs/0"
 
 @dataclass(frozen=True)
 class Server:
-    """A bundle and how to serve it.
+    """A bundle and how to serve it. The fields define options of `kway k8s render serving`.
 
-    is_in_image: the bundle is part of the image instead of being on the claim. replicas: minimum
-    and maximum number of copies of the model, each with `cpus` and `memory`. requires_tokens:
-    whether clients must send one of the tokens in the Secret kway-tokens. token_file: file to
-    create it from; None: it already exists. has_surge: whether an upgrade may start more pods than
-    replicas. host: DNS name for clients outside the cluster; None: they cannot reach the server.
-    tls_secret: Secret with the certificate. has_limits: add the limits of Envoy Gateway.
+    replicas: minimum and maximum number of copies of the model, one per pod.
     """
 
-    bundle: Path
-    kind: Kind = "deployment"
-    replicas: tuple[int, int] = (2, 4)
-    device: Literal["cpu", "cuda"] = "cpu"
-    cpus: int = 2
-    memory: str | None = None
-    is_in_image: bool = False
-    requires_tokens: bool = True
-    token_file: Path | None = None
-    has_grpc: bool = False
-    has_surge: bool = True
-    has_incremental_upgrade: bool = False
-    allow_imports: tuple[str, ...] = ()
-    host: str | None = None
-    gateway_class: str = "envoy-gateway"
-    tls_secret: str = "kway-tls"
-    has_limits: bool = True
+    bundle: Annotated[Path, Argument(metavar="BUNDLE")] = Field(
+        description="bundle folder: bundles/NAME, which the pods read from the claim `bundles`"
+    )
+    kind: Kind = Field(
+        default="deployment",
+        description="deployment: pods of `kway serve`; rayservice: a Ray cluster (KubeRay); "
+        "kserve: an InferenceService",
+    )
+    replicas: Annotated[tuple[int, int], Supplied()] = (2, 4)
+    device: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="cuda: one GPU for each copy of the model"
+    )
+    cpus: int = Field(default=2, ge=1, description="CPU cores for each copy of the model")
+    memory: Annotated[str | None, Option(metavar="QUANTITY")] = Field(
+        default=None,
+        description="memory for each copy of the model, such as 6Gi; default: 4Gi, or 8Gi for a "
+        "rayservice",
+    )
+    is_in_image: Annotated[bool, Option("--in-image")] = Field(
+        default=False,
+        description="the image contains the bundle, at /usr/share/kway/NAME; no claim is required",
+    )
+    requires_tokens: Annotated[bool, Option("--no-tokens", flag=False)] = Field(
+        default=True, description="do not require tokens from clients"
+    )
+    token_file: Annotated[Path | None, Option(metavar="FILE")] = Field(
+        default=None,
+        description="also print the Secret kway-tokens with the tokens in this file; default: the "
+        "Secret must already exist",
+    )
+    has_grpc: Annotated[bool, Option("--grpc")] = Field(
+        default=False, description="also serve the Open Inference Protocol over gRPC"
+    )
+    has_surge: Annotated[bool, Option("--surge/--no-surge")] = Field(
+        default=True,
+        description="no surge: an upgrade needs no room for more pods. A deployment stops one pod "
+        "before it starts the next; a rayservice does not start a second Ray cluster",
+    )
+    has_incremental_upgrade: Annotated[bool, Option("--incremental-upgrade")] = Field(
+        default=False,
+        description="a rayservice moves traffic to a new Ray cluster in steps, through a Gateway "
+        "of --gateway-class that KubeRay creates",
+    )
+    allow_imports: Annotated[tuple[str, ...], Supplied()] = ()
+    host: Annotated[str | None, Option(metavar="NAME")] = Field(
+        default=None,
+        description="DNS name of the server: also print a Gateway with TLS and its routes; "
+        "default: the server is reachable only in the cluster",
+    )
+    gateway_class: Annotated[str, Option(metavar="NAME")] = Field(
+        default="envoy-gateway", description="GatewayClass of the Gateway"
+    )
+    tls_secret: Annotated[str, Option(metavar="NAME")] = Field(
+        default="kway-tls", description="Secret with the certificate of --host"
+    )
+    has_limits: Annotated[bool, Option("--edge-limits/--no-edge-limits")] = Field(
+        default=True,
+        description="also print the policies of Envoy Gateway that limit rates and body sizes",
+    )
 
     @property
     def path(self) -> str:

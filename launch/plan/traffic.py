@@ -17,7 +17,7 @@ _INT64 = _FLOAT64 = 8
 _SIZES = 8  # integers that a rank sends in `Engine.agree`
 _WEIGHT_NORMS = "norms of weights"
 _NORMS = 2 * FLOAT32  # the norms of a decayed weight and of its update
-_AGREED = 3 * 8  # bytes that a rank sends in `trainer/steps/agreement.py`
+_AGREED = 3 * 8  # bytes that a rank sends in `trainer/agreement.py`
 
 
 def engine_traffic(shape: HeadShape, cluster: Cluster) -> list[Collective]:

@@ -33,7 +33,7 @@ from launch.plan.operations import HostReads, OperationRecorder, Operations
 from launch.plan.tile_traffic import with_tiles
 from trainer.checkpoints.entries import create_moments
 from trainer.config import Recipe
-from trainer.steps.take import take_step
+from trainer.step import loss_scale_of, take_step
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import Phase
 from trainer.task import Task
@@ -140,7 +140,7 @@ class _Trial:
                 # Only the first step checks its inputs, and creates moments and loss scale.
                 task.has_checked_inputs = True
                 create_moments(task)
-                task.current_loss_scale()
+                loss_scale_of(task)
                 batch = self._batch(task)
                 if config.weights.kind == "factored":
                     take_step(task, batch, 1.0, step=1)  # sums the initial rows

@@ -16,9 +16,8 @@ from torch.distributed.elastic.agent.server.api import WorkerState as State
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
-from launch.ranks.interruptible import interruptible
 from launch.ranks.placement import Placement
-from launch.ranks.rendezvous import longest_rendezvous, report_waiting
+from launch.ranks.rendezvous import interruptible, longest_rendezvous, report_waiting
 from launch.ranks.stop import Processes, StopRequest, end_processes, wait_until_ended
 from trainer.process.exit_codes import BAD_INPUT, DONE, INTERRUPTED, KILLED, PREEMPTED
 
@@ -41,7 +40,7 @@ class Agent(LocalElasticAgent):
         placement: Placement,
     ) -> None:
         logs = DefaultLogsSpecs(log_folder)
-        super().__init__(spec, logs_specs=logs, shutdown_timeout=placement.shutdown_seconds)
+        super().__init__(spec, logs_specs=logs, shutdown_timeout=placement.shutdown_timeout)
         self._placement = placement
         self._codes: dict[int, int] = {}
         self._stop = stop

@@ -1,18 +1,21 @@
 """Number and location of a run's ranks, and the rendezvous of their launchers.
 
-The fields have the names and meanings of torchrun's options. Does not import torch.
+The fields have the names and meanings of torchrun's options and define those of `kway train`. Does
+not import torch.
 """
 
 import difflib
 import os
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from typing import Annotated
 
-# Enough for one step and a complete checkpoint. No cloud provider gives more notice before it
-# reclaims a machine. If the grace period is shorter, such as Kubernetes' default of 30 s, the
-# launcher and its ranks are killed after the grace period instead.
-SHUTDOWN_SECONDS = 120
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic.dataclasses import dataclass
 
+from data.option import Option, Supplied
+
+LAST_PORT = 65_535
 # The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. torch
 # silently ignores all others.
 _CONF = (
@@ -26,7 +29,34 @@ _CONF = (
     "keep_alive_max_attempt",
 )
 _TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
-LAST_PORT = 65_535
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Parse `2` -> (2, 2), `1:4` -> (1, 4)."""
+    least, colon, most = text.partition(":")
+    if not (least.isdecimal() and (most.isdecimal() if colon else True)):
+        raise ValueError(f"--nnodes is {text}: pass a number of machines, or MIN:MAX")
+    return int(least), int(most if colon else least)
+
+
+def parse_conf(given: str | Mapping[str, str]) -> dict[str, str]:
+    """Parse `is_host=1,join_timeout=60`, or a mapping, and check the keys and values."""
+    if isinstance(given, str):
+        given = {key: value for key, _, value in (p.partition("=") for p in given.split(",") if p)}
+    conf = {}
+    for key, value in ((key.strip(), value.strip()) for key, value in given.items()):
+        # torch's static rendezvous calls this setting `timeout`.
+        name = "join_timeout" if key == "timeout" else key
+        if name not in _CONF:
+            near = difflib.get_close_matches(name, _CONF, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_CONF)}"
+            raise ValueError(f"{name} is not a known key: {hint}")
+        if name == "is_host" and value.lower() not in _TRUTHS:
+            raise ValueError(f"{name} is {value!r}: pass 0 or 1")
+        if name != "is_host" and not (value.isdecimal() and int(value)):
+            raise ValueError(f"{name} is {value!r}: pass an integer of at least 1")
+        conf[name] = value
+    return conf
 
 
 @dataclass(frozen=True)
@@ -36,58 +66,64 @@ class Placement:
     Raises ValueError for inconsistent fields.
     """
 
-    num_processes: int = 1
-    min_nodes: int = 1
-    max_nodes: int = 1
-    rdzv_endpoint: str | None = None
-    rdzv_id: str | None = None
-    rdzv_conf: dict[str, str] = field(default_factory=dict)
-    local_addr: str | None = None
-    node_rank: int | None = None
-    master_addr: str | None = None
-    master_port: int = 29500
-    max_restarts: int = 0
-    shutdown_seconds: int = SHUTDOWN_SECONDS
+    num_processes: Annotated[int, Supplied()] = 1
+    min_nodes: Annotated[int, Supplied()] = 1
+    max_nodes: Annotated[int, Supplied()] = 1
+    rdzv_endpoint: Annotated[str | None, Option(metavar="HOST:PORT")] = Field(
+        default=None, description="address of the rendezvous of several machines"
+    )
+    rdzv_id: str | None = Field(default=None, description="name of the run in the rendezvous")
+    rdzv_conf: Annotated[
+        dict[str, str], BeforeValidator(parse_conf), Option(metavar="KEY=VALUE,…", type=str)
+    ] = Field(
+        default_factory=dict, description="is_host=0|1, join_timeout=S, last_call_timeout=S, …"
+    )
+    local_addr: str | None = Field(default=None, description="address of this machine")
+    node_rank: int | None = Field(
+        default=None, ge=0, description="rank of this machine (used with --master-addr)"
+    )
+    master_addr: str | None = Field(
+        default=None, description="host of a static rendezvous, which does not support restarts"
+    )
+    master_port: int = Field(default=29500, ge=1, le=LAST_PORT, description="port of --master-addr")
+    max_restarts: int = Field(
+        default=0, ge=0, description="maximum number of restarts after a retryable failure"
+    )
+    # Enough for one step and a complete checkpoint. No cloud provider gives more notice before it
+    # reclaims a machine. If the grace period is shorter, such as Kubernetes' default of 30 s, the
+    # launcher and its ranks are killed after the grace period instead.
+    shutdown_timeout: int = Field(
+        default=120, ge=0, description="time in seconds for the ranks to save after a stop signal"
+    )
 
-    def __post_init__(self) -> None:
-        self._check_nodes()
-        self._check_port()
-        self._check_static()
-
-    def _check_nodes(self) -> None:
-        if not 1 <= self.min_nodes <= self.max_nodes:
-            if self.min_nodes == self.max_nodes:
-                raise ValueError(f"--nnodes is {self.max_nodes}: pass 1 or more")
+    @model_validator(mode="after")
+    def _check(self) -> "Placement":
+        least, most = self.min_nodes, self.max_nodes
+        nodes = f"{most}" if least == most else f"{least}:{most}"
+        if not 1 <= least <= most:
+            fix = "1 or more" if least == most else "MIN:MAX with 1 <= MIN <= MAX"
+            raise ValueError(f"--nnodes is {nodes}: pass {fix}")
+        if most > 1 and not (self.rdzv_endpoint or self.master_addr):
             raise ValueError(
-                f"--nnodes is {self.min_nodes}:{self.max_nodes}: pass MIN:MAX with 1 <= MIN <= MAX"
+                f"--nnodes is {nodes}, but no rendezvous is configured: pass --rdzv-endpoint "
+                "HOST:PORT, with the same value on all machines"
             )
-        if self.max_nodes > 1 and not (self.rdzv_endpoint or self.master_addr):
-            raise ValueError(
-                f"--nnodes is {self.max_nodes}, but no rendezvous is configured: pass "
-                "--rdzv-endpoint HOST:PORT, with the same value on all machines"
-            )
-
-    def _check_port(self) -> None:
-        if not 1 <= self.master_port <= LAST_PORT:
-            raise ValueError(f"--master-port is {self.master_port}: pass 1 to {LAST_PORT}")
-
-    def _check_static(self) -> None:
         if self.master_addr is None:
             if self.node_rank is not None:
                 raise ValueError(
                     "--node-rank requires --master-addr: omit --node-rank, because --rdzv-endpoint "
                     "assigns ranks"
                 )
-            return
-        if self.rdzv_endpoint is not None:
+        elif self.rdzv_endpoint is not None:
             raise ValueError("--master-addr and --rdzv-endpoint are mutually exclusive: pass one")
-        if self.min_nodes != self.max_nodes or self.max_restarts:
+        elif least != most or self.max_restarts:
             raise ValueError(
                 "--master-addr supports neither --max-restarts nor --nnodes MIN:MAX: pass "
                 "--rdzv-endpoint HOST:PORT instead"
             )
-        if not 0 <= (self.node_rank or 0) < self.max_nodes:
-            raise ValueError(f"--node-rank is {self.node_rank}: pass 0 to {self.max_nodes - 1}")
+        elif (self.node_rank or 0) >= most:
+            raise ValueError(f"--node-rank is {self.node_rank}: pass 0 to {most - 1}")
+        return self
 
     @property
     def is_static(self) -> bool:
@@ -118,37 +154,23 @@ class Placement:
         return ["--world-size", self.world_size, "--launcher", str(os.getpid())]
 
 
-def parse_nodes(text: str) -> tuple[int, int]:
-    """Parse `2` -> (2, 2), `1:4` -> (1, 4)."""
-    least, colon, most = text.partition(":")
-    if not (least.isdecimal() and (most.isdecimal() if colon else True)):
-        raise ValueError(f"--nnodes is {text}: pass a number of machines, or MIN:MAX")
-    return int(least), int(most if colon else least)
-
-
-def parse_conf(text: str) -> dict[str, str]:
-    """Parse `is_host=1,join_timeout=60` into a mapping."""
-    pairs = [pair.partition("=") for pair in text.split(",") if pair]
-    for key, equals, value in pairs:
-        if not (key and equals and value):
-            raise ValueError(f"--rdzv-conf is {text}: pass key=value[,key=value…]")
-    return {_known(key.strip()): _checked(key.strip(), value.strip()) for key, _, value in pairs}
-
-
-def _known(key: str) -> str:
-    if key == "timeout":  # the name of this setting in torch's static rendezvous
-        return "join_timeout"
-    if key not in _CONF:
-        near = difflib.get_close_matches(key, _CONF, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_CONF)}"
-        raise ValueError(f"--rdzv-conf {key} is not a known key: {hint}")
-    return key
-
-
-def _checked(key: str, value: str) -> str:
-    if key == "is_host":
-        if value.lower() not in _TRUTHS:
-            raise ValueError(f"--rdzv-conf {key} is {value}: pass 0 or 1")
-    elif not (value.isdecimal() and int(value)):
-        raise ValueError(f"--rdzv-conf {key} is {value}: pass an integer of at least 1")
-    return value
+def contradicting_variables(placement: Placement, environment: Mapping[str, str]) -> list[str]:
+    """Return `PET_NNODES=4` for each variable of torchrun, which kway does not read, that differs
+    from the placement."""
+    least, most = placement.min_nodes, placement.max_nodes
+    values = {
+        "NNODES": most if least == most else f"{least}:{most}",
+        "NPROC_PER_NODE": placement.num_processes,
+        "NODE_RANK": placement.node_rank,
+        "MASTER_ADDR": placement.master_addr,
+        "MASTER_PORT": placement.master_port if placement.is_static else None,
+        "RDZV_ENDPOINT": placement.rdzv_endpoint,
+        "MAX_RESTARTS": placement.max_restarts,
+    }
+    given = {name: environment.get(f"PET_{name}") for name in values}
+    automatic = (None, "", "auto", "gpu", "cpu")
+    return [
+        f"PET_{name}={given[name]}"
+        for name, value in values.items()
+        if given[name] not in (*automatic, str(value))
+    ]

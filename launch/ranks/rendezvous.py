@@ -3,6 +3,11 @@
 By default torch shares one store between its agent and the ranks. Restarted ranks then read the
 addresses of the previous attempt and hang (pytorch#135712), so here each attempt gets its own
 store.
+
+Blocking calls into the store can be interrupted by signals. Python runs signal handlers only in the
+main thread, between two bytecode instructions, so a main thread that is blocked in C++ does not
+respond to SIGTERM. Therefore a second thread makes the call while the main thread waits in Python.
+If the host of the store is suspended, a call to the store never returns, regardless of the timeout.
 """
 
 import math
@@ -11,13 +16,18 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from threading import Timer
+from threading import Thread, Timer
 from typing import TypeVar
 
 from torch.distributed import DistError, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -32,7 +42,6 @@ from torch.distributed.elastic.rendezvous.utils import (
 )
 
 from data.retry import TransientError, wait_before_retry
-from launch.ranks.interruptible import InterruptibleRendezvous, interruptible
 from launch.ranks.placement import Placement
 
 T = TypeVar("T")
@@ -43,9 +52,68 @@ _LAST_CALL_SECONDS = 30  # torch's default
 # A host that does not respond within this time is considered lost.
 _RESPONSE_SECONDS = 15
 _RETRY_SECONDS = 0.5
-_OUTCOME_SECONDS = 1.0
+_CLOSE_SECONDS = 60  # twice torch's own timeout
 # A wait that takes longer than this is reported.
 _REPORT_AFTER_SECONDS = 5
+
+
+def interruptible(call: Callable[[], T], *, seconds: float | None = None) -> T:
+    """Return the result of `call`, or raise its exception.
+
+    Raises TimeoutError if the call takes longer than `seconds`. After a TimeoutError, or an
+    exception raised by a signal handler, the call may still be running in its thread. The process
+    should then exit with `os._exit` and not touch the objects that the call uses.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:  # raised again in the waiting thread
+            future.set_exception(error)
+
+    # A daemon thread, because a call that never returns must not keep the process alive.
+    Thread(target=run, name="rendezvous", daemon=True).start()
+    return future.result(seconds)
+
+
+class InterruptibleRendezvous(RendezvousHandler):
+    """A rendezvous handler whose calls to `handler` during training can be interrupted.
+
+    The calls have no timeout, so training continues if only the launcher on the host is suspended.
+    `next_rendezvous` is not wrapped, because the agent already calls it in a second thread.
+    """
+
+    def __init__(self, handler: RendezvousHandler) -> None:
+        self._handler = handler
+
+    def get_backend(self) -> str:
+        return self._handler.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._handler.use_agent_store
+
+    def get_run_id(self) -> str:
+        return self._handler.get_run_id()
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        return interruptible(self._handler.is_closed)
+
+    def set_closed(self) -> None:
+        interruptible(self._handler.set_closed)
+
+    def num_nodes_waiting(self) -> int:
+        return interruptible(self._handler.num_nodes_waiting)
+
+    def shutdown(self) -> bool:
+        try:
+            return interruptible(self._handler.shutdown, seconds=_CLOSE_SECONDS)
+        except TimeoutError:
+            return False
 
 
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
@@ -63,7 +131,7 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
         run_id=placement.run_id,
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
-        local_addr=placement.local_addr or _loopback(placement),
+        local_addr=placement.local_addr or ("127.0.0.1" if placement.max_nodes == 1 else None),
         # torch's client retries its connection for this long; `_connected` times out earlier.
         **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
     )
@@ -94,18 +162,20 @@ def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -
     """
     seconds = join_seconds(placement)
     deadline = time.monotonic() + seconds
-    # Reserve time before the deadline to test what happens to a connection (`_no_response`).
-    last_response = deadline - min(_OUTCOME_SECONDS, seconds / 2)
     attempt = 1
     with report_waiting(placement, "the machine that hosts the rendezvous"):
         while True:
             if not hosts:
                 _wait_for_port(placement, deadline)
             try:
-                left = max(0.0, last_response - time.monotonic())
+                left = max(0.0, deadline - time.monotonic())
                 return interruptible(connect, seconds=left)
             except TimeoutError as error:
-                raise TimeoutError(_no_response(placement)) from error
+                raise TimeoutError(
+                    f"the rendezvous at {placement.endpoint} accepts connections but did not "
+                    f"respond within {join_seconds(placement)} s: restart its host, or choose "
+                    "another port if another program is listening on this one"
+                ) from error
             except (RendezvousConnectionError, DistError) as error:
                 if hosts:
                     raise
@@ -120,24 +190,6 @@ def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -
                 "machines",
             )
             attempt += 1
-
-
-def _no_response(placement: Placement) -> str:
-    return (
-        f"the rendezvous at {placement.endpoint} accepts connections but did not respond within "
-        f"{join_seconds(placement)} s ({_connection_outcome(placement)}): restart its host, or "
-        "choose another port if another program is listening on this one"
-    )
-
-
-def _connection_outcome(placement: Placement) -> str:
-    """Describe what happens to a new connection; torch's client does not report this."""
-    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
-    try:
-        with socket.create_connection(address, timeout=_OUTCOME_SECONDS / 2) as connection:
-            return "it sends unexpected data" if connection.recv(1) else "it closes them"
-    except OSError as error:
-        return str(error)
 
 
 @contextmanager
@@ -204,10 +256,6 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _loopback(placement: Placement) -> str | None:
-    return "127.0.0.1" if placement.max_nodes == 1 else None
 
 
 def _wait_for_port(placement: Placement, deadline: float) -> None:

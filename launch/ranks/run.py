@@ -32,7 +32,7 @@ _MONITOR_SECONDS = 0.2
 def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> int:
     """Run `python -m module arguments…` as this machine's ranks and return the run's exit code.
 
-    Stop signals are forwarded to the ranks, which get `placement.shutdown_seconds` to save.
+    Stop signals are forwarded to the ranks, which get `placement.shutdown_timeout` to save.
     """
     _silence_torch()
     tolerate_closed_output()
@@ -42,7 +42,19 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
     with StopRequest() as stop, TemporaryDirectory(prefix="kway-") as log_folder:
         try:
             rendezvous = open_rendezvous(placement)
-            agent = _agent(command, placement, rendezvous, log_folder, stop)
+            spec = WorkerSpec(
+                role="trainer",
+                local_world_size=placement.num_processes,
+                entrypoint=sys.executable,
+                args=command,
+                rdzv_handler=rendezvous,
+                max_restarts=placement.max_restarts,
+                monitor_interval=_MONITOR_SECONDS,
+                master_addr=placement.master_addr,
+                master_port=placement.master_port if placement.is_static else None,
+                local_addr=placement.local_addr,
+            )
+            agent = Agent(spec, stop=stop, log_folder=log_folder, placement=placement)
         except SignalException as stopped:
             return INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED
         except (RendezvousError, dist.DistError, TimeoutError, TransientError) as error:
@@ -83,28 +95,6 @@ def _close(rendezvous: RendezvousHandler) -> None:
 def _rendezvous_failed(error: Exception, placement: Placement) -> int:
     print(f"error: {failure_reason(error, placement)}", file=sys.stderr, flush=True)
     return FAILED
-
-
-def _agent(
-    command: tuple[str, ...],
-    placement: Placement,
-    rendezvous: RendezvousHandler,
-    log_folder: str,
-    stop: StopRequest,
-) -> Agent:
-    spec = WorkerSpec(
-        role="trainer",
-        local_world_size=placement.num_processes,
-        entrypoint=sys.executable,
-        args=command,
-        rdzv_handler=rendezvous,
-        max_restarts=placement.max_restarts,
-        monitor_interval=_MONITOR_SECONDS,
-        master_addr=placement.master_addr,
-        master_port=placement.master_port if placement.is_static else None,
-        local_addr=placement.local_addr,
-    )
-    return Agent(spec, stop=stop, log_folder=log_folder, placement=placement)
 
 
 def _silence_torch() -> None:

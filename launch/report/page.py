@@ -3,214 +3,274 @@
 All text that comes from a run, such as metric names, is escaped.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from html import escape
 from importlib.resources import files
+from string import Template
+from typing import Any
 
+import matplotlib.style
 import numpy as np
+from matplotlib.figure import Figure
 
 from data.messages import pluralize, printable
-from launch.report.figures import SECTIONS, Plot, latest_evaluation
-from launch.report.numbers import phases_table, recipe_differences, summary_table
+from launch.measures import is_ratio, measure_label
+from launch.report.plots import COLORS, STYLE, Curve, as_svg, draw_curves, draw_shares
 from launch.report.reading import Run
-from launch.report.theme import NUM_COLORS, PALETTE, as_svg, report_style
+from trainer.telemetry.phases import OUTSIDE_STEPS, PHASES
 
-_MAX_EVENTS = 200
-_MAX_VALUE_CHARACTERS = 300
-
-
-def report_page(runs: Sequence[Run], progress: Callable[[int, int], None]) -> str:
-    """The complete page. Calls `progress(done, total)` for each section."""
-    parts = [_title(runs), _runs(runs), _problems(runs), _overview(runs)]
-    for done, (title, plots) in enumerate(SECTIONS.items()):
-        progress(done, len(SECTIONS))
-        drawn = _figures(plots(runs))
-        if drawn:
-            phases = _phases(runs) if title == "Speed and memory" else ""
-            parts.append(_section(title, f'<div class="plots">{drawn}{phases}</div>'))
-    progress(len(SECTIONS), len(SECTIONS))
-    parts += [_events(runs), _recipes(runs)]
-    return _frame(runs, "\n".join(part for part in parts if part))
+_UNKNOWN = "–"
+_WORST = 10
 
 
-def _frame(runs: Sequence[Run], body: str) -> str:
-    names = ", ".join(run.name for run in runs)
-    style = files("launch.report").joinpath("page.css").read_text(encoding="utf-8")
-    # Defense in depth: even unescaped markup can neither run scripts nor load resources.
-    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{_text(f"kway report: {names}")}</title>
-<style>
-{_variables()}
-{style}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
-
-
-def _variables() -> str:
-    light, dark = (
-        " ".join(f"--{name}: {colors[mode]};" for name, colors in PALETTE.items())
-        for mode in (0, 1)
+def report_page(runs: Sequence[Run]) -> str:
+    """The complete page."""
+    sections = {
+        "Summary": iter([_runs_table(runs, summary(runs))]),
+        "Recipe differences": _differences(runs),
+        "Learning": _learning(runs),
+        "Evaluations": _evaluations(runs),
+        "Single-class accuracy": _single_logits(runs),
+        "Speed and memory": _speed(runs),
+    }
+    body = ""
+    # The default style, and not the user's own settings.
+    with matplotlib.style.context(["default", STYLE]):
+        for title, parts in sections.items():
+            if inside := "".join(parts):
+                body += f'<section><h2>{title}</h2>\n<div class="parts">{inside}</div></section>\n'
+    template = files("launch.report").joinpath("page.html").read_text(encoding="utf-8")
+    return Template(template).substitute(
+        title=f"kway report: {pluralize(len(runs), 'run')}",
+        created=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        colors=" ".join(
+            f".run{r.number} {{ background: {COLORS[r.number % len(COLORS)]}; }}" for r in runs
+        ),
+        runs="".join(f"<li>{_letter(run)} <b>{_text(run.name)}</b></li>" for run in runs),
+        problems="".join(
+            f"<li>{_letter(run)} {_text(problem)}</li>" for run in runs for problem in run.problems
+        ),
+        body=body,
     )
-    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 
-def _title(runs: Sequence[Run]) -> str:
-    time = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    title = f"kway report: {pluralize(len(runs), 'run')}"
-    return f'<h1>{title}</h1>\n<p class="quiet">created {time}</p>'
+# ------------------------------------------------------------------ tables
 
 
-def _runs(runs: Sequence[Run]) -> str:
-    items = "".join(
-        f"<li>{_letter(run)} <b>{_text(run.name)}</b> "
-        f'<span class="quiet">{_text(run.state)}</span></li>'
-        for run in runs
-    )
-    return f'<ul class="runs" aria-label="Runs, with their letters and plot colors">{items}</ul>'
+def summary(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Rows of the page's first table. Rows without a value in any run are omitted."""
+
+    def last(name: str) -> list[str]:
+        return [_shown(run.column(name)[-1:], format_number) for run in runs]
+
+    def median(name: str, form: Callable[[float], str]) -> list[str]:
+        columns = [run.column(name)[np.isfinite(run.column(name))] for run in runs]
+        return [_shown([np.median(column)] if len(column) else [], form) for column in columns]
+
+    rows: dict[str, list[str]] = {
+        "state": ["running" if run.is_running else "not running" for run in runs],
+        "steps": last("step"),
+        "samples": last("samples"),
+        "last loss": last("loss"),
+    }
+    for name in _measure_names(runs):
+        rows[f"best {measure_label(name)}"] = [_best(run, name) for run in runs]
+    rows |= {
+        "throughput, median": median("samples_per_second", lambda v: f"{format_number(v)}/s"),
+        "waiting for data, median": median("data_wait_ratio", "{:.1%}".format),
+        "MFU, median": median("mfu", "{:.1%}".format),
+        "training time": [
+            _shown(run.seconds[-1:], lambda s: f"{timedelta(seconds=round(s))}") for run in runs
+        ],
+        "checkpoints": [f"{run.num_checkpoints:,}" for run in runs],
+        "restarts": last("restarts"),
+        "damaged samples": last("bad_samples"),
+        "skipped updates": last("skipped_steps"),
+    }
+    return {name: cells for name, cells in rows.items() if set(cells) != {_UNKNOWN}}
 
 
-def _problems(runs: Sequence[Run]) -> str:
-    lines = [
-        f"<li>{_letter(run)} {_text(problem)}</li>" for run in runs for problem in run.problems
-    ]
-    if not lines:
-        return ""
-    return f'<div class="problems" role="note"><ul>{"".join(lines)}</ul></div>'
+def _best(run: Run, name: str) -> str:
+    found = {step: values[name] for step, values in run.measures.items() if name in values}
+    if not found:
+        return _UNKNOWN
+    step = (min if "loss" in name else max)(found, key=found.__getitem__)
+    return f"{_format_of(name)(found[step])} at step {step:,}"
 
 
-def _overview(runs: Sequence[Run]) -> str:
-    """The summary, the latest evaluation and the recipe differences, side by side if they fit."""
-    summary = _section("Summary", _grid(runs, summary_table(runs), "figures"))
-    evaluation = _section("Latest evaluation", _figures(latest_evaluation(runs)))
-    return f'<div class="overview">{summary}{evaluation}{_differences(runs)}</div>'
+def _measure_names(runs: Sequence[Run]) -> list[str]:
+    return list(dict.fromkeys(n for run in runs for found in run.measures.values() for n in found))
 
 
-def _section(title: str, inside: str) -> str:
-    return f"<section><h2>{_text(title)}</h2>\n{inside}</section>" if inside else ""
+def _format_of(measure: str) -> Callable[[float], str]:
+    return "{:.1%}".format if is_ratio(measure) else format_number
 
 
-def _figures(plots: Iterator[Plot]) -> str:
-    with report_style():
-        return "".join(_figure(plot) for plot in plots)
+def _shown(value: Sequence[float] | np.ndarray, form: Callable[[float], str]) -> str:
+    """Format the only item, or return a dash if there is none or it is unknown."""
+    return form(float(value[0])) if len(value) and not np.isnan(value[0]) else _UNKNOWN
 
 
-def _figure(plot: Plot) -> str:
-    title = f"<h3>{_text(plot.title)}</h3>" if plot.title else ""
-    note = f"<figcaption>{_text(plot.note)}</figcaption>" if plot.note else ""
-    svg = as_svg(plot.figure, _text(plot.alt_text))
-    return f"<figure>{title}{svg}{_legend(plot.legend)}{note}</figure>\n"
+def format_number(value: float) -> str:
+    """Format a number with four significant digits: `0.8312`, `1,250`, `3.10e-05`."""
+    size = abs(value)
+    if size and (size < 1e-3 or size >= 1e12):
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
 
 
-def _legend(parts: Sequence[str]) -> str:
-    items = "".join(
-        f'<li><span class="swatch part{number % NUM_COLORS}"></span>{_text(part)}</li>'
-        for number, part in enumerate(parts)
-    )
-    return f'<ul class="legend">{items}</ul>' if items else ""
+def _differences(runs: Sequence[Run]) -> Iterator[str]:
+    """The settings that differ between the recipes, except `run`, which always differs."""
+    known = [run for run in runs if run.recipe]
+    keys = dict.fromkeys(key for run in known for key in run.recipe if key != "run")
+    rows = {key: [run.recipe.get(key, _UNKNOWN) for run in known] for key in keys}
+    rows = {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
+    if len(known) > 1:
+        yield _runs_table(known, rows) if rows else "<p>The recipes are identical.</p>"
 
 
-def _phases(runs: Sequence[Run]) -> str:
-    """The numbers of the phase plot, as a table."""
-    rows = phases_table(runs)
-    if not rows:
-        return ""
-    table = _grid(runs, rows, "figures", names=False)
-    return f'<div class="panel"><h3>Share of time by phase</h3>{table}</div>'
+def _runs_table(runs: Sequence[Run], rows: dict[str, list[str]]) -> str:
+    heads = ["", *(f"{_letter(run)} {_text(run.name)}" for run in runs)]
+    return _table(heads, ([name, *cells] for name, cells in rows.items()))
 
 
-def _grid(
-    runs: Sequence[Run], rows: Mapping[str, Sequence[str]], kind: str, *, names: bool = True
-) -> str:
-    """A table with one column per run, in its own horizontally scrolling container.
-
-    names: write the runs' names in the header in addition to their letters.
-    """
-    heads = "".join(
-        f'<th scope="col">{_letter(run)}{f" {_text(run.name)}" if names else ""}</th>'
-        for run in runs
-    )
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in its own horizontally scrolling container. heads: HTML. rows: text."""
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     body = "".join(
-        f'<tr><th scope="row">{_breakable(name) if kind == "words" else _text(name)}</th>'
+        f'<tr><th scope="row">{_text(first)}</th>'
         + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
         + "</tr>"
-        for name, cells in rows.items()
+        for first, *cells in rows
     )
-    head = f"<thead><tr><td></td>{heads}</tr></thead>"
-    return _scrolled(f'<table class="{kind}">{head}<tbody>{body}</tbody></table>')
-
-
-def _scrolled(table: str) -> str:
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" role="region" aria-label="Table" tabindex="0">{table}</div>'
 
 
-def _differences(runs: Sequence[Run]) -> str:
-    known = [run for run in runs if run.recipe]
-    if len(known) < 2:
-        return ""
-    rows = recipe_differences([run.recipe for run in known])
-    if not rows:
-        return _section("Recipe differences", "<p>The recipes are identical.</p>")
-    return _section("Recipe differences", _grid(known, rows, "words"))
+# ------------------------------------------------------------------ plots
 
 
-def _events(runs: Sequence[Run]) -> str:
-    """The newest events of each run, except steps and evaluations."""
-    rows = []
+def _learning(runs: Sequence[Run]) -> Iterator[str]:
+    """Loss over steps and over time, learning rate and gradient norm."""
+    noisy: dict[str, Any] = {"log": True, "smooth": True}
+    yield from _over_steps(runs, "loss", "Loss", **noisy)
+    longest = max((run.seconds[-1] for run in runs if len(run.seconds)), default=0.0)
+    unit, size = ("hours", 3600) if longest >= 7200 else ("minutes", 60)
+    curves = [Curve(run, run.seconds / size, run.column("loss")) for run in runs]
+    label, note = f"training time ({unit})", "Without evaluations and checkpoints."
+    yield from _curves("Loss over time", curves, note, x_label=label, **noisy)
+    yield from _over_steps(runs, "learning_rate", "Learning rate", from_zero=True)
+    yield from _over_steps(runs, "gradient_norm", "Gradient norm", **noisy)
+
+
+def _evaluations(runs: Sequence[Run]) -> Iterator[str]:
+    """Curves of the metrics."""
+    x_label, scale = axis_of(runs)
+    for name in _measure_names(runs):
+        curves = []
+        for run in runs:
+            of = {step: values[name] for step, values in run.measures.items() if name in values}
+            x, y = (np.array(list(values), dtype=np.float64) for values in (of, of.values()))
+            curves.append(Curve(run, scale[run] * x, y))
+        label, percent = measure_label(name), is_ratio(name)
+        title = label[:1].upper() + label[1:]
+        yield from _curves(title, curves, x_label=x_label, percent=percent)
+
+
+def _single_logits(runs: Sequence[Run]) -> Iterator[str]:
+    """The classes' AUPRC and precision in descending order, over the share of classes, and the
+    classes with the lowest AUPRC."""
+    tables = {run: run.classes for run in runs if run.classes is not None}
+    columns: dict[str, list[tuple[Run, np.ndarray]]] = {}
+    for run, table in tables.items():
+        columns.setdefault("AUPRC", []).append((run, table.average_precision))
+        for recall, column in zip(table.recalls, table.precision_at.T, strict=True):
+            columns.setdefault(f"Precision at recall {recall:g}", []).append((run, column))
+    for title, found in columns.items():
+        curves = []
+        for run, column in found:
+            y = np.sort(column[np.isfinite(column)])[::-1]
+            curves.append(Curve(run, np.arange(1, len(y) + 1) / len(y), y))
+        medians = (f"{c.run.letter} {np.median(c.y):.1%}" for c in curves if len(c.y))
+        note = f"Classes in descending order. Median: {', '.join(medians)}."
+        label = "share of classes"
+        yield from _curves(f"{title} per class", curves, note, x_label=label, percent=True)
+    for run, table in tables.items():
+        heads = ["class", "samples", "accuracy", "AUPRC", *(f"P@R {r:g}" for r in table.recalls)]
+        rows = []
+        for j in table.worst(_WORST):
+            values = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
+            cells = (f"{value:.1%}" for value in values)
+            rows.append([table.names[j], f"{table.positives[j]:,}", *cells])
+        title = f"<h3>{_letter(run)} Classes with the lowest AUPRC</h3>"
+        yield f"<figure>{title}{_table(heads, rows)}</figure>\n"
+
+
+def _speed(runs: Sequence[Run]) -> Iterator[str]:
+    """Throughput, time spent waiting for data, device utilization, memory and phases."""
+    rate: dict[str, Any] = {"from_zero": True, "smooth": True}
+    share: dict[str, Any] = {"percent": True, **rate}
+    yield from _over_steps(runs, "samples_per_second", "Throughput", y_label="samples/s", **rate)
+    yield from _over_steps(
+        runs, "data_wait_ratio", "Waiting for data", y_label="share of the step time", **share
+    )
+    yield from _over_steps(runs, "mfu", "Model FLOPs utilization (MFU)", **share)
+    for name, title in (("resident", "Host memory"), ("device_reserved", "GPU memory")):
+        gib: dict[str, Any] = {"y_label": "GiB", "unit": 2**30, "from_zero": True}
+        yield from _over_steps(runs, f"memory.{name}", f"{title} of rank 0", **gib)
+    shares = {run.letter: found for run in runs if (found := share_of_phases(run))}
+    if shares:
+        parts = [part for part in (*PHASES, "other") if any(part in s for s in shares.values())]
+        yield _figure("Time by phase", draw_shares(shares, parts))
+
+
+def share_of_phases(run: Run) -> dict[str, float]:
+    """Shares that sum to one; `other` is time outside all phases. Empty if no time was recorded."""
+    seconds: dict[str, float] = {}
+    for phase in PHASES:
+        seconds[phase] = float(np.nansum(run.column(f"phases.{phase}")))
+    # Evaluations and checkpoints are phases of the run, but not part of a step's time.
+    inside = sum(value for phase, value in seconds.items() if phase not in OUTSIDE_STEPS)
+    seconds["other"] = max(0.0, float(np.nan_to_num(run.seconds[-1:]).sum()) - inside)
+    whole = sum(seconds.values())
+    return {phase: value / whole for phase, value in seconds.items() if inside and value > 0}
+
+
+def axis_of(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
+    """The x axis of training curves and its units per step of each run: steps, or samples if the
+    batch sizes differ."""
+    batches = {}
     for run in runs:
-        events = [event for event in run.steps.events if event.name != "evaluation"]
-        for event in events[-_MAX_EVENTS:]:
-            when = ""
-            if np.isfinite(event.time) and 0 <= event.time < 1 << 36:
-                when = datetime.fromtimestamp(event.time, UTC).strftime("%Y-%m-%d %H:%M:%S")
-            values = ", ".join(f"{name}: {value}" for name, value in event.values.items())
-            cells = (f"{event.step:,}", event.name, values[:_MAX_VALUE_CHARACTERS], when)
-            described = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-            rows.append(f"<tr><td>{_letter(run)}</td>{described}</tr>")
-    if not rows:
-        return ""
-    names = ("run", "step", "event", "details", "time (UTC)")
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    summary = f"<summary>{pluralize(len(rows), 'event')}</summary>"
-    return _section("Events", f"<details>{summary}{_scrolled(table)}</details>")
+        ratio = run.column("samples") / np.maximum(run.column("step"), 1)
+        batches[run] = float(ratio[-1]) if len(ratio) else np.nan
+    if len({batch for batch in batches.values() if np.isfinite(batch)}) <= 1:
+        return "steps", dict.fromkeys(runs, 1.0)
+    return "samples", batches
 
 
-def _recipes(runs: Sequence[Run]) -> str:
-    parts = [
-        f"<details><summary>{_letter(run)} {_text(run.name)}</summary>"
-        f'<pre tabindex="0">{"".join(_lines(run.recipe_text))}</pre></details>'
-        for run in runs
-        if run.recipe_text
-    ]
-    return _section("Recipes", "".join(parts))
+def _over_steps(
+    runs: Sequence[Run], name: str, title: str, *, unit: float = 1, **options: Any
+) -> Iterator[str]:
+    """Plot a column, if any run has it."""
+    label, scale = axis_of(runs)
+    curves = [Curve(r, scale[r] * r.column("step"), r.column(name) / unit) for r in runs]
+    yield from _curves(title, curves, x_label=label, **options)
 
 
-def _lines(text: str) -> Iterator[str]:
-    for line in text.splitlines():
-        yield f"{_text(line)}\n"
+def _curves(title: str, curves: Sequence[Curve], note: str = "", **options: Any) -> Iterator[str]:
+    """Plot the curves, if any of them has finite points."""
+    if finite := [curve for curve in (curve.finite() for curve in curves) if len(curve.x)]:
+        yield _figure(title, draw_curves(finite, **options), note)
+
+
+def _figure(title: str, figure: Figure, note: str = "") -> str:
+    caption = f"<figcaption>{_text(note)}</figcaption>" if note else ""
+    return f"<figure><h3>{_text(title)}</h3>{as_svg(figure, _text(title))}{caption}</figure>\n"
 
 
 def _letter(run: Run) -> str:
-    return f'<span class="letter run{run.number % NUM_COLORS}">{run.letter}</span>'
-
-
-def _breakable(key: str) -> str:
-    """A recipe key that may be wrapped after its dots."""
-    return _text(key).replace(".", ".<wbr>")
+    return f'<span class="letter run{run.number}">{run.letter}</span>'
 
 
 def _text(text: str) -> str:

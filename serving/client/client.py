@@ -3,10 +3,11 @@
 import json
 import operator
 import re
+from base64 import b64encode
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self, SupportsIndex, TypeVar
+from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
 from pydantic import BaseModel, PositiveInt
@@ -15,6 +16,7 @@ from serving.client.transport import RejectedError, Transport
 from serving.schemas import (
     Answer,
     Classification,
+    ClassPage,
     GalleryFound,
     GalleryHit,
     GalleryList,
@@ -48,19 +50,16 @@ class Served(BaseModel):
     limits: Limits
 
 
-class ClassFound(BaseModel):
-    id: int
-    name: str
+class RuleOptions(TypedDict, total=False):
+    """How a query decides: a `recall` or a `threshold`. With `require`, there are no verdicts on
+    classes whose threshold for the recall is not guaranteed."""
+
+    recall: float | None
+    threshold: float | None
+    require: Required | None
 
 
-class ClassesFound(BaseModel):
-    """One page of search results. `total` is the number of matching classes."""
-
-    total: int
-    classes: list[ClassFound]
-
-
-class Client:
+class Client(Transport):
     """A client for the server at `url`.
 
     - `timeout`: the idle timeout of a connection, in seconds.
@@ -76,63 +75,30 @@ class Client:
     the first request fails immediately.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: str | None = None,
-        timeout: float = 60,
-        retry_seconds: float = 60,
-    ) -> None:
-        """Raises ValueError for an invalid URL or token. Does not connect yet."""
-        self._transport = Transport(url, token, timeout, retry_seconds)
-
-    @property
-    def url(self) -> str:
-        return self._transport.url
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close all connections."""
-        self._transport.close()
-
     def served(self) -> Served:
-        """Return a description of the model that the server serves. Raises RejectedError and
-        OSError."""
-        return self._transport.request(Served, "GET", "/v1/model")
+        """Return a description of the model that the server serves."""
+        return self.request(Served, "GET", "/v1/model")
 
-    def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassesFound:
-        """Return the classes whose names contain `search`. Names that begin with it come first.
-
-        Raises RejectedError and OSError.
-        """
+    def classes(self, search: str = "", *, limit: int = 20, offset: int = 0) -> ClassPage:
+        """Return the classes whose names contain `search`. Names that begin with it come first."""
         parameters = {"search": search, "limit": limit, "offset": offset}
-        return self._transport.request(ClassesFound, "GET", "/v1/classes", params=parameters)
+        return self.request(ClassPage, "GET", "/v1/classes", params=parameters)
 
     def query(
         self,
         classes: Iterable[str | SupportsIndex],
         inputs: Iterable[Input],
         *,
-        recall: float | None = None,
-        threshold: float | None = None,
-        require: Required | None = None,
         served: Served | None = None,
+        **rule: Unpack[RuleOptions],
     ) -> Answer:
         """Check whether each input belongs to each of the classes. Pass the result of `served()` as
-        `served` to save a request. With `require`, there are no verdicts on classes whose threshold
-        for the recall is not guaranteed.
+        `served` to save a request.
 
         Splits the inputs into several requests if the server's limits require it, and sends one
-        request at a time. Raises RejectedError and OSError. Raises TypeError or ValueError for
-        invalid inputs before any input is sent.
+        request at a time. Raises TypeError or ValueError for invalid inputs before any input is
+        sent.
         """
-        rule = {"recall": recall, "threshold": threshold, "require": require}
         fields = {"classes": _classes(classes), **_present(rule)}
         return self._answered(Answer, "/v1/query", fields, inputs, served)
 
@@ -141,53 +107,36 @@ class Client:
         inputs: Iterable[Input],
         *,
         top: int = 5,
-        recall: float | None = None,
-        threshold: float | None = None,
-        require: Required | None = None,
         served: Served | None = None,
+        **rule: Unpack[RuleOptions],
     ) -> Classification:
         """Find the `top` classes with the largest scores for each input and, with a recall or
-        threshold, whether they match. Pass the result of `served()` as `served` to save a request.
-
-        Splits the inputs and raises exceptions like `query`.
-        """
-        rule = {"recall": recall, "threshold": threshold, "require": require}
+        threshold, whether they match. Splits the inputs and raises exceptions like `query`."""
         fields = {"top": top, **_present(rule)}
         return self._answered(Classification, "/v1/classify", fields, inputs, served)
 
     def galleries(self) -> list[GalleryFound]:
-        """Return the galleries of the server. Raises RejectedError and OSError."""
-        return self._transport.request(GalleryList, "GET", "/v1/galleries").galleries
+        """Return the galleries of the server."""
+        return self.request(GalleryList, "GET", "/v1/galleries").galleries
 
     def search(
         self,
         gallery: str,
         class_name: str | SupportsIndex,
         *,
-        recall: float | None = None,
-        threshold: float | None = None,
-        require: Required | None = None,
         exact: bool | None = True,
         page_size: int = 100,
+        **rule: Unpack[RuleOptions],
     ) -> Generator[GalleryHit, None, None]:
         """Yield the items in descending order of their score for the class. If a recall or
         threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
         as you read them.
 
         If `exact` is false, the server uses the gallery's index, if there is one, and the search
-        ends after 100 hits. Raises RejectedError and OSError. OSError is also raised if the gallery
-        changes during the search.
+        ends after 100 hits. OSError is also raised if the gallery changes during the search.
         """
-        fetch = partial(
-            self.search_page,
-            gallery,
-            [class_name],
-            recall=recall,
-            threshold=threshold,
-            require=require,
-            exact=exact,
-            limit=page_size,
-        )
+        options = {"exact": exact, "limit": page_size}
+        fetch = partial(self.search_page, gallery, [class_name], **options, **rule)  # type: ignore[arg-type]
         page, read = fetch(), 0
         first, version = page.results[0], page.version
         while hits := page.results[0].hits:
@@ -207,25 +156,19 @@ class Client:
         gallery: str,
         classes: Iterable[str | SupportsIndex],
         *,
-        recall: float | None = None,
-        threshold: float | None = None,
-        require: Required | None = None,
         exact: bool | None = None,
         limit: int = 20,
         offset: int = 0,
+        **rule: Unpack[RuleOptions],
     ) -> Hits:
         """Return up to `limit` hits for each class, starting at `offset`, and each class's total
-        number of hits.
-
-        Raises RejectedError and OSError.
-        """
+        number of hits."""
         if gallery in ("", ".", ".."):  # these would change the path
             raise ValueError(f"{gallery!r} is not a valid name or id for /v1/galleries")
-        rule = {"recall": recall, "threshold": threshold, "require": require}
         page = {"exact": exact, "limit": limit, "offset": offset}
         body = {"classes": _classes(classes), **_present(rule), **_present(page)}
         path = f"/v1/galleries/{quote(gallery, safe='')}/search"
-        return self._transport.request(Hits, "POST", path, json=body)
+        return self.request(Hits, "POST", path, json=body)
 
     def _answered(
         self,
@@ -245,7 +188,7 @@ class Client:
             parts = []
             for first, request in _requests(fields, inputs, served.limits):
                 try:
-                    parts.append(self._transport.request(model, "POST", path, **request))
+                    parts.append(self.request(model, "POST", path, **request))
                 except RejectedError as error:
                     reason = _renumbered(first, error.reason)
                     raise RejectedError(self.url, error.status, error.code, reason) from None
@@ -315,7 +258,12 @@ def _requests(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Split the inputs into requests within the server's limits. Yields, for each request, the
-    position of its first input and its arguments for httpx."""
+    position of its first input and its arguments for httpx.
+
+    Images are sent as the files of a form if possible, which cannot contain ids of classes: its
+    values are strings, and "#3" may also be the name of a class.
+    """
+    is_form = not any(isinstance(one, int) for one in fields.get("classes", ()))
     batch: list[tuple[str, bytes] | str] = []
     size = 0
     for position, one in enumerate(inputs):
@@ -324,22 +272,24 @@ def _requests(
             part, added = one, len(json.dumps(one))
         else:
             part = ("image", one) if isinstance(one, bytes) else (one.name, one.read_bytes())
-            added = len(part[1])
+            if not is_form:
+                part = b64encode(part[1]).decode()
+            added = len(part if isinstance(part, str) else part[1])
         added += _EXTRA_BYTES
         if batch and (len(batch) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield position - len(batch), _request(fields, batch)
+            yield position - len(batch), _request(fields, batch, inputs)
             batch, size = [], 0
         batch.append(part)
         size += added
-    yield len(inputs) - len(batch), _request(fields, batch)
+    yield len(inputs) - len(batch), _request(fields, batch, inputs)
 
 
-def _request(fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str]) -> dict[str, Any]:
-    """Return the httpx arguments of one request. Texts are sent as JSON, images as form files."""
+def _request(
+    fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str], inputs: Sequence[Input]
+) -> dict[str, Any]:
+    """Return the httpx arguments of one request: JSON if the parts of `batch` are strings."""
     if isinstance(batch[0], str):
-        content = json.dumps({**fields, "texts": batch})
+        field = "texts" if isinstance(inputs[0], str) else "images"
+        content = json.dumps({**fields, field: batch})
         return {"content": content, "headers": {"Content-Type": "application/json"}}
-    if "classes" in fields:  # all values in a form are strings: an id becomes # and the number
-        names = [f"#{one}" if isinstance(one, int) else one for one in fields["classes"]]
-        fields = fields | {"classes": names}
     return {"data": fields, "files": [("images", file) for file in batch]}

@@ -3,7 +3,7 @@
 import random
 import time
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
@@ -32,13 +32,28 @@ class RejectedError(ValueError):
 class Transport:
     """A connection pool for the server at `url`. Retries transient errors for `retry_seconds`."""
 
-    def __init__(self, url: str, token: str | None, timeout: float, retry_seconds: float) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout: float = 60,
+        retry_seconds: float = 60,
+    ) -> None:
+        """Raises ValueError for an invalid URL or token. Does not connect yet."""
         self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
         self._http = httpx.Client(
             base_url=_checked(self.url), headers=_authorization(token), timeout=timeout
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Close all connections."""
         self._http.close()
 
     def request(self, kind: type[Body], method: str, path: str, **request: Any) -> Body:

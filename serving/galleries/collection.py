@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from data.sources.layouts.class_folders import ENDINGS
+from data.sources.image_files import ENDINGS
 from serving.galleries.format import Item
 from trainer.bundle.spec import Reads
 

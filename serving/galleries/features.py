@@ -1,10 +1,9 @@
 """Reads the items of a collection and computes their features and thumbnails."""
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from typing import Any, NamedTuple
 
 import cv2
@@ -28,6 +27,7 @@ _REDUCTION_FLAGS = {
 }
 # Longer texts are truncated for display.
 _MAX_SHOWN_CHARS = 500
+_MAX_BATCH = 1000  # items, most of which have known rows
 
 
 class _PreparedItem(NamedTuple):
@@ -36,34 +36,52 @@ class _PreparedItem(NamedTuple):
     thumbnail: bytes
 
 
-def computed_rows(
+def rows_of(
     model: Model,
     collection: Collection,
-    items: Iterable[Item],
+    known: Callable[[Item], Row | None],
+    *,
     batch_size: int,
     threads: int | None,
     with_thumbnails: bool,
 ) -> Generator[Sequence[Row | Unreadable], None, None]:
-    """Yield batches of the rows of the items in order, and of the items that cannot be read.
+    """Yield the rows of all items of a collection in order, in batches, and the items that cannot
+    be read. Rows that are not `known` are computed, `batch_size` texts or image crops per forward
+    pass.
 
     `threads` threads read and decode items slightly ahead of the model.
     """
     image = model.bundle.spec.image
     num_items = max(1, batch_size // (1 if image is None else image.crops))
     threads = threads or os.cpu_count() or 1
-    prepare = partial(_prepare, model, collection, with_thumbnails)
+    prepare = partial(_prepare, model, collection, known, with_thumbnails)
     pool = ThreadPoolExecutor(threads, "decode")
+    batch: list[Row | _PreparedItem | Unreadable] = []
+    num_new = 0
     try:
-        prepared = in_order(pool, prepare, items, ahead=2 * batch_size + threads)
-        while batch := list(islice(prepared, num_items)):
-            yield list(_rows(model, batch))
+        for one in in_order(pool, prepare, collection.items(), ahead=2 * batch_size + threads):
+            batch.append(one)
+            num_new += isinstance(one, _PreparedItem)
+            if num_new == num_items or len(batch) == _MAX_BATCH:
+                yield list(_computed(model, batch))
+                batch, num_new = [], 0
+        yield list(_computed(model, batch))
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 def _prepare(
-    model: Model, collection: Collection, with_thumbnail: bool, item: Item
-) -> _PreparedItem | Unreadable:
+    model: Model,
+    collection: Collection,
+    known: Callable[[Item], Row | None],
+    with_thumbnail: bool,
+    item: Item | Unreadable,
+) -> Row | _PreparedItem | Unreadable:
+    if isinstance(item, Unreadable):
+        return item
+    row = known(item)
+    if row is not None:
+        return row
     jpeg = b""
     try:
         raw = collection.read(item)
@@ -78,16 +96,16 @@ def _prepare(
     return _PreparedItem(item, prepared, jpeg)
 
 
-def _rows(model: Model, batch: Sequence[_PreparedItem | Unreadable]) -> Iterator[Row | Unreadable]:
-    yield from (one for one in batch if isinstance(one, Unreadable))
-    ready = [one for one in batch if isinstance(one, _PreparedItem)]
-    if not ready:
-        return
-    features = model.features([one.prepared for one in ready])
-    finite = features.isfinite().all(1).tolist()
-    for one, row, is_finite in zip(ready, features.numpy(), finite, strict=True):
-        if is_finite:
-            yield Row(one.item, row, one.thumbnail)
+def _computed(
+    model: Model, batch: Sequence[Row | _PreparedItem | Unreadable]
+) -> Iterator[Row | Unreadable]:
+    new = [one.prepared for one in batch if isinstance(one, _PreparedItem)]
+    features = iter(model.features(new).numpy() if new else ())
+    for one in batch:
+        if not isinstance(one, _PreparedItem):
+            yield one
+        elif np.isfinite(row := next(features)).all():
+            yield Row(one.item, row, one.thumbnail, is_new=True)
         else:
             yield Unreadable(one.item.name, "the features computed by the model are not finite")
 

@@ -12,7 +12,6 @@ index.faiss            the approximate index, if there is one (`serving/gallerie
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -206,12 +205,6 @@ def parse_item(line: bytes) -> Item:
     if [type(field) for field in item[:3]] != [str, int, int]:
         raise ValueError(f"{line[:80]!r} is not an item")
     return item
-
-
-def read_items(path: Path) -> Iterator[Item]:
-    """Yield the items of a file written with `item_line`."""
-    with path.open("rb") as file:
-        yield from map(parse_item, file)
 
 
 def shown_name(name: str) -> str:

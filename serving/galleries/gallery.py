@@ -5,16 +5,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data.files import flush, sha256_of
-from data.shards.mapped import mapped
+from data.files import flush, mapped, sha256_of
 from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,
@@ -34,26 +31,31 @@ from trainer.bundle.bundle import Bundle
 
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
+_HEADER_BYTES = 128
 _ID = re.compile(r"(\d{1,18})\.([0-9a-f]{8})")
 
 
 class Row(NamedTuple):
-    """An item with its features, float32 [dim], and its thumbnail, a JPEG or empty bytes."""
+    """An item with its features, float32 [dim], and its thumbnail, a JPEG or empty bytes. `is_new`:
+    it was computed in this run."""
 
     item: Item
     features: np.ndarray
     thumbnail: bytes
+    is_new: bool = False
 
 
 class Rows:
     """The rows in a folder. Thread-safe. Continues to use its original files if the folder is
     replaced. `features` are float32 [num_items, dim]."""
 
-    def __init__(self, path: Path, num_items: int, dim: int) -> None:
-        """Raises ValueError if the features or offsets have another shape."""
+    def __init__(self, path: Path, num_items: int, dim: int, *, is_complete: bool = True) -> None:
+        """`is_complete`: `RowWriter` has written these rows only. Raises ValueError if the features
+        or offsets have another shape."""
         self.path, self.num_items = path, num_items
-        self.features = map_matrix(path / FEATURES, "<f4", (num_items, dim))
-        self._offsets = map_matrix(path / OFFSETS, "<u8", (num_items + 1, 2))
+        shapes = (num_items, dim), (num_items + 1, 2)
+        self.features = map_matrix(path / FEATURES, "<f4", shapes[0], is_complete=is_complete)
+        self._offsets = map_matrix(path / OFFSETS, "<u8", shapes[1], is_complete=is_complete)
         self._lines, self._thumbnails = (_mapped(path / name) for name in (ITEMS, THUMBNAILS))
 
     def item(self, index: int) -> Item:
@@ -120,54 +122,81 @@ class Gallery(Rows):
         return index if self.id_of(index).endswith(f".{parts[2]}") else None
 
 
-def write_rows(path: Path, rows: Iterable[Row], num_items: int, dim: int) -> None:
-    """Write `num_items` rows to a new folder as a stream, and sync the files to disk."""
-    path.mkdir()
-    with ExitStack() as opened:
-        files = [
-            opened.enter_context((path / name).open("xb"))
-            for name in (FEATURES, ITEMS, OFFSETS, THUMBNAILS)
-        ]
-        features, lines, offsets, thumbnails = files
-        features.write(matrix_header("<f4", (num_items, dim)))
-        offsets.write(matrix_header("<u8", (num_items + 1, 2)))
-        ends = np.zeros(2, "<u8")
-        offsets.write(ends.tobytes())
-        for row in rows:
-            features.write(row.features.astype("<f4", copy=False).tobytes())
-            ends[0] += lines.write(item_line(row.item))
-            ends[1] += thumbnails.write(row.thumbnail)
-            offsets.write(ends.tobytes())
-        for file in files:
+class RowWriter:
+    """Writes rows to a new folder. If the process is killed, the rows of the last `save` remain."""
+
+    def __init__(self, path: Path, dim: int) -> None:
+        path.mkdir()
+        self.num_rows, self._dim = 0, dim
+        self._ends = np.zeros(2, "<u8")
+        names = (FEATURES, ITEMS, OFFSETS, THUMBNAILS)
+        self._files = [(path / name).open("xb") for name in names]
+        self._features, self._lines, self._offsets, self._thumbnails = self._files
+        self._features.write(bytes(_HEADER_BYTES))
+        self._offsets.write(bytes(_HEADER_BYTES) + self._ends.tobytes())
+        self.save()
+
+    def add(self, row: Row) -> None:
+        self._features.write(row.features.astype("<f4", copy=False).tobytes())
+        self._ends[0] += self._lines.write(item_line(row.item))
+        self._ends[1] += self._thumbnails.write(row.thumbnail)
+        self._offsets.write(self._ends.tobytes())
+        self.num_rows += 1
+
+    def save(self) -> None:
+        """Write all rows to the disk, then the header of the offsets, which states their number."""
+        self._features.seek(0)
+        self._features.write(matrix_header("<f4", (self.num_rows, self._dim)))
+        for file in self._files:
+            file.seek(0, os.SEEK_END)
             flush(file)
+        self._offsets.seek(0)
+        self._offsets.write(matrix_header("<u8", (self.num_rows + 1, 2)))
+        flush(self._offsets)
+        self._offsets.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self.save()  # also after an interrupt
+        for file in self._files:
+            file.close()
+
+
+def saved_rows(path: Path, dim: int) -> Rows:
+    """Open the rows that a `RowWriter` has saved, even if its process was killed."""
+    with (path / OFFSETS).open("rb") as file:
+        header = file.read(_HEADER_BYTES)[8:]
+    num_rows = json.loads(header)["matrix"]["shape"][0] - 1
+    return Rows(path, num_rows, dim, is_complete=False)
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
     """Return the header of a safetensors file with a single matrix. The rows follow the header, so
-    that they can be written as a stream."""
+    that they can be written as a stream. Its length is the same for all shapes."""
     size = shape[0] * shape[1] * np.dtype(kind).itemsize
     entry = {"dtype": _DTYPES[kind], "shape": list(shape), "data_offsets": [0, size]}
     header = json.dumps({"matrix": entry}, separators=(",", ":")).encode()
-    header += b" " * (-(len(header) + 8) % 64)  # align the rows to 64 bytes for vector instructions
-    return len(header).to_bytes(8, "little") + header
+    # A multiple of 64 bytes, which aligns the rows for vector instructions.
+    return (_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8)
 
 
-def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
+def map_matrix(
+    path: Path, kind: Kind, shape: tuple[int, int], *, is_complete: bool = True
+) -> np.ndarray:
     """Memory-map a matrix read-only. All processes on the machine share the memory. Raises
-    ValueError if the file does not contain this matrix."""
-    header, data = matrix_header(kind, shape), _mapped(path)
-    size = shape[0] * shape[1] * np.dtype(kind).itemsize
-    if data[: len(header)].tobytes() != header or len(data) != len(header) + size:
+    ValueError if the file does not contain this matrix, or, if it is not complete, fewer rows."""
+    data, size = _mapped(path), shape[0] * shape[1] * np.dtype(kind).itemsize
+    end = _HEADER_BYTES + size
+    is_other = data[:_HEADER_BYTES].tobytes() != matrix_header(kind, shape) or len(data) != end
+    if len(data) < end or (is_complete and is_other):
         raise ValueError(
             f"{path} does not contain a matrix of type {_DTYPES[kind]} and shape {list(shape)}: "
             f"{DAMAGE_REMEDY}"
         )
-    return data[len(header) :].view(kind).reshape(shape)
+    return data[_HEADER_BYTES:end].view(kind).reshape(shape)
 
 
 def _mapped(path: Path) -> np.ndarray:
-    """Map the bytes of a file, which may be empty. No file stays open, because the rows of an
-    interrupted run may have more files than a process may open."""
+    """Map the bytes of a file, which may be empty."""
     with path.open("rb") as file:
         is_empty = os.fstat(file.fileno()).st_size == 0
         return np.empty(0, np.uint8) if is_empty else mapped(file)

@@ -28,36 +28,23 @@ class Page(NamedTuple):
 
 
 class Galleries:
-    """The galleries of a server, by name. Searches are thread-safe.
-
-    `unavailable` has the galleries that cannot be searched with this bundle, and why.
-    """
+    """The galleries of a server by name: those that are `available`, and those that cannot be
+    searched with this bundle, and why. Searches are thread-safe."""
 
     def __init__(self, folders: Mapping[str, Path], bundle: Bundle) -> None:
         self._bundle = bundle
-        self._by_name: dict[str, Gallery] = {}
+        self.available: dict[str, Gallery] = {}
         self.unavailable: dict[str, OSError | ValueError] = {}
         for name, path in folders.items():
             try:
-                self._by_name[name] = Gallery(path, bundle)
+                self.available[name] = Gallery(path, bundle)
             except (OSError, ValueError) as error:
                 self.unavailable[name] = error
-
-    def names(self) -> list[str]:
-        """The names of all galleries, also of those that are unavailable."""
-        return sorted({*self._by_name, *self.unavailable})
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._by_name
-
-    def __getitem__(self, name: str) -> Gallery:
-        """Return the gallery `name`. Raises KeyError if it does not exist or is unavailable."""
-        return self._by_name[name]
 
     def search(self, name: str, query: Query, page: Page) -> Hits:
         """Search the gallery `name`. For each class of `query`, return one page of its items in
         descending order of score. If a threshold is set, return only the items that reach it."""
-        gallery, loss = self[name], self._bundle.spec.loss
+        gallery, loss = self.available[name], self._bundle.spec.loss
         index, info = None, gallery.info.index
         if info is not None and not page.exact and supports_index(self._bundle):
             is_default = info.is_default and page.offset + page.limit <= MAX_HITS

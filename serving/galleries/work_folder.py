@@ -1,23 +1,20 @@
 """The work folder of a gallery, `GALLERY.partial`. It is locked during a run, removed on success,
 and kept after a failure so that the next run can resume.
 
-about.json           settings of the gallery; a run resumes only if its own settings match
-rows-000000-512/ …   rows of interrupted runs, with their number, see `gallery.write_rows`
-listing.jsonl        all items of the collection
-gallery/             the finished gallery, or the next rows, until they are complete
-old/                 the previous gallery, between the two renames of a publish
+about.json      settings of the gallery; a run resumes only if its own settings match
+rows-000000 …   the rows that each run has written; those of the last one become the gallery
+old/            the previous gallery, between the two renames of a publish
 """
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
-from data.files import commit, explained, sync
-from data.shards.writing.claim import lock
+from data.files import commit, explained, lock, sync
 from serving.galleries.format import (
     GALLERY,
     GalleryInfo,
@@ -25,7 +22,7 @@ from serving.galleries.format import (
     check_same_backbone,
     read_info,
 )
-from serving.galleries.gallery import Row, Rows, write_rows
+from serving.galleries.gallery import Rows, saved_rows
 from trainer.bundle.bundle import Bundle
 
 _SETTINGS, _LOCK = "about.json", "lock"
@@ -40,37 +37,33 @@ class WorkFolder:
     def __init__(self, gallery: Path, settings: GallerySettings) -> None:
         self.gallery = Path(os.path.realpath(gallery))  # keep a symbolic link
         self.path = self.gallery.with_name(self.gallery.name + ".partial")
-        self.listing, self.finished = self.path / "listing.jsonl", self.path / "gallery"
-        self.old, self._settings = self.path / "old", settings
+        self._old, self._settings = self.path / "old", settings
         self.previous: GalleryInfo | None = None
 
     def saved(self) -> list[Path]:
-        """Return the folders with the rows of interrupted runs."""
+        """Return the folders with the rows of runs."""
         return sorted(self.path.glob("rows-*"))
 
-    def rows(self) -> list[Rows]:
+    def earlier(self) -> list[Rows]:
         """Open the rows of the previous gallery and of interrupted runs."""
-        sizes = [(one, int(one.name.split("-")[2])) for one in self.saved()]
+        rows = [saved_rows(folder, self._settings.dim) for folder in self.saved()]
         if self.previous is not None:
-            sizes.insert(0, (self.gallery, self.previous.num_items))
-        return [Rows(path, num_rows, self._settings.dim) for path, num_rows in sizes]
+            rows.insert(0, Rows(self.gallery, self.previous.num_items, self._settings.dim))
+        return rows
 
-    def save(self, rows: Sequence[Row]) -> None:
-        """Keep computed rows, even if the process is killed."""
-        if rows:
-            target = self.path / f"rows-{len(self.saved()):06}-{len(rows)}"
-            shutil.rmtree(self.finished, ignore_errors=True)  # left by an interrupted call
-            write_rows(self.finished, rows, len(rows), self._settings.dim)
-            os.rename(self.finished, target)
-            sync(self.path)
-
-    def publish(self) -> None:
-        """Replace the gallery with the finished one. If the process is killed between the two
-        renames, the next run restores the previous gallery."""
+    def publish(self, rows: Path) -> None:
+        """Replace the gallery with `rows`. If the process is killed between the two renames, the
+        next run restores the previous gallery."""
         if self.gallery.exists():
-            os.rename(self.gallery, self.old)
-        os.rename(self.finished, self.gallery)
+            os.rename(self.gallery, self._old)
+        os.rename(rows, self.gallery)
         sync(self.gallery.parent)  # a rename is durable only once its folder is synced
+
+    def restore(self) -> None:
+        """Undo or complete an interrupted publish."""
+        if self._old.exists() and not self.gallery.exists():
+            os.rename(self._old, self.gallery)
+        shutil.rmtree(self._old, ignore_errors=True)
 
     def start(self, bundle: Bundle, *, force: bool) -> None:
         """Check that existing rows have the settings of this run, then record the settings. With
@@ -113,18 +106,14 @@ def work_folder(
     work = WorkFolder(gallery, settings)
     work.path.mkdir(parents=True, exist_ok=True)
     with (work.path / _LOCK).open("ab") as held, explained(work.path):
-        lock(held, work.path / _LOCK, work.path, command="kway index")
-        # Undo or complete an interrupted publish.
-        if work.old.exists() and not work.gallery.exists():
-            os.rename(work.old, work.gallery)
-        for folder in (work.old, work.finished):
-            shutil.rmtree(folder, ignore_errors=True)
+        busy = f"{work.path} is being written by another kway index process"
+        lock(held, work.path / _LOCK, busy)
+        work.restore()
         try:
             work.start(bundle, force=force)
             yield work
         except BaseException:
-            shutil.rmtree(work.finished, ignore_errors=True)
-            if not work.saved():
+            if not any(saved_rows(folder, settings.dim).num_items for folder in work.saved()):
                 shutil.rmtree(work.path)
             raise
         shutil.rmtree(work.path)

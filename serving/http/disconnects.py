@@ -21,56 +21,45 @@ class Disconnects:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        watch = _Watch(receive, send)
+        loop, request = asyncio.get_running_loop(), asyncio.current_task()
+        timer: asyncio.TimerHandle | None = None
+        watcher: asyncio.Task[None] | None = None
+        is_answered = has_canceled = False
+
+        async def watch() -> None:
+            nonlocal has_canceled
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            if not is_answered and request is not None:
+                has_canceled = True
+                request.cancel()
+
+        def start() -> asyncio.Task[None]:
+            nonlocal watcher
+            watcher = watcher or asyncio.create_task(watch())
+            return watcher
+
+        async def watched_receive() -> Message:
+            nonlocal timer
+            if timer is not None:  # after the body
+                await asyncio.shield(start())
+                return {"type": "http.disconnect"}
+            message = await receive()
+            if not message.get("more_body", False):
+                timer = loop.call_later(_WATCH_AFTER_SECONDS, start)
+            return message
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_answered
+            is_answered |= message["type"] == "http.response.body" and not message.get("more_body")
+            await send(message)
+
         try:
-            await self._app(scope, watch.receive, watch.send)
+            await self._app(scope, watched_receive, watched_send)
         except asyncio.CancelledError:
-            if not watch.has_canceled:
+            if not has_canceled:
                 raise
         finally:
-            watch.stop()
-
-
-class _Watch:
-    """The connection of a request. Create it in the task of the request."""
-
-    def __init__(self, receive: Receive, send: Send) -> None:
-        self._receive, self._send = receive, send
-        self._request = asyncio.current_task()
-        self._timer: asyncio.TimerHandle | None = None
-        self._watcher: asyncio.Task[None] | None = None
-        self._is_answered = False
-        self.has_canceled = False
-
-    async def receive(self) -> Message:
-        if self._timer is not None:  # after the body
-            await asyncio.shield(self._start())
-            return {"type": "http.disconnect"}
-        message = await self._receive()
-        if not message.get("more_body", False):
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(_WATCH_AFTER_SECONDS, self._start)
-        return message
-
-    async def send(self, message: Message) -> None:
-        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        self._is_answered |= is_last
-        await self._send(message)
-
-    def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    def _start(self) -> asyncio.Task[None]:
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._wait())
-        return self._watcher
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._is_answered and self._request is not None:
-            self.has_canceled = True
-            self._request.cancel()
+            for one in (timer, watcher):
+                if one is not None:
+                    one.cancel()

@@ -10,7 +10,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
 
 from serving.api_error import ApiError, first_of
 from serving.schemas import ErrorBody, ErrorDetail
@@ -34,11 +33,6 @@ def error_response(
 
 def response_of(error: ApiError) -> JSONResponse:
     return error_response(error.status, error.code, str(error), error.headers)
-
-
-async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """Respond to a request with `error`."""
-    await response_of(error)(scope, receive, send)
 
 
 def client_left() -> JSONResponse:

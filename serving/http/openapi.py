@@ -1,8 +1,7 @@
 """Additions to FastAPI's OpenAPI document: parts that all operations share, and schemas of bodies
 that FastAPI does not parse."""
 
-from collections.abc import Collection, Iterator
-from functools import partial
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI
@@ -18,9 +17,9 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return model.model_json_schema(ref_template="#/components/schemas/{model}")
 
 
-def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route whose body is JSON, `model`."""
-    content = {"application/json": {"schema": schema_of(model)}}
+def request_body(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that reads a body. `content` has the descriptions of
+    its content types."""
     return {"requestBody": {"required": True, "content": content}}
 
 
@@ -39,58 +38,38 @@ def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> No
 
     `open_paths` are the paths that do not require a token, or None if no path requires one.
     """
-    edits = [_set_summaries, _move_definitions]
-    if open_paths is not None:
-        edits.append(partial(_add_tokens, open_paths=open_paths))
     plain = api.openapi
 
     def openapi() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            document = plain()
-            for edit in edits:
-                edit(document)
-        assert api.openapi_schema is not None
-        return api.openapi_schema
+        if api.openapi_schema is not None:
+            return api.openapi_schema
+        document = plain()
+        components = document["components"]
+        if open_paths is not None:
+            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        for path, methods in document["paths"].items():
+            for operation in methods.values():
+                _set_summary(operation)
+                for content in operation.get("requestBody", {}).get("content", {}).values():
+                    for name, schema in content["schema"].pop("$defs", {}).items():
+                        assert components["schemas"].setdefault(name, schema) == schema, name
+                if open_paths is not None and path not in open_paths:
+                    _require_token(operation)
+        return document
 
     api.openapi = openapi  # type: ignore[method-assign]
 
 
-def _set_summaries(document: dict[str, Any]) -> None:
-    """Use the first paragraph of each operation's docstring as its summary, instead of its function
-    name."""
-    for _, operation in _operations(document):
-        text = operation.pop("description", operation["summary"])
-        summary, _, rest = text.partition("\n\n")
-        operation["summary"] = " ".join(summary.split()).removesuffix(".")
-        if rest:
-            operation["description"] = rest
+def _set_summary(operation: dict[str, Any]) -> None:
+    """Use the first paragraph of the docstring as the summary, instead of the function name."""
+    text = operation.pop("description", operation["summary"])
+    summary, _, rest = text.partition("\n\n")
+    operation["summary"] = " ".join(summary.split()).removesuffix(".")
+    if rest:
+        operation["description"] = rest
 
 
-def _move_definitions(document: dict[str, Any]) -> None:
-    """Move the definitions in each request body's schema to the document's components."""
-    components = document["components"]["schemas"]
-    for _, operation in _operations(document):
-        for content in operation.get("requestBody", {}).get("content", {}).values():
-            for name, schema in content["schema"].pop("$defs", {}).items():
-                assert components.setdefault(name, schema) == schema, name
-
-
-def _add_tokens(document: dict[str, Any], open_paths: Collection[str]) -> None:
-    """Add bearer authentication and its error responses."""
-    schemes = document.setdefault("components", {}).setdefault("securitySchemes", {})
-    schemes["token"] = {"type": "http", "scheme": "bearer"}
-    for path, operation in _operations(document):
-        if path in open_paths:
-            continue
-        operation["security"] = [{"token": []}]
-        for status, what in (
-            ("401", "Token missing or invalid"),
-            ("503", "Temporarily unavailable"),
-        ):
-            operation["responses"].setdefault(status, {"description": what, "content": _ERROR})
-
-
-def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for path, methods in document["paths"].items():
-        for operation in methods.values():
-            yield path, operation
+def _require_token(operation: dict[str, Any]) -> None:
+    operation["security"] = [{"token": []}]
+    for status, what in (("401", "Token missing or invalid"), ("503", "Temporarily unavailable")):
+        operation["responses"].setdefault(status, {"description": what, "content": _ERROR})

@@ -1,21 +1,19 @@
-"""Parse a query from the body or URL of a request into a checked `QueryRequest`.
+"""Parse a query from the body or URL of a request.
 
 Bodies are parsed here rather than by the framework, so that invalid UTF-8, deeply nested JSON and
 oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
-from starlette.datastructures import FormData
 
-from serving.answer import Rule
-from serving.api_error import TOO_MANY_INPUTS, ApiError, validated
+from serving.answer import MAX_TOP, Rule
+from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.forms import form_images, known_charset, parse_form, text_fields
+from serving.http.forms import known_charset, parse_form
 from serving.http.request_body import (
     MAX_VALUES,
     content_type,
@@ -24,9 +22,12 @@ from serving.http.request_body import (
     parse_json,
     read_body,
 )
+from serving.limits import check_count
 from serving.service import InProgress, Service
-from serving.top_classes import MAX_TOP
 from trainer.bundle.spec import Reads
+
+# Fields of a form that can occur several times, and what their values are.
+_LISTS = {"classes": "names or ids", "texts": "texts"}
 
 
 class InputParameters(BaseModel):
@@ -54,20 +55,7 @@ class QueryParameters(InputParameters, Rule):
                 "invalid_query",
                 "classes is empty. Add at least one class to the URL, as ?classes=NAME",
             )
-        check_class_count(len(self.classes), limits.max_classes)
-
-
-def check_class_count(count: int, most: int) -> None:
-    """Raise ApiError 413 for more than `most` classes in one query."""
-    if count > most:
-        raise ApiError(
-            413,
-            "too_many_classes",
-            f"the request has {count} classes, but the limit is {most}. Split the request",
-        )
-
-
-Body = TypeVar("Body", bound="InputsBody")
+        check_count(len(self.classes), "classes", limits.max_classes)
 
 
 class InputsBody(BaseModel):
@@ -108,98 +96,47 @@ class ClassifyBody(InputsBody, ClassifyParameters):
     """Which classes does each image or text belong to?"""
 
 
-@dataclass(frozen=True)
-class QueryRequest:
-    """A well-formed request. Classes and inputs are not validated yet.
-
-    `inputs` contains images as bytes, or texts, depending on the model.
-    """
-
-    classes: list[str | int]
-    inputs: Sequence[bytes | str]
-    rule: Rule
+Body = TypeVar("Body", bound=InputsBody)
+Parameters = TypeVar("Parameters", bound=InputParameters)
+Inputs = Sequence[bytes | str]
 
 
 async def read_query(
-    request: Request, parameters: QueryParameters, service: Service, progress: InProgress
-) -> QueryRequest:
-    """Read and check the body of `POST /v1/query`, in any format, for the model of `service`.
-
-    `parameters` is the query in the URL; it is used if the body is a single input. Acquires a slot
-    for `progress` once the body has arrived. Raises ApiError (400, 408, 413, 415, 422, 429) with
-    the reason.
-    """
-    body, inputs = await _read(request, parameters, QueryBody, service, progress)
-    query = body or parameters
-    check_class_count(len(query.classes), service.config.max_classes)
-    return QueryRequest(list(query.classes), inputs, query)
-
-
-async def read_classification(
-    request: Request, parameters: ClassifyParameters, service: Service, progress: InProgress
-) -> tuple[Sequence[bytes | str], ClassifyParameters]:
-    """Read and check the body of `POST /v1/classify`, like `read_query`. Returns the inputs and the
-    other parameters."""
-    body, inputs = await _read(request, parameters, ClassifyBody, service, progress)
-    return inputs, body or parameters
-
-
-async def _read(
     request: Request,
-    parameters: InputParameters,
+    parameters: Parameters,
     model: type[Body],
     service: Service,
     progress: InProgress,
-) -> tuple[Body | None, Sequence[bytes | str]]:
-    """Return the body, or None if it is a single input, and the inputs."""
+) -> tuple[Body | Parameters, Inputs]:
+    """Read and check the body of a request, in any format, for the model of `service`. Returns the
+    query, which is `parameters`, the query in the URL, if the body is a single input; and the
+    inputs: images as bytes, or texts.
+
+    Acquires a slot for `progress` once the body has arrived. Classes and images are not validated
+    yet. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
+    """
     limits, reads = service.config, service.model.reads
     kind, header = content_type(request)
-    found: Body | None = None
-    inputs: Sequence[bytes | str]
-    if kind in ("multipart/form-data", "application/json", ""):
-        _check_not_in_url(parameters)
-    else:
+    query: Body | Parameters = parameters
+    if kind not in ("multipart/form-data", "application/json", ""):
         _check_raw(kind, reads)
         parameters.check(limits)
-    raw = await read_body(request, service, progress)
-    if kind == "multipart/form-data":
-        form = await parse_form(raw, header, limits)
-        try:
-            found, inputs = await _from_form(form, model, reads)
-        finally:
-            await form.close()
-    elif kind in ("application/json", ""):
-        found, inputs = await service.parsed(_from_json, raw, model, limits, reads)
-    else:
-        inputs = [_input(raw, parameter(header, "charset"), reads)]
-    _check_inputs(inputs, limits, reads)
-    return found, inputs
-
-
-def _check_not_in_url(parameters: InputParameters) -> None:
-    if parameters.model_fields_set:
+    elif parameters.model_fields_set:
         raise ApiError(
             422,
             "invalid_query",
             "the query is in the URL, but the body is JSON or a form. Send the query in the body",
         )
-
-
-def _from_json(
-    raw: bytes, model: type[Body], limits: ServingConfig, reads: Reads
-) -> tuple[Body, Sequence[bytes | str]]:
-    """Return the body and its inputs, decoded."""
-    if not raw.strip():
-        example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
-        raise ApiError(400, "empty_body", f"the body is empty. Send JSON with {example}")
-    body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
-    _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
-    sent = (body.texts if reads == "texts" else body.images) or []
-    _check_input_count(sent, limits, reads)  # before any input is decoded
-    inputs: Sequence[bytes | str] = sent
-    if reads == "images":
-        inputs = [image_bytes(one, f"images[{position}]") for position, one in enumerate(sent)]
-    return body, inputs
+    raw = await read_body(request, service, progress)
+    inputs: Inputs
+    if kind == "multipart/form-data":
+        query, inputs = _from_form(await parse_form(raw, header, limits), model, reads)
+    elif kind in ("application/json", ""):
+        query, inputs = await service.parsed(_from_json, raw, model, limits, reads)
+    else:
+        inputs = [_input(raw, parameter(header, "charset"), reads)]
+    _check_inputs(inputs, limits, reads)
+    return query, inputs
 
 
 def max_values(limits: ServingConfig) -> int:
@@ -208,31 +145,49 @@ def max_values(limits: ServingConfig) -> int:
     return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
-def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
-    """Before any input is decoded, reject a kind of input that the model does not accept."""
-    if reads == "images" and texts:
-        raise ApiError(422, "not_a_text_model", "this model accepts images. Send images, not texts")
-    if reads == "texts" and images:
-        raise ApiError(
-            422, "not_a_picture_model", "this model accepts texts. Send texts, not images"
-        )
+def _from_json(
+    raw: bytes, model: type[Body], limits: ServingConfig, reads: Reads
+) -> tuple[Body, Inputs]:
+    """Return the body and its inputs, decoded."""
+    if not raw.strip():
+        example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
+        raise ApiError(400, "empty_body", f"the body is empty. Send JSON with {example}")
+    body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
+    _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
+    sent = (body.texts if reads == "texts" else body.images) or []
+    _check_input_count(sent, limits, reads)  # before any input is decoded
+    if reads == "texts":
+        return body, sent
+    return body, [image_bytes(one, f"images[{index}]") for index, one in enumerate(sent)]
 
 
-def _check_raw(kind: str, reads: Reads) -> None:
-    """Reject a body that is neither an image nor a text, or whose kind the model does not
-    accept."""
-    if kind == "text/plain":
-        _check_kind(reads, images=False, texts=True)
-    elif kind.startswith("image/") or kind == "application/octet-stream":
-        _check_kind(reads, images=True, texts=False)
-    else:
-        raise ApiError(
-            415,
-            "unknown_content_type",
-            f"Content-Type {kind[:80]!r} is not supported. Send application/json, "
-            "multipart/form-data, an image as image/… or application/octet-stream, or a text as "
-            "text/plain",
-        )
+def _from_form(
+    fields: Mapping[str, list[str | bytes]], model: type[Body], reads: Reads
+) -> tuple[Body, Inputs]:
+    """Return the body in the `fields` of a form, and its inputs."""
+    known = model.model_fields
+    if unknown := sorted(fields.keys() - known.keys()):
+        message = f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(known)}"
+        raise ApiError(422, "invalid_query", message)
+    for name in known:
+        values = fields.get(name, [])
+        has_file = any(isinstance(value, bytes) for value in values)
+        if name in _LISTS and has_file:
+            message = f"{name} contains a file. Send {_LISTS[name]} as plain form fields"
+            raise ApiError(422, "invalid_query", message)
+        if name not in (*_LISTS, "images") and (has_file or len(values) > 1):
+            message = f"{name} either is a file or occurs more than once. Send a single value"
+            raise ApiError(422, "invalid_query", message)
+    _check_kind(reads, images="images" in fields, texts="texts" in fields)
+    lists = {"classes": fields.get("classes", [])} if "classes" in known else {}
+    single = {name: values[0] for name, values in fields.items() if name not in (*_LISTS, "images")}
+    body = validated(model, {**lists, **single}, "invalid_query")
+    inputs = fields.get(reads, [])
+    for position, one in enumerate(inputs):
+        if reads == "images" and not isinstance(one, bytes):
+            message = f"images[{position}] is not a file. Upload the image as a file"
+            raise ApiError(400, "invalid_form", message)
+    return body, inputs
 
 
 def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
@@ -249,34 +204,41 @@ def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
         raise ApiError(400, "not_a_text", message) from error
 
 
-async def _from_form(
-    form: FormData, model: type[Body], reads: Reads
-) -> tuple[Body, Sequence[bytes | str]]:
-    fields = text_fields(form, model.model_fields)
-    _check_kind(reads, images="images" in form, texts="texts" in form)
-    texts = fields.pop("texts")
-    classes = {"classes": fields.pop("classes")} if "classes" in fields else {}
-    single = {name: values[0] for name, values in fields.items() if values}
-    found = validated(model, {**classes, **single}, "invalid_query")
-    return found, texts if reads == "texts" else await form_images(form)
+def _check_kind(reads: Reads, *, images: bool, texts: bool) -> None:
+    """Before any input is decoded, reject a kind of input that the model does not accept."""
+    if reads == "images" and texts:
+        raise ApiError(422, "not_a_text_model", "this model accepts images. Send images, not texts")
+    if reads == "texts" and images:
+        raise ApiError(
+            422, "not_a_picture_model", "this model accepts texts. Send texts, not images"
+        )
+
+
+def _check_raw(kind: str, reads: Reads) -> None:
+    """Reject a body that is neither an image nor a text, or whose kind the model does not
+    accept."""
+    is_text = kind == "text/plain"
+    if not (is_text or kind.startswith("image/") or kind == "application/octet-stream"):
+        raise ApiError(
+            415,
+            "unknown_content_type",
+            f"Content-Type {kind[:80]!r} is not supported. Send application/json, "
+            "multipart/form-data, an image as image/… or application/octet-stream, or a text as "
+            "text/plain",
+        )
+    _check_kind(reads, images=not is_text, texts=is_text)
 
 
 def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
     if not inputs:
-        what, field = ("image", "images") if reads == "images" else ("text", "texts")
+        what = reads.removesuffix("s")
         raise ApiError(
-            400, "no_input", f"the request does not contain any {field}. Send at least one {what}"
+            400, "no_input", f"the request does not contain any {reads}. Send at least one {what}"
         )
-    if len(inputs) > limits.max_inputs:
-        raise ApiError(
-            413,
-            TOO_MANY_INPUTS[reads],
-            f"the request has {len(inputs)} {reads}, but the limit is {limits.max_inputs}. Split "
-            "the request",
-        )
+    check_count(len(inputs), reads, limits.max_inputs)
 
 
-def _check_inputs(inputs: Sequence[bytes | str], limits: ServingConfig, reads: Reads) -> None:
+def _check_inputs(inputs: Inputs, limits: ServingConfig, reads: Reads) -> None:
     _check_input_count(inputs, limits, reads)
     most = limits.max_text_chars
     for position, one in enumerate(inputs):

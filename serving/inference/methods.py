@@ -22,7 +22,6 @@ from serving.inference.tensors import (
     InferenceResponse,
     RequestInput,
     RequestOutput,
-    array_of,
     check_model,
     elements_of,
     infer,
@@ -33,7 +32,7 @@ from serving.inference.tensors import (
     wrong_datatype,
 )
 from serving.service import Service
-from serving.tokens import ANONYMOUS, Clients, bearer_token
+from serving.tokens import ANONYMOUS, Clients
 from serving.versions import ServedModel
 
 _log = logging.getLogger("kway.serving")
@@ -85,8 +84,7 @@ class InferenceMethods:
         metadata = [(name, value) for name, value in context.invocation_metadata()]
         tokens = [value for name, value in metadata if name == "authorization"]
         addresses = [value for name, value in metadata if name == self._clients.address_header]
-        token = bearer_token(tokens[0]) if len(tokens) == 1 else None
-        return self._clients.client_of(token, addresses)
+        return self._clients.client_of(tokens, addresses)
 
 
 def grpc_server(methods: InferenceMethods, config: ServingConfig) -> grpc.aio.Server:
@@ -153,7 +151,7 @@ async def _infer(service: Service, raw: bytes, client: str) -> Message:
         if len(raw) > limits.max_body_bytes:
             message = f"the message is larger than {limits.max_body_bytes} bytes. Split the request"
             raise ApiError(413, "body_too_large", message)
-        with service.uploads.held(client, len(raw)):
+        with service.uploads.bytes.slots(client, len(raw)):
             request, inference = await service.in_thread(_read, raw, most)
             check_model(service, request.model_name, request.model_version)
             answer = await infer(service, inference, progress)
@@ -232,7 +230,7 @@ def response_of(
         field = "bool_param" if isinstance(value, bool) else "string_param"
         setattr(response.parameters[name], field, value)
     for tensor in answer.outputs:
-        elements = array_of(tensor)
+        elements = tensor.array()
         output = response.outputs.add(
             name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
         )

@@ -49,13 +49,10 @@ class Servicer:
     def __init__(self, call: Callable[[str, bytes, Context], Awaitable[Message]]) -> None:
         self._call = call
 
-    ServerLive = _method("ServerLive")
-    ServerReady = _method("ServerReady")
-    ServerMetadata = _method("ServerMetadata")
-    ModelReady = _method("ModelReady")
-    ModelMetadata = _method("ModelMetadata")
-    ModelInfer = _method("ModelInfer")
-    Check = _method("Check")
+
+for _names in _METHODS.values():
+    for _name in _names:
+        setattr(Servicer, _name, _method(_name))
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:

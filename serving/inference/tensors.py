@@ -29,8 +29,9 @@ from pydantic import (
 )
 
 from serving.answer import Rule
-from serving.api_error import TOO_MANY_INPUTS, ApiError
+from serving.api_error import ApiError
 from serving.config import ServingConfig
+from serving.limits import check_count
 from serving.schemas import Answer
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
@@ -95,6 +96,12 @@ class ResponseOutput(BaseModel):
     parameters: dict[str, int] = {}
     data: list[StrictBool | StrictInt | StrictFloat] = []
 
+    def array(self) -> np.ndarray:
+        """Return the elements, converted to the datatype. A threshold in the request that is out of
+        range for FP32 becomes infinite."""
+        with np.errstate(over="ignore"):
+            return np.asarray(self.data).astype(_OUTPUTS[self.name][1])
+
 
 class InferenceResponse(BaseModel):
     """The response. `parameters` states whether the loss is aligned with the Principle of Logit
@@ -154,11 +161,12 @@ async def infer(
     answer = await service.answer(inputs, await service.make_query(classes, rule))
     outputs = _outputs_of(answer, names)
     progress.inputs = len(answer.results)
-    parameters: dict[str, bool | str] = {"aligned": answer.aligned}
-    if answer.notice is not None:
-        parameters["notice"] = answer.notice
+    notice = {} if answer.notice is None else {"notice": answer.notice}
     return InferenceResponse(
-        model_name=service.name, id=request.id, parameters=parameters, outputs=outputs
+        model_name=service.name,
+        id=request.id,
+        parameters={"aligned": answer.aligned, **notice},
+        outputs=outputs,
     )
 
 
@@ -196,11 +204,7 @@ def check_inference(
     for name, values, limit in counts:
         if not values:
             raise invalid_inference(f"the request contains no {name}. Send at least one")
-        if len(values) > limit:
-            message = (
-                f"the request has {len(values)} {name}, but the limit is {limit}. Split the request"
-            )
-            raise ApiError(413, TOO_MANY_INPUTS.get(name, "too_many_classes"), message)
+        check_count(len(values), name, limit)
     longest = max(map(len, inputs)) if reads == "texts" else 0
     if longest > limits.max_text_chars:
         message = (
@@ -290,24 +294,22 @@ def _outputs_of(answer: Answer, names: Sequence[str]) -> list[ResponseOutput]:
             "recall"
         )
         raise ApiError(422, "no_threshold", message)
-    rows = [result.verdicts for result in answer.results]
-    shape = [len(rows), len(rows[0])]
-    tensors: dict[str, tuple[list[int], list[Any]]] = {
-        "scores": (shape, [verdict.score for row in rows for verdict in row]),
-        "thresholds": (shape[1:], [found.threshold for found in answer.thresholds]),
-        "matches": (shape, [bool(verdict.match) for row in rows for verdict in row]),
+    verdicts = [verdict for result in answer.results for verdict in result.verdicts]
+    shape = [len(answer.results), len(answer.results[0].verdicts)]
+    data: dict[str, list[Any]] = {
+        "scores": [verdict.score for verdict in verdicts],
+        "thresholds": [found.threshold for found in answer.thresholds],
+        "matches": [bool(verdict.match) for verdict in verdicts],
     }
-    found = ((name, _OUTPUTS[name][0], *tensors[name]) for name in names)
     return [
-        ResponseOutput(name=name, datatype=of, shape=s, data=data) for name, of, s, data in found
+        ResponseOutput(
+            name=name,
+            datatype=_OUTPUTS[name][0],
+            shape=shape[1:] if name == "thresholds" else shape,
+            data=data[name],
+        )
+        for name in names
     ]
-
-
-def array_of(tensor: ResponseOutput) -> np.ndarray:
-    """Return the elements of an output, converted to its datatype. A threshold in the request that
-    is out of range for FP32 becomes infinite."""
-    with np.errstate(over="ignore"):
-        return np.asarray(tensor.data).astype(_OUTPUTS[tensor.name][1])
 
 
 def elements_of(name: str, datatype: str, raw: bytes, most: int) -> list[Any]:
@@ -348,11 +350,9 @@ def invalid_inference(message: str) -> ApiError:
 
 
 def wrong_datatype(name: str, datatype: str) -> ApiError:
-    fix = {
-        # Clients of other models send tensors of pixels.
-        "images": "send the encoded file as one BYTES element",
-        "class_ids": "send INT64",
-    }.get(name, "send BYTES")
+    # Clients of other models send tensors of pixels.
+    fixes = {"images": "send the encoded file as one BYTES element", "class_ids": "send INT64"}
+    fix = fixes.get(name, "send BYTES")
     return invalid_inference(f"{name[:80]} has datatype {datatype[:20]}: {fix}")
 
 

@@ -16,7 +16,6 @@ export class RejectedError extends Error {
 }
 
 export class Api {
-  #numWaiting = 0;
   #version = null;
 
   constructor(tokens) {
@@ -32,9 +31,13 @@ export class Api {
     for (let attempt = 1; ; ) {
       const token = this.tokens.current;
       const response = await this.#send(method, path, { body, signal, token });
-      this.#checkVersion(response);
+      // The page must not mix the classes and verdicts of two versions of the model. Responses of
+      // the proxy do not have the header.
+      const version = response?.headers.get(VERSION_HEADER) ?? null;
+      this.#version ??= version;
+      if (version !== null && version !== this.#version) throw new RejectedError(409, "model_changed", CHANGED);
       if (response?.ok) return response;
-      const error = response ? await errorOf(response) : unreachable();
+      const error = response ? await errorOf(response) : new RejectedError(0, "unreachable", "the server cannot be reached");
       if (response?.status === 401) {
         await this.tokens.replace(token);
       } else if (response?.status === 429) {
@@ -46,14 +49,6 @@ export class Api {
         throw error;
       }
     }
-  }
-
-  // The page must not mix the classes and verdicts of two versions of the model. Responses of the
-  // proxy do not have the header.
-  #checkVersion(response) {
-    const version = response?.headers.get(VERSION_HEADER) ?? null;
-    this.#version ??= version;
-    if (version !== null && version !== this.#version) throw new RejectedError(409, "model_changed", CHANGED);
   }
 
   // The response, or null if there was none. Rethrows an abort.
@@ -71,42 +66,30 @@ export class Api {
   }
 
   async #delay(seconds, reason, signal) {
-    this.#numWaiting += 1;
     byId("waiting").textContent = `${reason}. Retrying in ${Math.ceil(seconds)} s.`;
     byId("waiting").hidden = false;
-    try {
-      await sleep(seconds, signal);
-    } finally {
-      this.#numWaiting -= 1;
-      byId("waiting").hidden = this.#numWaiting === 0;
-    }
+    await sleep(seconds, signal).finally(() => (byId("waiting").hidden = true));
   }
 }
 
 function sleep(seconds, signal) {
   return new Promise((resolve, reject) => {
-    const fail = () => reject(new DOMException("aborted", "AbortError"));
-    if (signal?.aborted) return fail();
-    const timer = setTimeout(() => {
-      signal?.removeEventListener("abort", abort);
-      resolve();
-    }, 1000 * seconds);
-    const abort = () => {
+    signal?.throwIfAborted();
+    const timer = setTimeout(resolve, 1000 * seconds);
+    signal?.addEventListener("abort", () => {
       clearTimeout(timer);
-      fail();
-    };
-    signal?.addEventListener("abort", abort, { once: true });
+      reject(signal.reason);
+    }, { once: true });
   });
 }
 
 // Whether there was no response, or a proxy returned an error.
 const isOutcomeUnknown = (response) => !response || [502, 503, 504].includes(response.status);
 
-// The delay that the server requests, plus jitter, so that clients do not all retry at the same
-// time.
+// The delay that the server requests, plus jitter, so that not all clients retry at the same time.
 function retryDelay(response, fallback) {
-  const header = Number(response?.headers.get("Retry-After") ?? fallback);
-  const seconds = Number.isFinite(header) && header >= 0 ? header : fallback;
+  const header = Number(response?.headers.get("Retry-After") ?? NaN);
+  const seconds = header >= 0 ? header : fallback;
   return Math.min(seconds, MAX_DELAY_SECONDS) + 0.3 * Math.random();
 }
 
@@ -118,5 +101,3 @@ async function errorOf(response) {
     return new RejectedError(response.status, "", `the server responded with status ${response.status}`);
   }
 }
-
-const unreachable = () => new RejectedError(0, "unreachable", "the server cannot be reached");

@@ -13,14 +13,13 @@ export class Cards {
     this.#actions = actions;
   }
 
-  // `verdictsOf(input)`: a list, or null while the verdicts are unknown. Redraws only what has
-  // changed.
-  show(inputs, { verdictsOf, decides, isLoading }) {
+  // Redraws only what has changed.
+  show(inputs, { decides, isLoading }) {
     for (const [input, card] of this.#cards) if (!inputs.includes(input)) this.#drop(input, card);
     for (const input of inputs) {
       if (!this.#cards.has(input)) this.#cards.set(input, this.#card(input));
       const card = this.#cards.get(input);
-      const verdicts = verdictsOf(input);
+      const { verdicts } = input;
       const state = JSON.stringify([input.inputError, input.requestError, verdicts, decides, isLoading]);
       if (state === card.state) continue;
       card.state = state;
@@ -54,15 +53,11 @@ export class Cards {
   #content(input, verdicts, { decides, isLoading }) {
     if (input.inputError) return problem(input.inputError);
     if (input.requestError) {
-      const retry = element("button", { type: "button", class: "plain", onclick: () => this.#actions.retry(input) }, "Try again");
-      return problem(input.requestError, retry);
+      const retry = { type: "button", class: "plain", onclick: () => this.#actions.retry(input) };
+      return problem(input.requestError, element("button", retry, "Try again"));
     }
-    if (verdicts) {
-      const rows = verdicts.map((one) => verdictRow(one, decides));
-      return element("ul", { class: "verdicts" }, ...rows);
-    }
-    const text = isLoading ? "Loading…" : "Enter a score threshold above.";
-    return element("p", { class: "quiet small" }, text);
+    if (verdicts) return element("ul", { class: "verdicts" }, ...verdicts.map((one) => verdictRow(one, decides)));
+    return element("p", { class: "quiet small" }, isLoading ? "Loading…" : "Enter a score threshold above.");
   }
 
   // Move focus to the next card's button, so that keyboard users stay in the list.

@@ -1,22 +1,20 @@
 // Threshold selection: from a measured recall, a custom score, or none.
-import { byId, element } from "./elements.js";
-import { percent } from "./numbers.js";
+import { byId, element, percent } from "./elements.js";
 
 const DEBOUNCE_MILLISECONDS = 250;
 
 export class Decision extends EventTarget {
-  #isLogit;
+  #score;
   #hasRecalls;
   #number = element("input", {
     type: "number", step: "any", inputmode: "decimal", "aria-label": "Score threshold",
   });
   #timer = 0;
-  #lastFields = "";
 
   // For a model with thresholds for `recalls`. `score` is the kind of score that its loss defines.
   constructor(recalls, score) {
     super();
-    this.#isLogit = score === "logit";
+    this.#score = score === "logit" ? "score (logit)" : "score (computed from the logit by the model’s loss)";
     this.#hasRecalls = recalls.length > 0;
     const choices = recalls.map((recall) => [`recall:${recall}`, `recall ${percent(recall)}`]);
     choices.push(["threshold", "custom score"], ["none", "none: show scores only"]);
@@ -28,13 +26,10 @@ export class Decision extends EventTarget {
     }
     // Without thresholds, a new user sees scores first: a custom score requires a number.
     fieldset.querySelector(`[value="${this.#hasRecalls ? choices[0][0] : "none"}"]`).checked = true;
-    // This event also fires for the number field, so clicking a button after typing a number applies
-    // the number first.
-    fieldset.addEventListener("change", () => this.#changed());
-    this.#number.addEventListener("input", () => {
-      fieldset.querySelector('[value="threshold"]').checked = true;
+    fieldset.addEventListener("input", ({ target }) => {
+      if (target === this.#number) fieldset.querySelector('[value="threshold"]').checked = true;
       clearTimeout(this.#timer);
-      this.#timer = setTimeout(() => this.#changed(), DEBOUNCE_MILLISECONDS);
+      this.#timer = setTimeout(() => this.#changed(), target === this.#number ? DEBOUNCE_MILLISECONDS : 0);
     });
     this.#explain();
   }
@@ -43,37 +38,29 @@ export class Decision extends EventTarget {
   get fields() {
     const chosen = document.querySelector('[name="decision"]:checked').value;
     if (chosen.startsWith("recall:")) return { recall: Number(chosen.slice(7)) };
-    return chosen === "threshold" ? { threshold: this.#threshold } : {};
+    if (chosen === "none") return {};
+    return { threshold: Number.isFinite(this.#number.valueAsNumber) ? this.#number.valueAsNumber : null };
   }
 
   get isComplete() {
-    return !("threshold" in this.fields) || this.#threshold !== null;
-  }
-
-  get #threshold() {
-    return Number.isFinite(this.#number.valueAsNumber) ? this.#number.valueAsNumber : null;
+    return this.fields.threshold !== null;
   }
 
   #changed() {
-    clearTimeout(this.#timer);
-    const fields = JSON.stringify(this.fields);
-    if (fields === this.#lastFields) return;
-    this.#lastFields = fields;
     this.#explain();
     this.dispatchEvent(new Event("change"));
   }
 
   #explain() {
     const { recall, threshold } = this.fields;
-    const score = this.#isLogit ? "score (logit)" : "score (computed from the logit by the model’s loss)";
-    let meaning = `Shows the ${score} of each class, without a verdict.`;
+    let meaning = `Shows the ${this.#score} of each class, without a verdict.`;
     if (!this.#hasRecalls) meaning += " This model has no thresholds for a recall.";
     if (recall !== undefined) {
       // Short enough for one line in a wide window: if the text wrapped, the tabs would move just
       // as a user clicks them.
       meaning = `Yes at or above the ${percent(recall)} recall threshold of the class, which is guaranteed, estimated or pooled: see below the verdict.`;
     } else if (threshold !== undefined) {
-      meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${score} is at least ${threshold}.`;
+      meaning = threshold === null ? "Enter the minimum score for a yes." : `Yes if the ${this.#score} is at least ${threshold}.`;
     }
     byId("decision-meaning").textContent = meaning;
   }

@@ -13,14 +13,12 @@ try {
     domNode: byId("operations"),
     deepLinking: true,
     validatorUrl: null, // the default would contact another server
-    requestInterceptor: withToken,
+    requestInterceptor: (request) => {
+      if (tokens.current !== null) request.headers.Authorization ??= `Bearer ${tokens.current}`;
+      return request;
+    },
   });
 } catch (error) {
   byId("page-error").textContent = `Failed to load the API documentation: ${error.message}`;
   byId("page-error").hidden = false;
-}
-
-function withToken(request) {
-  if (tokens.current !== null) request.headers.Authorization ??= `Bearer ${tokens.current}`;
-  return request;
 }

@@ -1,30 +1,29 @@
 // Files and texts that are dropped or pasted anywhere on the page.
 import { element } from "./elements.js";
 
-// `onFiles` receives [{ name, content, inputError }]. `onText` receives dropped or pasted text.
-export function onDropped(onFiles, onText) {
-  let depth = 0; // drag events also fire for each child element, so count them
-  const mark = (change) => {
-    depth = Math.max(0, depth + change);
-    document.body.classList.toggle("dragging", depth > 0);
-  };
-  const hasContent = ({ dataTransfer }) => [...(dataTransfer?.types ?? [])].some((one) => one === "Files" || one === "text/plain");
-  document.addEventListener("dragenter", (event) => hasContent(event) && mark(1));
-  document.addEventListener("dragleave", (event) => hasContent(event) && mark(-1));
-  document.addEventListener("dragover", (event) => hasContent(event) && event.preventDefault());
-  document.addEventListener("drop", (event) => {
-    depth = 0;
-    mark(0);
-    if (isField(event.target) && !event.dataTransfer.files.length) return;
-    event.preventDefault(); // otherwise the browser would open the file instead of the page
-    receive(event.dataTransfer, onFiles, onText);
-  });
-  document.addEventListener("paste", (event) => {
+// `onInputs(files, text)` receives [{ name, content, inputError }] and the dropped or pasted text.
+export function onDropped(onInputs) {
+  const mark = (isDragging) => document.body.classList.toggle("dragging", isDragging);
+  const receive = (event, data) => {
     if (document.querySelector("dialog[open]")) return;
-    if (isField(event.target) && !event.clipboardData.files.length) return;
+    if (event.target.matches?.("input, textarea") && !data.files.length) return;
+    event.preventDefault(); // otherwise the browser would open a dropped file instead of the page
+    const entries = [...data.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
+    const folders = new Set(entries.filter((one) => one.isDirectory).map((one) => one.name));
+    const text = data.getData("text/plain");
+    if (data.files.length || text.trim()) onInputs(inputsOf(data.files, folders), text);
+  };
+  document.addEventListener("dragover", (event) => {
+    if (!event.dataTransfer.types.some((one) => one === "Files" || one === "text/plain")) return;
     event.preventDefault();
-    receive(event.clipboardData, onFiles, onText);
+    mark(true);
   });
+  document.addEventListener("dragleave", (event) => event.relatedTarget === null && mark(false));
+  document.addEventListener("drop", (event) => {
+    mark(false);
+    receive(event, event.dataTransfer);
+  });
+  document.addEventListener("paste", (event) => receive(event, event.clipboardData));
 }
 
 // Convert files to inputs. Folders are reported, not silently ignored.
@@ -35,15 +34,6 @@ function inputsOf(files, folders = new Set()) {
     inputError: folders.has(file.name) ? "this is a folder: choose the images in it" : null,
   }));
 }
-
-function receive(data, onFiles, onText) {
-  const entries = [...data.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
-  const folders = new Set(entries.filter((one) => one.isDirectory).map((one) => one.name));
-  if (data.files.length) onFiles(inputsOf(data.files, folders));
-  else if (data.getData("text/plain").trim()) onText(data.getData("text/plain"));
-}
-
-const isField = (target) => target.matches?.("input, textarea");
 
 // A button that opens the browser's file chooser.
 export function chooser(label, onFiles) {

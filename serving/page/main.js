@@ -1,14 +1,14 @@
 // The page: one query at the top, which applies to the tabs below.
 import { Api } from "./api.js";
 import { Decision } from "./decision.js";
-import { byId, element, nameOf } from "./elements.js";
+import { byId, count, element, nameOf } from "./elements.js";
 import { onDropped } from "./files.js";
 import { GalleryPanel } from "./gallery.js";
-import { count } from "./numbers.js";
 import { Picker } from "./picker.js";
 import { QueryPanel } from "./query.js";
-import { Tabs } from "./tabs.js";
 import { Tokens } from "./tokens.js";
+
+const TABS = ["query", "gallery"];
 
 async function start() {
   const tokens = new Tokens();
@@ -21,7 +21,8 @@ async function start() {
     query: new QueryPanel(api, model),
     gallery: await GalleryPanel.open(api),
   };
-  const tabs = new Tabs(Object.keys(panels).filter((name) => panels[name]));
+  setUpTabs();
+  byId("tabs").hidden = panels.gallery === null; // a single panel needs no tabs
   const updatePanels = () => {
     const { fields, isComplete } = decision;
     const query = { classes: [...picker.chosen], fields, isComplete };
@@ -30,19 +31,37 @@ async function start() {
   picker.addEventListener("change", updatePanels);
   decision.addEventListener("change", updatePanels);
   updatePanels();
-  onDropped(
-    (files) => panelForInputs(panels, tabs).addFiles(files),
-    (text) => panelForInputs(panels, tabs).addText(text),
-  );
+  // Dropped and pasted inputs open the tab of queries.
+  onDropped((files, text) => {
+    showTab("query");
+    if (files.length) panels.query.addFiles(files);
+    else panels.query.addText(text);
+  });
   byId("query").hidden = false;
   byId("panels").hidden = false;
   byId("class-input").focus();
 }
 
-// The panel that receives dropped inputs, whose tab is opened.
-function panelForInputs(panels, tabs) {
-  tabs.show("query");
-  return panels.query;
+// The tabs follow the ARIA pattern: an arrow key selects the other one.
+function setUpTabs() {
+  for (const [index, name] of TABS.entries()) {
+    const tab = byId(`tab-${name}`);
+    tab.addEventListener("click", () => showTab(name));
+    tab.addEventListener("keydown", ({ key }) => {
+      if (key !== "ArrowLeft" && key !== "ArrowRight") return;
+      showTab(TABS[1 - index]);
+      byId(`tab-${TABS[1 - index]}`).focus();
+    });
+  }
+}
+
+function showTab(name) {
+  for (const one of TABS) {
+    byId(`tab-${one}`).setAttribute("aria-selected", String(one === name));
+    byId(`tab-${one}`).tabIndex = one === name ? 0 : -1;
+    byId(`panel-${one}`).hidden = one !== name;
+  }
+  byId(`panel-${name}`).dispatchEvent(new Event("shown"));
 }
 
 function describe({ bundle, num_classes: classes, reads, loss }) {

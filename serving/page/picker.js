@@ -1,7 +1,6 @@
 // Class selection: the user searches by typing and chooses with the keyboard or a pointer. Selected
 // classes are shown as chips. The combobox follows the ARIA pattern "list autocomplete".
-import { byId, element, nameOf } from "./elements.js";
-import { count } from "./numbers.js";
+import { byId, count, element, nameOf } from "./elements.js";
 
 const MAX_OPTIONS = 20;
 const DEBOUNCE_MILLISECONDS = 120;
@@ -32,16 +31,14 @@ export class Picker extends EventTarget {
   }
 
   add(added) {
-    if (this.chosen.some((one) => one.id === added.id)) {
-      this.#announce(`${added.name} is already selected`);
-    } else if (this.chosen.length >= this.#limit) {
+    const isChosen = this.chosen.some((one) => one.id === added.id);
+    if (!isChosen && this.chosen.length >= this.#limit) {
       this.#announce(`The server accepts at most ${count(this.#limit, "class", "classes")}: remove one first`);
       return;
-    } else {
-      this.chosen.push(added);
-      this.#announce(`${added.name} selected`);
-      this.#changed();
     }
+    if (!isChosen) this.chosen.push(added);
+    this.#announce(`${added.name} ${isChosen ? "is already selected" : "selected"}`);
+    this.#changed();
     this.#input.value = "";
     this.#close();
   }
@@ -63,57 +60,52 @@ export class Picker extends EventTarget {
   }
 
   #chip({ id, name }) {
-    const remove = element("button", {
-      type: "button",
-      "aria-label": `Remove ${name}`,
-      onclick: () => this.remove(id),
-    }, "×");
-    return element("li", { class: "chip" }, nameOf(name), remove);
+    const attributes = { type: "button", "aria-label": `Remove ${name}`, onclick: () => this.remove(id) };
+    return element("li", { class: "chip" }, nameOf(name), element("button", attributes, "×"));
   }
 
   #scheduleSearch() {
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#search(this.#input.value.trim()), DEBOUNCE_MILLISECONDS);
+    this.#timer = setTimeout(() => {
+      this.#abort.abort();
+      this.#abort = new AbortController();
+      this.#search(this.#input.value.trim(), this.#abort.signal);
+    }, DEBOUNCE_MILLISECONDS);
   }
 
-  async #search(text) {
-    this.#abort.abort();
-    this.#abort = new AbortController();
+  // Show the classes whose names contain the text, and return them.
+  async #search(text, signal) {
+    const query = new URLSearchParams({ search: text.slice(0, 200), limit: MAX_OPTIONS });
     try {
-      this.#show(text, await this.#fetchClasses(text, MAX_OPTIONS, this.#abort.signal));
+      const found = await this.#api.requestJson("GET", `v1/classes?${query}`, { signal });
+      this.#show(text, found);
+      return found.classes;
     } catch (error) {
       if (error.name !== "AbortError") this.#announce(error.message);
+      return [];
     }
-  }
-
-  #fetchClasses(text, limit, signal) {
-    const query = new URLSearchParams({ search: text.slice(0, 200), limit });
-    return this.#api.requestJson("GET", `v1/classes?${query}`, { signal });
   }
 
   #show(text, { classes, total }) {
     if (document.activeElement !== this.#input) return;
     this.#searchedText = text;
     this.#options = classes;
-    this.#list.replaceChildren(...classes.map((one, index) => this.#option(one, index, text)));
+    this.#list.replaceChildren(...classes.map((one, index) => this.#option(one, index)));
     const more = total - classes.length;
-    byId("class-more").textContent = total
-      ? more > 0 ? `${more.toLocaleString("en")} more: continue typing to narrow the list` : ""
-      : `No class name contains “${text}”.`;
+    const hint = more ? `${more.toLocaleString("en")} more: continue typing to narrow the list` : "";
+    byId("class-more").textContent = total ? hint : `No class name contains “${text}”.`;
     byId("class-popup").hidden = false;
     this.#input.setAttribute("aria-expanded", "true");
     this.#announce(total ? `${count(total, "class", "classes")} found` : byId("class-more").textContent);
     this.#activate(text && classes.length ? 0 : -1);
   }
 
-  #option(one, index, text) {
+  #option(one, index) {
     const attributes = Object.values(one.attributes).join(", ");
-    const label = element("span", { class: "option-name" }, marked(one.name, text));
+    const label = element("span", { class: "option-name" }, nameOf(one.name));
     const aside = attributes && attributes !== one.name ? nameOf(attributes, { class: "quiet small" }) : null;
     return element("li", {
-      id: `class-option-${index}`,
-      role: "option",
-      "aria-selected": "false",
+      id: `class-option-${index}`, role: "option", "aria-selected": "false",
       onclick: () => this.add(one),
       onpointermove: () => this.#active === index || this.#activate(index),
     }, label, aside);
@@ -131,17 +123,11 @@ export class Picker extends EventTarget {
 
   #key(event) {
     if (event.isComposing) return; // this key press belongs to an input method's composition
-    const last = this.#options.length - 1;
-    const moves = {
-      ArrowDown: this.#active >= last ? 0 : this.#active + 1,
-      ArrowUp: this.#active <= 0 ? last : this.#active - 1,
-      PageDown: Math.min(last, this.#active + 8),
-      PageUp: Math.max(0, this.#active - 8),
-    };
-    if (event.key in moves) {
+    if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      if (this.#isOpen) this.#activate(moves[event.key]);
-      else this.#scheduleSearch();
+      const [last, next] = [this.#options.length - 1, this.#active + (event.key === "ArrowDown" ? 1 : -1)];
+      if (!this.#isOpen) this.#scheduleSearch();
+      else this.#activate(next > last ? 0 : next < 0 ? last : next);
     } else if (event.key === "Enter") {
       event.preventDefault();
       this.#choose();
@@ -156,20 +142,11 @@ export class Picker extends EventTarget {
   // Select the active option or, if the text has changed since the search, the first result of a new
   // search. Focus may have moved by then.
   async #choose() {
+    clearTimeout(this.#timer);
     const text = this.#input.value.trim();
-    if (text === this.#searchedText || !text) {
-      if (this.#options[this.#active]) this.add(this.#options[this.#active]);
-      return;
-    }
-    this.#close();
-    try {
-      const { classes } = await this.#fetchClasses(text, 1);
-      if (this.#input.value.trim() !== text) return;
-      if (classes.length) this.add(classes[0]);
-      else this.#scheduleSearch();
-    } catch (error) {
-      this.#announce(error.message);
-    }
+    const isNew = text && text !== this.#searchedText;
+    const chosen = isNew ? (await this.#search(text))[0] : this.#options[this.#active];
+    if (chosen && text === this.#input.value.trim()) this.add(chosen);
   }
 
   #close() {
@@ -185,14 +162,4 @@ export class Picker extends EventTarget {
   #announce(text) {
     byId("class-status").textContent = text;
   }
-}
-
-// The name, with the typed text in a <mark>.
-function marked(name, text) {
-  const lower = name.toLowerCase();
-  const start = text && lower.length === name.length ? lower.indexOf(text.toLowerCase()) : -1;
-  if (start < 0) return nameOf(name);
-  const end = start + text.length;
-  const mark = element("mark", {}, name.slice(start, end));
-  return element("bdi", {}, name.slice(0, start), mark, name.slice(end));
 }

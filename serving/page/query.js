@@ -1,11 +1,9 @@
 // The "Query" tab: images or texts, each with its verdicts.
 import { Cards } from "./cards.js";
-import { byId, element, nameOf } from "./elements.js";
+import { byId, bytes, count, element, nameOf } from "./elements.js";
 import { chooser } from "./files.js";
 import { VerdictLoader } from "./loader.js";
-import { bytes, count } from "./numbers.js";
-import { setScale } from "./scale.js";
-import { thresholdText, validationText } from "./verdict.js";
+import { setScale, thresholdText, validationText } from "./verdict.js";
 
 export class QueryPanel {
   #loader;
@@ -83,44 +81,21 @@ export class QueryPanel {
   #draw() {
     const { classes, fields, isComplete } = this.#query;
     const decides = Object.keys(fields).length > 0;
-    const inputs = this.#loader.inputs;
-    const verdictsOf = (input) => this.#loader.verdictsOf(input);
+    const { inputs } = this.#loader;
     byId("results").hidden = inputs.length === 0;
-    this.#cards.show(inputs, {
-      verdictsOf,
-      decides,
-      isLoading: isComplete,
-    });
-    const verdicts = inputs.map((input) => (input.inputError || input.requestError ? null : verdictsOf(input)));
-    const range = setScale(byId("cards"), verdicts.flatMap((one) => one ?? []));
-    this.#explainScale(range, decides);
-    this.#explainThresholds(classes.length ? (verdicts.find(Boolean) ?? []) : []);
-    this.#summarize(inputs, verdicts, decides);
-  }
-
-  #explainScale(range, decides) {
+    this.#cards.show(inputs, { decides, isLoading: isComplete });
+    const done = inputs.flatMap((input) => (input.inputError || input.requestError || !input.verdicts ? [] : [input.verdicts]));
+    const range = setScale(byId("cards"), done.flat());
     byId("legend").hidden = range === null;
-    if (range === null) return;
-    const [low, high] = range.map((end) => end.toFixed(1));
-    const dot = element("span", { class: "dot", "aria-hidden": "true" });
-    const bar = element("span", { class: "threshold", "aria-hidden": "true" });
-    const threshold = decides ? [" ", bar, " threshold"] : [];
-    byId("legend").replaceChildren(dot, " score", ...threshold, ` · axis from ${low} to ${high}`);
+    byId("legend-threshold").hidden = !decides;
+    byId("axis").textContent = range?.map((end) => end.toFixed(1)).join(" to ");
+    byId("thresholds").replaceChildren(...(classes.length && done.length ? done[0].map(thresholdLine) : []).filter(Boolean));
+    const text = this.#summary(inputs, done, decides);
+    if (byId("summary").textContent !== text) byId("summary").textContent = text;
   }
 
-  // One line per class: how many validation samples its threshold was set on, and how many of them
-  // reach it.
-  #explainThresholds(verdicts) {
-    const lines = verdicts.map(({ class: name, decided }) => {
-      const text = decided ? validationText(decided) : "";
-      return text ? element("li", {}, nameOf(name), `: ${thresholdText(decided, decided.threshold)}. ${text}`) : null;
-    });
-    byId("thresholds").replaceChildren(...lines.filter(Boolean));
-  }
-
-  #summarize(inputs, verdicts, decides) {
+  #summary(inputs, done, decides) {
     const { classes } = this.#query;
-    const done = verdicts.filter(Boolean);
     const parts = [];
     if (!classes.length && done.length) {
       parts.push(`The classes with the highest scores of ${count(done.length, this.reads.slice(0, -1))}`);
@@ -136,7 +111,12 @@ export class QueryPanel {
     if (failed) parts.push(`${failed} failed`);
     const pending = inputs.length - failed - done.length;
     if (pending) parts.push(`${pending} pending`);
-    const text = parts.join(" · ");
-    if (byId("summary").textContent !== text) byId("summary").textContent = text;
+    return parts.join(" · ");
   }
+}
+
+// How many validation samples the threshold of a class was set on, and how many of them reach it.
+function thresholdLine({ class: name, decided }) {
+  const text = decided ? validationText(decided) : "";
+  return text ? element("li", {}, nameOf(name), `: ${thresholdText(decided, decided.threshold)}. ${text}`) : null;
 }

@@ -1,13 +1,10 @@
 // One verdict: yes or no as a word, a symbol and a color, and the score on a line.
-import { element, nameOf } from "./elements.js";
-import { count, formatPair, percent } from "./numbers.js";
+import { count, element, formatPair, nameOf, percent } from "./elements.js";
 
+const MARGIN = 0.06; // at both ends of the scale
 const BADGES = { yes: ["✓", "Yes"], no: ["✕", "No"], open: ["–", "No verdict"] };
 
-export function kindOf({ match }) {
-  if (match === null) return "open";
-  return match ? "yes" : "no";
-}
+export const kindOf = ({ match }) => (match === null ? "open" : match ? "yes" : "no");
 
 export function badge(kind) {
   const [symbol, word] = BADGES[kind];
@@ -99,4 +96,16 @@ function explanation({ decided, score }) {
   const { threshold, threshold_source: from } = decided;
   if (threshold === null || from === "request" || from === "override") return thresholdText(decided, score);
   return `${thresholdText(decided, score)} · expected precision ${precisionText(decided)}`;
+}
+
+// Set the ends of the scale that the lines in a container share, so that all scores and thresholds
+// in `verdicts` fit, and return them. The style sheet computes the positions.
+export function setScale(container, verdicts) {
+  const values = verdicts.flatMap(({ score, threshold }) => [score, threshold ?? score]);
+  if (!values.length) return null;
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const margin = MARGIN * (high - low) || 1;
+  container.style.setProperty("--low", low - margin);
+  container.style.setProperty("--high", high + margin);
+  return [low, high];
 }

@@ -1,4 +1,4 @@
-"""A tiny ImageNet in its common layouts: tars of tars, folders, and the devkit."""
+"""A tiny ImageNet: tars of tars, and the devkit."""
 
 import io
 import tarfile
@@ -115,22 +115,3 @@ def write_tars(folder: Path, *, with_devkit: bool = True) -> Path:
     if with_devkit:
         (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(devkit())
     return folder
-
-
-def write_folders(folder: Path, *, flat: bool = True) -> Path:
-    """Write train/ and val/. If `flat`, val/ contains images. Otherwise, it contains class
-    folders."""
-    for wnid, files in training().items():
-        write_files(folder / "train" / wnid, files)
-    if flat:
-        write_files(folder / "val", validation())
-    else:
-        for (name, data), number in zip(validation().items(), TRUTH, strict=True):
-            write_files(folder / "val" / SYNSETS[number - 1][0], {name: data})
-    return folder
-
-
-def write_files(folder: Path, files: Files) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)

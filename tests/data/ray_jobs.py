@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.writing.append import append_shards
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data.ray_cluster import RayCluster
@@ -82,10 +81,6 @@ def _run(
         text = f"{type(error).__name__}: {error}"
         traceback.print_exc()
     Path(errors).write_text(text)
-
-
-def append(source: Source, out: Path, options: dict[str, Any]) -> None:
-    append_shards(source, out, **options)
 
 
 def write(source: Source, out: Path | str, options: dict[str, Any]) -> None:

@@ -13,12 +13,11 @@ import pytest
 from PIL import Image
 
 from data.augment import color_jitter
-from data.augment.base import Fill, SampleGenerator
+from data.augment.base import Draws, Fill
 from data.augment.color_jitter import ColorJitter
-from data.augment.crop import resized
 from data.augment.custom import CustomAugmentation
 from data.augment.rand_augment import OPERATIONS, RandAugment
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig, for_training, resized
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
 
@@ -47,8 +46,7 @@ def samples(channels: int, augment: AugmentConfig, number: int = 60) -> list[np.
     given = photo(channels)
     before = given.copy()
     made = [
-        for_training(given, image(channels), augment, SampleGenerator().at(7, 1, i))
-        for i in range(number)
+        for_training(given, image(channels), augment, Draws().at(7, 1, i)) for i in range(number)
     ]
     assert np.array_equal(given, before)
     return made
@@ -121,7 +119,7 @@ def test_color_jitter_draws_from_its_range_in_every_order(
         monkeypatch.setattr(color_jitter, name, note)
     config = ColorJitter(brightness=0.2, contrast=1.5, saturation=0.6, hue=0.1)
     for i in range(600):
-        config(photo(3), (), SampleGenerator().at(0, 0, i))
+        config(photo(3), (), Draws().at(0, 0, i))
     orders = {tuple(name for name, _ in calls[i : i + 4]) for i in range(0, len(calls), 4)}
     assert orders == set(permutations(("brightness", "contrast", "saturation", "hue")))
     ranges = {"brightness": (0.8, 1.2), "contrast": (0, 2.5), "saturation": (0.4, 1.6)}
@@ -178,7 +176,7 @@ def test_rand_augment_draws_operations_and_signs_uniformly(
     given = given[:, :, 0] if channels == 1 else given
     config = RandAugment(operations=3, magnitude=4)
     for i in range(2000):
-        config(given, (0,), SampleGenerator().at(0, 0, i))
+        config(given, (0,), Draws().at(0, 0, i))
     assert len(calls) == 6000
     counts = np.bincount([i for i, _ in calls], minlength=number)
     assert len(counts) == number

@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from data.augment.base import SampleGenerator
+from data.augment.base import Draws
 from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
 
@@ -35,7 +35,7 @@ def digest(settings: dict, channels: int) -> str:
     augment = AugmentConfig.model_validate(settings)
     noise = np.random.default_rng(0).integers(0, 256, (70, 90, channels), dtype=np.uint8)
     smooth = cv2.blur(noise, (9, 9)).reshape(noise.shape)
-    draws, found = SampleGenerator(), hashlib.sha256()
+    draws, found = Draws(), hashlib.sha256()
     for index in range(20):
         for given in (noise, smooth):
             pixels = for_training(given, image, augment, draws.at(3, 1, index))

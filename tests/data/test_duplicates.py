@@ -1,4 +1,4 @@
-"""Duplicate samples are counted from the indices and, on request, dropped from training."""
+"""Duplicate samples are counted from the indices."""
 
 import zlib
 from collections.abc import Sequence
@@ -9,10 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from data.shards.duplicates import Duplicates, find_duplicates
-from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split import open_split
 from data.shards.writing.writer import Written, write_shards
-from data.skipped import Skipped
 from data.sources import Sample
 from launch.commands.shard import app
 from tests.data.conftest import write_image
@@ -47,9 +46,9 @@ class Words:
             if (samples := getattr(self, split))
         }
 
-    def render(self, task: tuple[str, bytes, int]) -> Sample | Skipped:
+    def render(self, task: tuple[str, bytes, int]) -> Sample:
         key, data, label = task
-        return Skipped(key, "bad") if data == b"bad" else Sample(key, data, "bin", label)
+        return Sample(key, data, "bin", label)
 
 
 # Of 12 training samples, two are identical, and three are also in test or validation.
@@ -61,10 +60,6 @@ SOURCE = Words(TRAIN, TEST, VALIDATION)
 
 def write(folder: Path, source: Words = SOURCE, **options) -> Written:
     return write_shards(source, folder, **{"samples_per_shard": 3, "workers": 1} | options)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
 def samples(folder: Path, split: str) -> list[tuple[bytes, int]]:
@@ -95,72 +90,13 @@ def test_the_counts_match_their_definition(tmp_path: Path) -> None:
     assert found.repeated == len(test) - len({data for data, _ in test})
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_duplicates_are_dropped_only_from_training(tmp_path: Path, workers: int) -> None:
-    written = write(tmp_path / "out", workers=workers, drop_duplicates=True)
-    held_out = {data for data, _ in TEST + VALIDATION}
-    assert samples(tmp_path / "out", "train") == sorted(s for s in TRAIN if s[0] not in held_out)
-    assert samples(tmp_path / "out", "test") == sorted(TEST)
-    assert samples(tmp_path / "out", "validation") == sorted(VALIDATION)
-    assert (written.duplicates, written.num_skipped) == (3, 0)
-    assert Manifest.load(tmp_path / "out").splits == ("train", "test", "validation")
-    assert [found.in_training for found in find_duplicates(tmp_path / "out")] == [0, 0, 0]
-
-
-def test_bad_samples_and_duplicates_are_counted_separately(tmp_path: Path) -> None:
-    source = Words((*TRAIN, (b"bad", 0)), TEST)
-    written = write(tmp_path / "out", source, drop_duplicates=True)
-    assert (written.duplicates, written.num_skipped) == (2, 1)
-
-
-@pytest.mark.parametrize("stop_at", [5, 9, 11, 15])
-def test_an_interrupted_run_resumes_with_the_same_counts(tmp_path: Path, stop_at: int) -> None:
-    def stop(done: int, total: int) -> None:
-        assert total == 18
-        if done == stop_at:
-            raise KeyboardInterrupt
-
-    whole = write(tmp_path / "whole", drop_duplicates=True)
-    with pytest.raises(KeyboardInterrupt):
-        write(tmp_path / "out", drop_duplicates=True, report=stop)
-    written = write(tmp_path / "out", drop_duplicates=True)
-    assert written.resumed > 0
-    assert (written.duplicates, written.num_skipped) == (3, 0)
-    assert (whole.duplicates, whole.num_skipped) == (3, 0)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-
-
-def test_a_lost_training_shard_is_written_again_without_duplicates(tmp_path: Path) -> None:
-    write(tmp_path, drop_duplicates=True)
-    before = contents(tmp_path)
-    for lost in ("train-000001.tar", "test-000000.tar"):
-        (tmp_path / lost).unlink()
-    assert write(tmp_path, drop_duplicates=True).duplicates == 3
-    assert contents(tmp_path) == before
-
-
-def test_a_shard_that_contains_only_duplicates_is_not_written(tmp_path: Path) -> None:
-    source = Words(((b"a", 0), (b"b", 1)), ((b"a", 0), (b"c", 1)))
-    written = write(tmp_path, source, samples_per_shard=1, drop_duplicates=True)
-    assert written.duplicates == 1
-    assert samples(tmp_path, "train") == [(b"b", 1)]
-
-
 def test_equal_size_and_checksum_do_not_make_a_duplicate(tmp_path: Path) -> None:
     one = b"the quick brown fox"
     other = (int.from_bytes(one, "little") ^ POLYNOMIAL).to_bytes(len(one), "little")
     assert zlib.crc32(one) == zlib.crc32(other)
     assert one != other
-    source = Words(((one, 0), (b"b", 1)), ((other, 0),))
-    assert write(tmp_path, source, drop_duplicates=True).duplicates == 0
-    assert samples(tmp_path, "train") == [(b"b", 1), (one, 0)]
+    write(tmp_path, Words(((one, 0), (b"b", 1)), ((other, 0),)))
     assert [found.in_training for found in find_duplicates(tmp_path)] == [0, 0]
-
-
-def test_shards_with_and_without_duplicates_are_not_mixed(tmp_path: Path) -> None:
-    write(tmp_path)
-    with pytest.raises(ValueError, match=r"not words.*drop_duplicates=True"):
-        write(tmp_path, drop_duplicates=True)
 
 
 def test_a_damaged_duplicate_raises_an_error_that_names_its_shard(tmp_path: Path) -> None:
@@ -168,11 +104,11 @@ def test_a_damaged_duplicate_raises_an_error_that_names_its_shard(tmp_path: Path
     tar = tmp_path / "test-000000.tar"
     content = tar.read_bytes()
     tar.write_bytes(content.replace(b"word 7", b"word 8"))
-    with pytest.raises(ValueError, match=r"test-000000\.tar: sample \d is damaged"):
+    with pytest.raises(ValueError, match=r"test-000000\.tar: a sample is damaged"):
         find_duplicates(tmp_path)
 
 
-def test_the_command_reports_and_drops_duplicates(tmp_path: Path) -> None:
+def test_the_command_reports_duplicates(tmp_path: Path) -> None:
     for split, seeds in (("train", (1, 2, 3)), ("test", (3, 4))):
         for seed in seeds:
             write_image(tmp_path / "in" / split / "ab"[seed % 2] / f"{seed}.png", seed)
@@ -181,12 +117,6 @@ def test_the_command_reports_and_drops_duplicates(tmp_path: Path) -> None:
     kept = CliRunner().invoke(app, [*arguments, str(tmp_path / "kept")])
     assert kept.exit_code == 0, kept.output
     assert "duplicates: test: 1 of 2 are also in train" in kept.stdout
-    assert "--drop-duplicates" in kept.stdout
-    dropped = CliRunner().invoke(app, [*arguments, str(tmp_path / "less"), "--drop-duplicates"])
-    assert dropped.exit_code == 0, dropped.output
-    assert "removed from training: 2 duplicates of samples in other splits" in dropped.stdout
-    assert "also in train" not in dropped.stdout
-    assert "2 train + 2 test" in dropped.stdout
 
 
 @pytest.mark.parametrize("command", ["imagenet", "cifar100", "cifar10", "mnist"])

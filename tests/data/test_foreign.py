@@ -182,7 +182,7 @@ def test_verify_finds_a_truncation_that_an_earlier_version_indexed_silently(tmp_
     (tmp_path / "manifest.json").write_bytes(before.to_bytes())
     checked = kway_shard("verify", tmp_path)
     assert checked.exit_code == 2
-    assert "the zero blocks at the end are missing" in checked.stderr
+    assert "its end marker is missing" in checked.stderr
     write_tar(tmp_path / "part.tar", members)
     index_shards(tmp_path, skip_bad=True)
     assert verified(tmp_path) == []
@@ -194,17 +194,11 @@ def test_manifests_without_losses_have_the_format_of_earlier_versions(tmp_path: 
     assert "incomplete" not in json.loads((tmp_path / "manifest.json").read_text())
 
 
-@pytest.mark.parametrize("counts", ["6", '{"in/a.tar": 3, "in/b.tar": 3}'])
-def test_the_expected_count_finds_a_truncation_with_a_valid_end(
-    tmp_path: Path, counts: str
-) -> None:
+def test_the_expected_count_finds_a_truncation_with_a_valid_end(tmp_path: Path) -> None:
     folder, out = tmp_path / "tars", tmp_path / "out"
     for first, name in ((0, "a"), (3, "b")):
         write_tar(folder / "in" / f"{name}.tar", images(first, 3))
-    if counts.startswith("{"):
-        (tmp_path / "counts.json").write_text(counts)
-        counts = str(tmp_path / "counts.json")
-    command = ("index", folder, "-o", out, "--expect", counts)
+    command = ("index", folder, "-o", out, "--expect", 6)
     whole = kway_shard(*command)
     assert whole.exit_code == 0, whole.output
     assert Manifest.load(out).source.parameters["expected_samples"] == 6
@@ -217,35 +211,6 @@ def test_the_expected_count_finds_a_truncation_with_a_valid_end(
     checked = kway_shard("verify", out)
     assert checked.exit_code == 0, checked.output
     assert "4 samples are indexed, but 6 were expected" in checked.stderr
-
-
-@pytest.mark.parametrize(
-    ("expect", "error", "message"),
-    [
-        ("ten", FileNotFoundError, "ten is neither a number of samples nor a file"),
-        ("[1]", ValueError, "is not a JSON object"),
-        ("{", ValueError, "is not JSON"),
-        ('{"a.tar": -1}', ValueError, "the count of 'a.tar' is -1"),
-        ('{"a.tar": true}', ValueError, "the count of 'a.tar' is True"),
-        ('{"b.tar": 3}', ValueError, "a.tar: add its count"),
-        (
-            '{"a.tar": 3, "b.tar": 3}',
-            ValueError,
-            "does not contain 'b.tar', which should have 3 samples",
-        ),
-    ],
-)
-def test_expected_counts_that_do_not_match_the_folder_raise(
-    tmp_path: Path, expect: str, error: type[Exception], message: str
-) -> None:
-    write_tar(tmp_path / "tars" / "a.tar", images(0, 3))
-    if not expect.isalpha():
-        (tmp_path / "counts.json").write_text(expect)
-        expect = str(tmp_path / "counts.json")
-    failed = kway_shard("index", tmp_path / "tars", "--expect", expect)
-    assert isinstance(failed.exception, error)
-    assert message in str(failed.exception)
-    assert os.listdir(tmp_path / "tars") == ["a.tar"]
 
 
 @pytest.mark.parametrize(
@@ -324,6 +289,25 @@ def test_a_label_can_be_a_json_field(tmp_path: Path) -> None:
     ]
     assert index_labels(tmp_path, labels, label_field="meta.species") == ["cat", "dog", "cat"]
     assert index_labels(tmp_path, labels) == ["3", "3", "3"]
+
+
+def test_the_label_member_can_be_selected(tmp_path: Path) -> None:
+    members = [(f"0.{e}", d) for e, d in (("png", png(0)), ("cls", b"1"), ("species", b"cat"))]
+    write_tar(tmp_path / "part.tar", members)
+    done = kway_shard("index", tmp_path, "--label-from", "species")
+    assert done.exit_code == 0, done.output
+    assert Manifest.load(tmp_path).class_names == ("cat",)
+    assert verified(tmp_path) == []
+
+
+def test_gaps_in_the_numbers_of_the_tars_are_named(tmp_path: Path) -> None:
+    for number in (0, 1, 3, 7):
+        write_tar(tmp_path / f"train-{number:04d}.tar", images(3 * number, 3))
+    write_tar(tmp_path / "test.tar", images(30, 3))
+    note = (
+        "gaps in the numbers of the tars: train-0002.tar, train-0004.tar to train-0006.tar missing"
+    )
+    assert index_shards(tmp_path).notes == (note,)
 
 
 def test_a_class_file_maps_both_numbers_and_names_to_classes(tmp_path: Path) -> None:

@@ -96,122 +96,10 @@ def test_folders_named_like_splits_are_splits(
 
 
 def test_a_class_without_training_images_raises(tmp_path: Path) -> None:
-    for path in ("train/a", "train/b", "test/c"):
+    for path in ("train/a", "train/b", "test/a", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
     with pytest.raises(ValueError, match="class 'c' has test images, but none in"):
         ImageFolder(tmp_path).classes()
-
-
-def test_a_label_file_defines_the_classes(tmp_path: Path) -> None:
-    for i in range(4):
-        write_image(tmp_path / f"{i}.png", i)
-    labels = tmp_path / "labels.csv"
-    labels.write_text('file,class\n0.png,cat\n1.png,"dog, big"\n\n2.png,cat\n')
-    source = ImageFolder(tmp_path, labels=labels, test_fraction=0)
-    assert [info.name for info in source.classes()] == ["cat", "dog, big"]
-    assert names(source)["train"] == {"0.png", "1.png", "2.png"}
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            "0.png,cat\n1.png,dog\n0.png,dog\n",
-            r"labels\.csv, line 3: '0\.png' is already listed on line 1",
-        ),
-        ("0.png,cat\n./0.png,cat\n", r"line 2: '\./0\.png' is already listed on line 1"),
-        ("0.png\n", r"line 1: '0\.png' is not of the form file,class"),
-        ("0.png,cat\n9.png,cat\n", r"line 2: '9\.png' is missing"),
-        ("../secret.png,cat\n", r"line 1: '\.\./secret\.png' is outside"),
-    ],
-)
-def test_an_invalid_label_file_raises_an_error_that_names_the_line(
-    tmp_path: Path, lines: str, message: str
-) -> None:
-    for i in range(2):
-        write_image(tmp_path / "in" / f"{i}.png", i)
-    labels = tmp_path / "labels.csv"
-    labels.write_text(lines)
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        ImageFolder(tmp_path / "in", labels=labels).classes()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'0.png,cat\n"1.png,' + b"x" * 200_000, r"line 2: field larger .*unclosed quote"),
-        (b'0.png,cat\n"1.png,' + b"x\n" * 9_000, r"line 2: '1\.png,x\\nx.*…' is not of the form"),
-        ("0.png,cat\n1.png,crème\n".encode("latin-1"), r"line 2 is not UTF-8 text"),
-        (b"0.png,cat\n1\x00.png,cat\n", r"line 2: '1\\x00\.png' is missing"),
-    ],
-)
-def test_an_unreadable_label_file_raises_a_short_one_line_error(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    write_image(tmp_path / "0.png", 0)
-    labels = tmp_path / "labels.csv"
-    labels.write_bytes(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {message}") as error:
-        ImageFolder(tmp_path, labels=labels).classes()
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 400
-
-
-@pytest.mark.parametrize("header", ["File,Class", "FILE,CLASS"])
-def test_the_header_of_a_label_file_may_be_capitalized(tmp_path: Path, header: str) -> None:
-    for i in range(2):
-        write_image(tmp_path / f"{i}.png", i)
-    labels = tmp_path / "labels.csv"
-    labels.write_text(f"{header}\n0.png,cat\n1.png,dog\n")
-    assert names(ImageFolder(tmp_path, labels=labels))["train"] == {"0.png", "1.png"}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"image,label\n0.png,cat\n", "line 1: 'image' is missing .*: if it is a header, write"),
-        (b"image,label,fold\n0.png,cat,1\n", "line 1: 'image,label,fold' is not .* the header"),
-        (b"0.png,cat\r1.png,dog\r", r"line 1 contains a carriage return \(CR\): save the file"),
-    ],
-)
-def test_other_headers_and_line_endings_raise_an_error_with_a_hint(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
-    write_image(tmp_path / "0.png", 0)
-    labels = tmp_path / "labels.csv"
-    labels.write_bytes(content)
-    with pytest.raises((ValueError, FileNotFoundError), match=rf"labels\.csv, {message}"):
-        ImageFolder(tmp_path, labels=labels).classes()
-
-
-def test_numbers_that_belong_to_class_names_raise_an_error_with_the_reason(tmp_path: Path) -> None:
-    write_image(tmp_path / "0.png", 0)
-    (tmp_path / "labels.csv").write_text("0.png,0\n")
-    (tmp_path / "names").write_text("class 0\nclass 1\n")
-    source = ImageFolder(tmp_path, labels=tmp_path / "labels.csv", class_names=tmp_path / "names")
-    with pytest.raises(ValueError, match=r"names, line 2: 'class' .* its number: .* class_0"):
-        source.classes()
-
-
-def test_images_that_no_label_file_lists_are_reported(tmp_path: Path) -> None:
-    for name in ("0", "1", "2", "more/3", ".hidden/4"):
-        write_image(tmp_path / "in" / f"{name}.png", 0)
-    (tmp_path / "in/labels.csv").write_text("0.png,cat\n1.png,dog\n")
-    source = ImageFolder(tmp_path / "in", labels=tmp_path / "in/labels.csv")
-    reason = "no label or annotation file lists it"
-    assert source.skipped() == [("2.png", reason), ("more/3.png", reason)]
-    assert source.notes() == [f"skipped '2.png', 'more/3.png': {reason}"]
-
-
-def test_listed_images_may_be_links_outside_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for i in range(2):
-        write_image(tmp_path / "elsewhere" / f"{i}.png", i)
-        (tmp_path / "in" / f"{i}.png").symlink_to(tmp_path / "elsewhere" / f"{i}.png")
-    labels = tmp_path / "labels.csv"
-    labels.write_text("0.png,cat\n1.png,dog\n")
-    source = ImageFolder(tmp_path / "in", labels=labels)
-    assert names(source)["train"] == {"0.png", "1.png"}
 
 
 def test_every_file_that_is_not_read_is_reported_with_the_reason(tmp_path: Path) -> None:
@@ -275,7 +163,7 @@ def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path
         (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/ for split validation"),
         (("train/a", "train/b"), "train looks like a split"),
         (("valid/a", "valid/b"), "valid looks like a split"),
-        (("train", "valid"), "train does not contain class folders"),
+        (("train", "valid"), "train looks like a split|valid has"),
         (("eval/a", "a", "b"), "eval looks like a split"),
     ],
 )
@@ -298,7 +186,7 @@ def test_a_test_folder_without_images_raises(tmp_path: Path) -> None:
     for name in "ab":
         write_image(tmp_path / "train" / name / "0.png", 0)
     (tmp_path / "test" / "a").mkdir(parents=True)
-    with pytest.raises(ValueError, match="test does not contain class folders"):
+    with pytest.raises(ValueError, match="test has no classes"):
         ImageFolder(tmp_path).classes()
 
 
@@ -346,56 +234,6 @@ def test_keys_are_unique_and_short_and_contain_no_dots(tmp_path: Path) -> None:
     assert written.num_skipped == 0
 
 
-def test_nested_folders_become_classes_with_their_parent_folders_as_path(tmp_path: Path) -> None:
-    folders = ("animal/dog/poodle", "animal/dog", "animal/other/fish", "other/oak")
-    for i, folder in enumerate(folders):
-        for split in ("train", "test"):
-            write_image(tmp_path / split / folder / f"{split}.png", i)
-    source = ImageFolder(tmp_path, class_from="leaf")
-    assert {info.name: info.attributes for info in source.classes()} == {
-        "dog": {"path": "animal > dog"},
-        "fish": {"path": "animal > other"},
-        "oak": {"path": "other"},
-        "poodle": {"path": "animal > dog"},
-    }
-    of = {task.path: source.classes()[task.label].name for task in source.splits()["train"]}
-    assert of["train/animal/dog/poodle/train.png"] == "poodle"
-    assert of["train/animal/dog/train.png"] == "dog"
-    topmost = ImageFolder(tmp_path, class_from="1")
-    assert [info.name for info in topmost.classes()] == ["animal", "other"]
-
-
-@pytest.fixture
-def omniglot(tmp_path: Path) -> Path:
-    """Write Omniglot's layout: two folders of alphabets whose characters share names."""
-    for folder in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
-        for character in ("character01", "character02"):
-            write_image(tmp_path / "in" / folder / character / "0.png", len(folder))
-    return tmp_path / "in"
-
-
-def test_ambiguous_levels_raise_an_error_that_lists_levels_and_counts(omniglot: Path) -> None:
-    with pytest.raises(ValueError, match="has images at several folder levels") as error:
-        ImageFolder(omniglot).classes()
-    assert (
-        "(level 1: 2 folders with 0 images; level 2: 3 folders with 0 images; "
-        "level 3: 6 folders with 6 images)"
-    ) in str(error.value)
-    assert "pass --class-from path for one class per folder with images (6)" in str(error.value)
-    assert "--class-from 1 for one class per topmost folder (2)" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_the_level_of_the_classes_can_be_selected(omniglot: Path, tmp_path: Path) -> None:
-    for level, classes in (("1", 2), ("2", 3), ("-1", 2), ("-2", 3), ("leaf", 6), ("path", 6)):
-        out = tmp_path / level
-        options = ("--test-fraction=0", f"--class-from={level}")
-        command = ("imagefolder", omniglot, "-o", out, *options)
-        done = CliRunner().invoke(app, [str(argument) for argument in command])
-        assert done.exit_code == 0, done.output
-        assert f"{classes} classes" in done.stdout
-
-
 def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Path) -> None:
     for name in "ab":
         write_image(tmp_path / name / "images" / "0.png", 0)
@@ -405,34 +243,76 @@ def test_one_folder_of_images_in_each_class_folder_is_not_ambiguous(tmp_path: Pa
     assert Skipped("a/.thumbnails", "hidden folder") in source.skipped()
 
 
-def test_class_folders_with_the_same_name_are_named_by_their_paths(tmp_path: Path) -> None:
-    for i, folder in enumerate(("left/hand", "right/hand", "right/foot", "right/hand/glove")):
-        for split in ("train", "test"):
-            write_image(tmp_path / split / folder / "0.png", i)
-    source = ImageFolder(tmp_path, class_from="leaf")
-    assert {info.name: info.attributes for info in source.classes()} == {
-        "left/hand": {"path": "left"},
-        "right/hand": {"path": "right > hand"},
-        "foot": {"path": "right"},
-        "glove": {"path": "right > hand"},
-    }
+def test_nested_class_folders_raise_an_error_that_points_to_tables(tmp_path: Path) -> None:
+    for character in ("character01", "character02"):
+        write_image(tmp_path / "images_background/Greek" / character / "0.png", 0)
+    with pytest.raises(ValueError, match=r"such as Greek/character01 and Greek/.*layouts\.md"):
+        ImageFolder(tmp_path).classes()
 
 
-def test_the_n_th_folder_merges_equal_names_and_skips_images_above_it(tmp_path: Path) -> None:
-    for path in ("s1/cat/0", "s2/cat/x/0", "s1/dog/0", "s1/loose"):
-        write_image(tmp_path / f"{path}.png", 0)
-    source = ImageFolder(tmp_path, class_from="2", test_fraction=0)
-    assert {info.name: info.attributes for info in source.classes()} == {
-        "cat": {},  # its two folders have different parents
-        "dog": {"path": "s1"},
-    }
-    assert dict(source.skipped()) == {
-        "s1/loose.png": "it has too few folders above it for --class-from 2"
-    }
-    with pytest.raises(ValueError, match="class_from\n  String should match pattern"):
-        ImageFolder(tmp_path, class_from="0")
+@pytest.mark.parametrize("folders", [("seg_train", "seg_test"), ("train2017", "val_256")])
+def test_folders_that_look_like_splits_are_read_once_they_are_stated(
+    tmp_path: Path, folders: tuple[str, str]
+) -> None:
+    for folder in (*folders, "extra"):
+        for name in "ab":
+            write_image(tmp_path / "in" / folder / name / "0.png", 0)
+    train, test = folders
+    command = ["imagefolder", str(tmp_path / "in"), "-o", str(tmp_path / "out")]
+    failed = CliRunner().invoke(app, command)
+    assert f"--split train={train}" in str(failed.exception)
+    done = CliRunner().invoke(app, [*command, f"--split=train={train}", f"--split=val={test}"])
+    assert done.exit_code == 0, done.output
+    assert "2 train + 2 test samples, 2 classes" in done.stdout
+    assert "skipped 'extra'" in done.stderr
 
 
-def test_class_from_cannot_be_combined_with_labels(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="defines the classes: omit --class-from"):
-        ImageFolder(tmp_path, class_from="leaf", labels=tmp_path / "l.csv")
+def test_folders_that_look_like_splits_can_be_stated_to_be_classes(tmp_path: Path) -> None:
+    for name in ("bullet train", "test tube"):
+        write_image(tmp_path / name / "0.png", 0)
+    with pytest.raises(ValueError, match="or --no-splits if the subfolders are classes"):
+        ImageFolder(tmp_path).classes()
+    source = ImageFolder(tmp_path, has_splits=False)
+    assert [info.name for info in source.classes()] == ["bullet train", "test tube"]
+
+
+def test_flat_folders_that_look_like_splits_raise(tmp_path: Path) -> None:
+    for folder in ("cars_train", "cars_test"):
+        write_image(tmp_path / folder / "0.png", 0)
+    with pytest.raises(ValueError, match=r"looks like a split.*write a table \(docs/layouts"):
+        ImageFolder(tmp_path).classes()
+
+
+def test_a_split_may_share_only_some_classes_but_not_none(tmp_path: Path) -> None:
+    for path in ("train/a", "train/b", "test/c"):
+        write_image(tmp_path / path / "0.png", 0)
+    with pytest.raises(ValueError, match="test has a class 'c' that is not in train"):
+        ImageFolder(tmp_path).classes()
+
+
+def test_files_of_macos_are_skipped_and_counted(tmp_path: Path) -> None:
+    for name in "ab":
+        write_image(tmp_path / name / "0.png", 0)
+        (tmp_path / name / "._0.png").write_bytes(b"resource fork")
+    (tmp_path / "a/.DS_Store").write_bytes(b"")
+    source = ImageFolder(tmp_path, test_fraction=0)
+    assert names(source) == {"train": {"a/0.png", "b/0.png"}}
+    assert source.notes() == ["skipped 'a/.DS_Store', 'a/._0.png', 'b/._0.png': hidden file"]
+
+
+def test_spellings_of_the_same_class_name_are_merged_and_reported(tmp_path: Path) -> None:
+    for number, name in enumerate(("caf\u00e9", "cafe\u0301", "Dog", "dog")):
+        write_image(tmp_path / name / f"{number}.png", number)
+    source = ImageFolder(tmp_path, test_fraction=0)
+    assert [info.name for info in source.classes()] == ["Dog", "caf\u00e9", "dog"]
+    assert source.notes() == [
+        "'cafe\\u0301', 'caf\\xe9' are the same class, 'café'",
+        "classes 'Dog', 'dog' differ only by case",
+    ]
+
+
+def test_a_random_split_is_announced_in_the_first_line(tmp_path: Path) -> None:
+    for name in "ab":
+        write_image(tmp_path / "in" / name / "0.png", 0)
+    done = CliRunner().invoke(app, ["imagefolder", str(tmp_path / "in"), "-o", str(tmp_path / "o")])
+    assert "10% of the images" in done.stderr.splitlines()[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data.augment.base import SampleGenerator
+from data.augment.base import Draws
 from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
 from data.images.decode import decode, for_evaluation, inspect, resize_short_side
@@ -155,7 +155,7 @@ def test_evaluation_crops_the_center_to_the_configured_size(
 
 def test_training_crops_stay_inside_the_image_and_reach_its_edges() -> None:
     config = AugmentConfig(crop_area=(0.08, 1.0))
-    rng = SampleGenerator().at(0, 0, 0)
+    rng = Draws().at(0, 0, 0)
     boxes = np.array([config.box(30, 50, rng) for _ in range(2000)])
     top, left, height, width = boxes.T
     assert (boxes >= 0).all()
@@ -172,7 +172,7 @@ def test_training_crops_stay_inside_the_image_and_reach_its_edges() -> None:
 
 def test_an_extreme_aspect_ratio_still_gets_a_crop() -> None:
     config = AugmentConfig(crop_area=(0.9, 1.0))
-    assert config.box(4, 400, SampleGenerator().at(0, 0, 1)) == (0, 197, 4, 5)
+    assert config.box(4, 400, Draws().at(0, 0, 1)) == (0, 197, 4, 5)
 
 
 def test_flip_and_center_crop_can_be_configured() -> None:
@@ -181,13 +181,11 @@ def test_flip_and_center_crop_can_be_configured() -> None:
     plain = for_evaluation(image, config)
     for flip, expected in ((0.0, plain), (1.0, plain[:, :, ::-1])):
         augment = AugmentConfig(crop_area=None, flip=flip)
-        assert np.array_equal(
-            for_training(image, config, augment, SampleGenerator().at(0, 0, 0)), expected
-        )
+        assert np.array_equal(for_training(image, config, augment, Draws().at(0, 0, 0)), expected)
 
 
 def test_draws_depend_on_seed_epoch_and_sample() -> None:
     keys = [(seed, epoch, index) for seed in (0, 1) for epoch in (0, 1) for index in (0, 1, 2**40)]
-    draws = {key: SampleGenerator().at(*key).random(4).tolist() for key in keys}
-    assert len({tuple(draw) for draw in draws.values()}) == len(keys)
-    assert draws[1, 1, 1] == SampleGenerator().at(1, 1, 1).random(4).tolist()
+    draws = {key: Draws().at(*key).random() for key in keys}
+    assert len(set(draws.values())) == len(keys)
+    assert draws[1, 1, 1] == Draws().at(1, 1, 1).random()

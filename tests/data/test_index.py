@@ -1,15 +1,12 @@
-"""The offset index of a shard: its contents, and how much of it is loaded into memory."""
+"""The offset index of a shard, and the index of a split that is built from them."""
 
-import json
-import mmap
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
+from data.remote.config import CacheConfig
 from data.shards.index import IndexBuilder, index_path, open_index
 from data.shards.manifest import Manifest, ShardInfo
 from data.shards.split import open_split
@@ -58,56 +55,60 @@ def test_an_index_has_30_bytes_per_sample_and_locates_members(large: Path) -> No
     assert (index.labels == rows % 7).all()
 
 
-def test_only_the_used_part_of_an_index_is_resident(large: Path) -> None:
-    index, file = open_index(large), index_path(large)
-    assert resident(file) == 0  # although its checksum was compared
-    for column in (index.blocks, index.sizes, index.crc32, index.extension):
-        column[:, 0].max()
-    index.labels.max()
-    assert 17 * N <= resident(file) <= 17 * N + 2 * mmap.PAGESIZE
-    index.blocks[:, 1].max()
-    assert resident(file) > 21 * N
-
-
-def test_training_reads_17_contiguous_bytes_per_sample_of_an_index(large: Path) -> None:
-    index = open_index(large)
-    columns = [index.blocks, index.sizes, index.crc32, index.extension]
-    used = [*(column[:, 0] for column in columns), index.labels]
-    assert all(part.flags.c_contiguous for part in used)
-    starts = [part.__array_interface__["data"][0] for part in used]
-    stops = [start + part.nbytes for start, part in zip(starts, used, strict=True)]
-    assert max(stops) - min(starts) == sum(part.nbytes for part in used) == 17 * len(index.labels)
-    with pytest.raises(ValueError, match="read-only"):
-        index.labels[0] = 1
-
-
-def test_a_split_maps_its_indices_without_keeping_their_files_open(
+def test_a_split_index_maps_17_bytes_per_sample_once_for_all_shards(
     shards: Path, tmp_path: Path
 ) -> None:
     copy = shutil.copytree(shards, tmp_path / "copy")
+    cache = CacheConfig(folder=tmp_path / "cache")
+    num_samples = sum(shard.samples for shard in Manifest.load(copy).of_split("train"))
+    with open_split(copy, "train", cache=cache) as split:
+        expected = [split.read(i) for i in range(len(split))]
+    (path,) = (tmp_path / "cache").glob("*.split-index")
+    assert path.stat().st_size == 17 * num_samples + (1 << 16)
+    built = path.stat().st_ino
+    with open_split(copy, "train", cache=cache) as split:
+        assert [split.read(i) for i in range(len(split))] == expected
+    assert path.stat().st_ino == built
 
-    def maps() -> int:
-        return Path("/proc/self/maps").read_text().count(str(copy))
 
-    with open_split(copy, "train") as split:
-        assert maps() == len(Manifest.load(copy).of_split("train")) > 1
-        opened = {str(link.resolve()) for link in Path("/proc/self/fd").iterdir()}
-        assert not any(f"{copy}" in name and "index" in name for name in opened)
-    del split
-    assert maps() == 0
-
-
-@pytest.mark.parametrize("duplicates", [-1, 1.0, float("inf"), "2", True, None, [[]]])
-def test_an_index_with_an_invalid_number_of_duplicates_is_reported_as_damaged(
-    large: Path, duplicates: object
+def test_a_damaged_split_index_is_built_again(
+    shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = index_path(large)
-    with safe_open(path, framework="numpy") as file:
-        about = json.loads(file.metadata()["kway"])
-    about["duplicates"] = duplicates
-    save_file(load_file(path), path, metadata={"kway": json.dumps(about)})
-    with pytest.raises(ValueError, match=rf"{path} is damaged \(duplicates is "):
-        open_index(large)
+    cache = CacheConfig(folder=tmp_path / "cache")
+    with open_split(shards, "train", cache=cache) as split:
+        labels = split.labels
+    (path,) = (tmp_path / "cache").glob("*.split-index")
+    content = bytearray(path.read_bytes())
+    for position in (5, 12 * len(labels) + 1, 16 * len(labels), len(content) - (1 << 16) + 2):
+        path.write_bytes(content[:position] + b"x" + content[position + 1 :])
+        with open_split(shards, "train", cache=cache) as split:
+            assert (split.labels == labels).all()
+        assert f"{path} is damaged: building it again" in caplog.text
+        caplog.clear()
+
+
+def test_a_split_index_follows_a_changed_index_of_a_shard(shards: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(shards, tmp_path / "copy")
+    cache = CacheConfig(folder=tmp_path / "cache")
+    open_split(copy, "train", cache=cache).close()
+    path = index_path(copy / "train-000000.tar")
+    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(ValueError, match=rf"{path} is damaged \(its checksum does not match\)"):
+        open_split(copy, "train", cache=cache)
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{path} is missing: copy it, or"):
+        open_split(copy, "train", cache=cache)
+
+
+def test_a_split_can_be_opened_without_a_writable_cache(
+    shards: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with open_split(shards, "train") as split:
+        expected = [split.read(i) for i in range(len(split))]
+    with open_split(shards, "train", cache=CacheConfig(folder=tmp_path / "file" / "x")) as split:
+        assert [split.read(i) for i in range(len(split))] == expected
+    assert "keeping the index of" in caplog.text
 
 
 @pytest.mark.parametrize("deep", [b'{"a":' * 100_000, b'{"__metadata__": {"kway": "%s"}}'])

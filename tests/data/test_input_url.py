@@ -16,23 +16,13 @@ from data.remote.input_path import input_path
 from data.remote.path import RemotePath
 from data.shards.manifest import Manifest
 from data.shards.writing.writer import write_shards
-from data.sources import (
-    AnnotatedImages,
-    Cifar10,
-    ImageFolder,
-    ImageNet,
-    LabeledTexts,
-    Mnist,
-    Table,
-    Tweets,
-)
+from data.sources import Cifar10, ImageFolder, ImageNet, Mnist, Table, Tweets
 from launch.commands.shard import app
-from tests.data import ilsvrc, test_cifar, test_mnist, test_semeval
+from tests.data import ilsvrc, test_cifar, test_mnist
 from tests.data.conftest import write_image
 from tests.data.file_server import FileServer, serving
 from tests.data.killed import contents
 from tests.data.s3_server import s3_server
-from tests.data.test_annotations import box, coco_json, image
 
 Input = Path | RemotePath
 
@@ -69,20 +59,11 @@ def class_folders(folder: Path) -> None:
 
 
 def images_and_files(folder: Path) -> None:
-    """Images with label files, annotations, and tables of their paths."""
+    """Write images and a table of their paths, one of them without an extension."""
     for i in range(8):
         write_image(folder / "images" / f"{i}.png", i)
-    rows = [f"images/{i}.png,{'ab'[i % 2]}" for i in range(7)]
-    (folder / "labels.csv").write_text("\n".join(["file,class", *rows]))
+    rows = [f"images/{i}{'.png' * (i > 0)},{'ab'[i % 2]}" for i in range(7)]
     (folder / "table.csv").write_text("\n".join(["path,label", *rows]))
-    (folder / "names.txt").write_text("b\na\n")
-    categories = [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}]
-    coco_json(
-        folder / "train.json",
-        [image(i, f"{i}.png") for i in range(8)],
-        [box(i, i % 2) for i in range(8)],
-        categories,
-    )
 
 
 def tables(folder: Path) -> None:
@@ -101,10 +82,6 @@ def tables(folder: Path) -> None:
     parquet.write_table(arrow.table(columns), folder / "images.parquet")
 
 
-def semeval(folder: Path) -> None:
-    test_semeval.write(folder, "us_train", "test/us_test", "notes/x")
-
-
 def mnist(folder: Path) -> None:
     test_mnist.write_files(folder, test_mnist.files(), compressed=True)
 
@@ -114,34 +91,20 @@ def cifar(folder: Path) -> None:
     test_cifar.archive(folder / "cifar.tar.gz", "cifar-10-batches-bin", test_cifar.ten())
 
 
-def imagenet_folders(folder: Path) -> None:
-    ilsvrc.write_folders(folder, flat=False)
-
-
 CASES: dict[str, tuple[Callable[[Path], object], Callable[[Input, Path], object]]] = {
     "class folders": (class_folders, lambda at, _: ImageFolder(at, skip_bad=True)),
-    "label file": (
-        images_and_files,
-        lambda at, _: ImageFolder(at, labels=at / "labels.csv", class_names=at / "names.txt"),
-    ),
-    "annotations": (
-        images_and_files,
-        lambda at, _: AnnotatedImages(at, {"train": at / "train.json"}),
-    ),
     "table": (tables, lambda at, work: Table((at / "a.csv",), work, "label", text="text")),
     "parquet": (tables, lambda at, work: Table((at / "a.parquet",), work, "label", text="text")),
     "parquet images": (
         tables,
-        lambda at, work: Table((at / "images.parquet",), work, "label", image="jpg", root=Path()),
+        lambda at, work: Table((at / "images.parquet",), work, "label", image="jpg", images=Path()),
     ),
     "image paths": (
         images_and_files,
         lambda at, work: Table((at / "table.csv",), work, "label", image="path"),
     ),
     "tweets": (tables, lambda at, work: Tweets((at / "tweets.txt",), work)),
-    "semeval": (semeval, lambda at, work: LabeledTexts(at, work)),
     "imagenet tars": (ilsvrc.write_tars, lambda at, _: ImageNet(at)),
-    "imagenet folders": (imagenet_folders, lambda at, _: ImageNet(at)),
     "mnist": (mnist, lambda at, _: Mnist(at)),
     "cifar": (cifar, lambda at, _: Cifar10(at / "cifar.tar.gz")),
 }
@@ -174,16 +137,13 @@ def test_a_table_may_list_the_urls_of_the_images(tmp_path: Path) -> None:
     url = upload(tmp_path / "in", "s3")
     rows = [f"{url}/images/{i}.png,{'ab'[i % 2]}" for i in range(8)]
     (tmp_path / "urls.csv").write_text("\n".join(["file,class", *rows]))
-    root = input_path(url)
-    table = Table((tmp_path / "urls.csv",), tmp_path / "w", "class", image="file", root=root)
+    root, files = input_path(url), (tmp_path / "urls.csv",)
+    table = Table(files, tmp_path / "w", "class", image="file", images=root)
     write_shards(table, tmp_path / "table", workers=0)
-    listed = ImageFolder(root, labels=tmp_path / "urls.csv")
-    assert len(listed.splits()["train"]) + len(listed.splits()["test"]) == 8
-    elsewhere = Table(
-        (tmp_path / "urls.csv",), tmp_path / "w2", "class", image="file", root=root / "images" / "x"
-    )
+    elsewhere = root / "images" / "x"
+    table = Table(files, tmp_path / "w2", "class", image="file", images=elsewhere)
     with pytest.raises(ValueError, match=r"URL outside .*/images/x"):
-        write_shards(elsewhere, tmp_path / "out", workers=0)
+        write_shards(table, tmp_path / "out", workers=0)
 
 
 def test_worker_processes_read_from_the_url(tmp_path: Path) -> None:
@@ -205,30 +165,22 @@ def test_worker_processes_read_from_the_url(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.exception
 
 
-def test_the_commands_read_tables_and_label_files_at_urls(tmp_path: Path) -> None:
+def test_the_commands_read_tables_at_urls(tmp_path: Path) -> None:
     images_and_files(tmp_path / "in")
     tables(tmp_path / "tables")
     images, texts = upload(tmp_path / "in", "s3"), upload(tmp_path / "tables", "s3")
     for number, command in enumerate(
         [
-            ("imagefolder", images, "--labels", f"{images}/labels.csv"),
-            ("imagefolder", tmp_path / "in", "--split-labels", f"train={images}/table.csv"),
-            ("annotations", images, "--annotations", f"train={images}/train.json"),
             ("table", f"{images}/table.csv", "--image", "path", "--label", "label"),
             ("table", f"{texts}/a.parquet", f"{texts}/a.csv", "--text", "text", "--label", "label"),
             ("tweets", f"{texts}/tweets.txt"),
         ]
     ):
         out = tmp_path / f"out{number}"
-        done = kway(*command, "-o", out, *(("--test-fraction", 0.5) if number > 3 else ()))
-        if number == 1:  # `path,label` is not a header
-            assert "if it is a header, write file,class" in str(done.exception)
-            continue
+        done = kway(*command, "-o", out)
         assert done.exit_code == 0, done.exception
         assert len(Manifest.load(out).classes) >= 2
         assert not out.with_name(f"{out.name}.first-pass").exists()
-        preview = kway(*command, "--preview")
-        assert preview.exit_code == 0, preview.exception
 
 
 def test_a_folder_is_listed_with_one_paged_request(
@@ -284,35 +236,24 @@ def test_only_the_columns_that_are_used_are_read(
         assert len(opened.read()) > 10**7
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "s3fs"):
-        source.spans()
+        source.classes()
     ranges = [
         message.rpartition("bytes=")[2].partition("'")[0].split("-")
         for message in caplog.messages
         if "CALL: get_object" in message
     ]
-    assert sum(int(last) - int(first) for first, last in ranges) < 10**6
-
-
-def test_a_worker_on_another_machine_copies_the_table_again(tmp_path: Path) -> None:
-    tables(tmp_path / "in")
-    url = upload(tmp_path / "in", "s3")
-    for name, column in (("a.csv", "text"), ("images.parquet", "image")):
-        options = {column: "text" if column == "text" else "jpg"}
-        source = Table((input_path(f"{url}/{name}"),), tmp_path / name, "label", **options)
-        task = source.splits()["train"][0]
-        sample = source.render(task)
-        worker = pickle.loads(pickle.dumps(source))
-        source.clean_up()
-        assert worker.render(task) == sample
+    assert sum(int(last) - int(first) for first, last in ranges) < 2 * 10**6
 
 
 def test_a_missing_object_is_an_error_that_names_the_url(tmp_path: Path) -> None:
+    folders = tmp_path / "folders"
+    for name in "ab":
+        write_image(folders / name / "0.png", 0)
     images_and_files(tmp_path / "in")
     url = upload(tmp_path / "in", "s3")
     for command, missing in (
         (("table", f"{url}/gone.csv", "--text", "text", "--label", "label"), f"{url}/gone.csv"),
         (("table", f"{url}/gone.parquet", "--text", "t", "--label", "l"), f"{url}/gone.parquet"),
-        (("imagefolder", url, "--labels", f"{url}/gone.csv"), f"{url}/gone.csv"),
         (("imagefolder", f"{url}/gone"), f"{url}/gone is not a folder"),
         (("imagefolder", "s3://no-bucket-here/x"), "s3://no-bucket-here/x"),
     ):
@@ -320,10 +261,10 @@ def test_a_missing_object_is_an_error_that_names_the_url(tmp_path: Path) -> None
         assert isinstance(failed.exception, OSError | ValueError), failed.exception
         assert missing in str(failed.exception)
         assert "\n" not in str(failed.exception)
-    source = ImageFolder(input_path(url), labels=input_path(f"{url}/labels.csv"))
+    source = ImageFolder(input_path(upload(folders, "s3")))
     tasks = source.splits()["train"]
-    fsspec.filesystem("s3").rm_file(f"{url}/{tasks[0].path}")
-    with pytest.raises(FileNotFoundError, match=rf"{url}/{tasks[0].path} does not exist: check"):
+    fsspec.filesystem("s3").rm_file(f"{source.folder}/{tasks[0].path}")
+    with pytest.raises(FileNotFoundError, match=rf"/{tasks[0].path} does not exist: check"):
         source.render(tasks[0])
 
 
@@ -360,7 +301,7 @@ def test_errors_of_the_server_are_not_errors_of_the_table(http: FileServer, tmp_
     table = Table((file,), tmp_path / "work", "label", text="text")
     http.failures = {"a.parquet": [403]}
     with pytest.raises(PermissionError, match=r"/a\.parquet cannot be read \(403"):
-        table.spans()
+        table.classes()
     http.failures = {"x.tar.gz": [403]}
     with pytest.raises(PermissionError, match=r"/x\.tar\.gz cannot be read \(403"):
         Cifar10(RemotePath(f"{http.url}/x.tar.gz"))
@@ -399,5 +340,5 @@ def test_names_that_are_not_paths_raise(name: str) -> None:
     store.store[f"{url.removeprefix('memory:/')}/{name}"] = store.store.setdefault(
         "/x", fsspec.implementations.memory.MemoryFile(store, "/x", b"")
     )
-    with pytest.raises(ValueError, match="consists of dots: rename it"):
+    with pytest.raises(ValueError, match="is not the path of one file: rename it"):
         ImageFolder(input_path(url)).classes()

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from data.augment.base import SampleGenerator
-from data.augment.crop import resized
-from data.augment.training import AugmentConfig
+from data.augment.base import Draws
+from data.augment.training import AugmentConfig, TrainingImages, resized
 from data.config import DataConfig
 from data.images import jpeg_crop
 from data.images.config import ImageConfig
@@ -30,7 +29,6 @@ from data.sources import ImageFolder
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 131, 173
-FILL = (0.0, 0.0, 0.0)
 
 needs_extension = pytest.mark.skipif(
     not jpeg_crop._decodes_crops, reason="data/images/_jpeg.c is not built"
@@ -154,12 +152,11 @@ def test_the_exif_orientation_is_applied_before_the_crop(
     header = jpeg_header(data)
     assert header is not None
     assert header.upright == (orientation == 1)
-    config, augment = ImageConfig(size=64), AugmentConfig(crop_area=crop_area)
+    images = TrainingImages(ImageConfig(size=64), AugmentConfig(crop_area=crop_area))
     for index in range(10):
-        rng = SampleGenerator().at(0, 0, index)
-        found = augment.decoded(data, config, FILL, rng)
-        rng = SampleGenerator().at(0, 0, index)
-        assert np.array_equal(found, augment.cropped(decode(data, 3), config, FILL, rng))
+        found = images.decoded(data, Draws().at(0, 0, index))
+        expected = images.cropped(decode(data, 3), Draws().at(0, 0, index))
+        assert np.array_equal(found, expected)
 
 
 def test_exif_data_that_cannot_be_parsed_does_not_count_as_upright() -> None:
@@ -214,7 +211,7 @@ def test_the_limits_apply_before_the_crop_is_drawn() -> None:
     frame = data.index(b"\xff\xc0")
     bomb = data[: frame + 5] + b"\xea\x60\xea\x60" + data[frame + 9 :]
     with pytest.raises(ValueError, match="60000 x 60000 pixels, but the limit is"):
-        AugmentConfig().decoded(bomb, ImageConfig(), FILL, SampleGenerator().at(0, 0, 0))
+        TrainingImages(ImageConfig(), AugmentConfig()).decoded(bomb, Draws().at(0, 0, 0))
 
 
 def test_batches_are_the_same_for_every_decoder_and_number_of_workers(

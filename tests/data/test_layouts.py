@@ -1,257 +1,448 @@
-"""Published layouts of image data sets, each sharded with a single command."""
+"""The snippets and commands of docs/layouts.md, run on small copies of the published layouts."""
 
 import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
+import numpy as np
+import pyarrow as arrow
 import pytest
-from typer.testing import CliRunner, Result
+from pyarrow import parquet
+from scipy.io import savemat
+from typer.testing import CliRunner
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
-from data.skipped import SKIPPED
-from data.sources import ImageFolder
 from launch.commands.shard import app
 from tests.data.conftest import write_image
 
+PAGE = (Path(__file__).parents[2] / "docs/layouts.md").read_text(encoding="utf-8")
+_CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+_COMMAND = re.compile(r"^    kway shard (.+)$", re.MULTILINE)
 
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+Found = dict[str, dict[str, int]]
+"""Split -> class -> number of samples."""
+
+LAYOUTS: dict[str, tuple[Callable[[], None], Found]] = {}
 
 
-def written(out: Path) -> dict[str, dict[str, str]]:
-    """Return the class of each key, by split."""
+def layout(name: str, **splits: dict[str, int]) -> Callable[[Callable[[], None]], Callable]:
+    """Register a function that writes a layout to the working directory, and the samples that the
+    shards must contain.
+    """
+
+    def register(build: Callable[[], None]) -> Callable[[], None]:
+        LAYOUTS[name] = build, splits
+        return build
+
+    return register
+
+
+def images(*paths: str) -> None:
+    for path in paths:
+        file = Path(path)
+        write_image(file.with_suffix(".png"), crc32(path.encode()))
+        file.with_suffix(".png").rename(file)
+
+
+def text(path: str, *lines: str) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def records(**columns: list) -> np.ndarray:
+    """Return a MATLAB structure array."""
+    kinds = [(name, object) for name in columns]
+    return np.array(list(zip(*columns.values(), strict=True)), kinds)
+
+
+def strings(*values: str) -> np.ndarray:
+    """Return a MATLAB cell array."""
+    return np.array(values, object)
+
+
+@layout("Imagenette", train={"n01": 1, "n02": 1}, test={"n01": 1})
+def imagenette() -> None:
+    images("train/n01/a.JPEG", "train/n02/b.JPEG", "val/n01/c.JPEG")
+    text("noisy_imagenette.csv", "path,noisy_labels_0")
+
+
+def _class_folders(folder: str) -> None:
+    images(f"{folder}/a/1.jpg", f"{folder}/b/1.jpg")
+    text(f"{folder}/a/.DS_Store", "")
+    text(f"{folder}/a/._1.jpg", "")
+
+
+@layout("Caltech-101", train={"a": 1, "b": 1})
+def caltech_101() -> None:
+    _class_folders("101_ObjectCategories")
+
+
+@layout("Caltech-256", train={"a": 1, "b": 1})
+def caltech_256() -> None:
+    _class_folders("256_ObjectCategories")
+
+
+@layout("EuroSAT", train={"a": 1, "b": 1})
+def eurosat() -> None:
+    _class_folders("2750")
+
+
+@layout("Intel Image Classification", train={"sea": 1, "street": 1}, test={"sea": 1})
+def intel() -> None:
+    images("seg_train/seg_train/sea/1.jpg", "seg_train/seg_train/street/2.jpg")
+    images("seg_test/seg_test/sea/3.jpg", "seg_pred/seg_pred/4.jpg")
+
+
+@layout("CUB-200-2011", train={"001.Albatross": 1, "002.Auk": 1}, test={"002.Auk": 1})
+def cub() -> None:
+    images("images/001.Albatross/a.jpg", "images/002.Auk/b.jpg", "images/002.Auk/c.jpg")
+    text("images.txt", "1 001.Albatross/a.jpg", "2 002.Auk/b.jpg", "3 002.Auk/c.jpg")
+    text("image_class_labels.txt", "1 1", "2 2", "3 2")
+    text("train_test_split.txt", "1 1", "2 1", "3 0")
+    text("classes.txt", "1 001.Albatross", "2 002.Auk")
+
+
+@layout("NABirds", train={"Black Duck 3": 1, "Wood Duck 4": 1}, test={"Wood Duck 4": 1})
+def nabirds() -> None:
+    images("images/0003/a.jpg", "images/0004/b.jpg", "images/0004/c.jpg")
+    text("images.txt", "u-1 0003/a.jpg", "u-2 0004/b.jpg", "u-3 0004/c.jpg")
+    text("image_class_labels.txt", "u-1 3", "u-2 4", "u-3 4")
+    text("train_test_split.txt", "u-1 1", "u-2 1", "u-3 0")
+    text("classes.txt", "0 Birds", "1 Ducks", "3 Black Duck", "4 Wood Duck")
+    text("hierarchy.txt", "1 0", "3 1", "4 1")
+
+
+@layout("Oxford-IIIT Pets", train={"Abyssinian": 1, "shiba_inu": 1}, test={"shiba_inu": 1})
+def pets() -> None:
+    images("images/Abyssinian_1.jpg", "images/shiba_inu_1.jpg", "images/shiba_inu_2.jpg")
+    text("annotations/trainval.txt", "Abyssinian_1 1 1 1", "shiba_inu_1 2 2 1")
+    text("annotations/test.txt", "shiba_inu_2 2 2 1")
+
+
+@layout("Stanford Dogs", train={"Chihuahua": 1, "toy-terrier": 1}, test={"Chihuahua": 2})
+def dogs() -> None:
+    train = ("n02085620-Chihuahua/n1.jpg", "n02087046-toy-terrier/n2.jpg")
+    test = ("n02085620-Chihuahua/n3.jpg", "n02085620-Chihuahua/n4.jpg")
+    images(*(f"Images/{path}" for path in train + test))
+    savemat("train_list.mat", {"file_list": strings(*train)[:, None]})
+    savemat("test_list.mat", {"file_list": strings(*test)[:, None]})
+
+
+@layout("Stanford Cars", train={"Acura RL 2012": 1, "BMW M3": 1}, test={"BMW M3": 2})
+def cars() -> None:
+    images("cars_train/1.jpg", "cars_train/2.jpg", "cars_test/1.jpg", "cars_test/2.jpg")
+    Path("devkit").mkdir()
+    savemat("devkit/cars_meta.mat", {"class_names": strings("Acura RL 2012", "BMW M3")})
+    train = records(bbox_x1=[1, 2], **{"class": [1, 2]}, fname=["1.jpg", "2.jpg"])
+    test = records(bbox_x1=[1, 2], **{"class": [2, 2]}, fname=["1.jpg", "2.jpg"])
+    savemat("devkit/cars_train_annos.mat", {"annotations": train})
+    savemat("cars_test_annos_withlabels.mat", {"annotations": test})
+
+
+@layout("Flowers-102", train={"1": 1, "2": 1}, validation={"2": 2}, test={"1": 2})
+def flowers() -> None:
+    images(*(f"jpg/image_{number:05d}.jpg" for number in range(1, 7)))
+    savemat("imagelabels.mat", {"labels": np.array([1, 2, 2, 2, 1, 1])})
+    ids = {"trnid": np.array([1, 2]), "valid": np.array([3, 4]), "tstid": np.array([5, 6])}
+    savemat("setid.mat", ids)
+
+
+@layout("Food-101", train={"apple_pie": 1, "waffles": 1}, test={"waffles": 1})
+def food() -> None:
+    images("images/apple_pie/1.jpg", "images/waffles/1.jpg", "images/waffles/2.jpg")
+    text("meta/train.txt", "apple_pie/1", "waffles/1")
+    text("meta/test.txt", "waffles/2")
+
+
+@layout("FGVC-Aircraft", train={"707-320": 1, "An-12 B": 1}, validation={"An-12 B": 1},
+        test={"707-320": 1})  # fmt: skip
+def aircraft() -> None:
+    images(*(f"data/images/003430{number}.jpg" for number in range(4)))
+    text("data/images_variant_train.txt", "0034300 707-320", "0034301 An-12 B")
+    text("data/images_variant_val.txt", "0034302 An-12 B")
+    text("data/images_variant_test.txt", "0034303 707-320")
+
+
+@layout("Describable Textures (DTD)", train={"banded": 1, "dotted": 1}, validation={"banded": 1},
+        test={"dotted": 1})  # fmt: skip
+def dtd() -> None:
+    images(*(f"images/{kind}/{kind}_{i}.jpg" for kind in ("banded", "dotted") for i in (1, 2)))
+    text("labels/train1.txt", "banded/banded_1.jpg", "dotted/dotted_1.jpg")
+    text("labels/val1.txt", "banded/banded_2.jpg")
+    text("labels/test1.txt", "dotted/dotted_2.jpg")
+
+
+@layout("SUN397", train={"abbey": 1, "zoo/indoor": 1}, test={"abbey": 1})
+def sun() -> None:
+    images("SUN397/a/abbey/1.jpg", "SUN397/a/abbey/2.jpg", "SUN397/z/zoo/indoor/1.jpg")
+    text("Partitions/Training_01.txt", "/a/abbey/1.jpg", "/z/zoo/indoor/1.jpg")
+    text("Partitions/Testing_01.txt", "/a/abbey/2.jpg")
+
+
+@layout("Places365", train={"airfield": 1, "zoo": 1}, test={"zoo": 1})
+def places() -> None:
+    images("data_256/a/airfield/1.jpg", "data_256/z/zoo/1.jpg", "val_256/Places365_val_1.jpg")
+    text("categories_places365.txt", "/a/airfield 0", "/z/zoo 1")
+    text("places365_train_standard.txt", "/a/airfield/1.jpg 0", "/z/zoo/1.jpg 1")
+    text("places365_val.txt", "Places365_val_1.jpg 1")
+
+
+@layout("Tiny ImageNet", train={"n01": 1, "n02": 1}, test={"n02": 1})
+def tiny_imagenet() -> None:
+    images("train/n01/images/n01_0.JPEG", "train/n02/images/n02_0.JPEG")
+    images("val/images/val_0.JPEG", "test/images/test_0.JPEG")
+    text("train/n01/n01_boxes.txt", "n01_0.JPEG\t0\t0\t9\t9")
+    text("val/val_annotations.txt", "val_0.JPEG\tn02\t0\t32\t44\t62")
+
+
+@layout("Omniglot", train={"Greek/character01": 3, "Oriya/character01": 2})
+def omniglot() -> None:
+    images(*(f"images_background/Greek/character01/00{i}.png" for i in range(3)))
+    images(*(f"images_evaluation/Oriya/character01/00{i}.png" for i in range(2)))
+
+
+@layout("Stanford 40 Actions", train={"cooking": 1, "fixing_a_bike": 1}, test={"cooking": 1})
+def actions() -> None:
+    images(*(f"JPEGImages/{name}.jpg" for name in ("cooking_1", "cooking_2", "fixing_a_bike_1")))
+    text("ImageSplits/cooking_train.txt", "cooking_1.jpg")
+    text("ImageSplits/fixing_a_bike_train.txt", "fixing_a_bike_1.jpg")
+    text("ImageSplits/cooking_test.txt", "cooking_2.jpg")
+    text("ImageSplits/train.txt", "cooking_1.jpg", "fixing_a_bike_1.jpg")
+
+
+@layout("COCO", train={"cat": 1, "dog": 1}, test={"dog": 1})
+def coco() -> None:
+    images("train2017/1.jpg", "train2017/2.jpg", "train2017/3.jpg", "val2017/4.jpg")
+    kinds = [{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}]
+    categories = [{**kind, "supercategory": "animal"} for kind in kinds]
+    boxes = {"train": [(1, 17, 5), (1, 18, 3), (2, 18, 4)], "val": [(4, 18, 9)]}
+    for split, found in boxes.items():
+        annotations = [{"image_id": i, "category_id": c, "area": a} for i, c, a in found]
+        numbers = (1, 2, 3) if split == "train" else (4,)
+        content = {
+            "images": [{"id": i, "file_name": f"{i}.jpg"} for i in numbers],
+            "annotations": annotations,
+            "categories": categories,
+        }
+        text(f"annotations/instances_{split}2017.json", json.dumps(content))
+
+
+@layout("iNaturalist", train={"Apis mellifera": 1, "Bombus": 1}, test={"Bombus": 1})
+def inaturalist() -> None:
+    ranks = ("kingdom", "phylum", "class", "order", "family", "genus")
+    above = {rank: f"{rank}-1" for rank in ranks}
+    categories = [
+        {"id": i, "name": name, "common_name": "bee", **above}
+        for i, name in enumerate(("Apis mellifera", "Bombus"))
+    ]
+    for split, found in {"train": [(1, 0), (2, 1)], "val": [(3, 1)]}.items():
+        paths = {i: f"{split}/0000{c}_Animalia/{i}.jpg" for i, c in found}
+        images(*paths.values())
+        content = {
+            "images": [{"id": i, "file_name": path} for i, path in paths.items()],
+            "annotations": [{"image_id": i, "category_id": c} for i, c in found],
+            "categories": categories,
+        }
+        text(f"{split}.json", json.dumps(content))
+
+
+@layout("Pascal VOC", train={"bird": 1, "tvmonitor": 1}, test={"bird": 1})
+def voc() -> None:
+    images(*(f"JPEGImages/2008_00000{i}.jpg" for i in range(4)))
+    names = [f"2008_00000{i}" for i in range(4)]
+    present = {"bird": (1, -1, 1, 1), "tvmonitor": (-1, 1, 1, 0)}  # image 2 has both
+    for kind, values in present.items():
+        rows = [f"{name} {value:2}" for name, value in zip(names, values, strict=True)]
+        text(f"ImageSets/Main/{kind}_train.txt", *rows[:3])
+        text(f"ImageSets/Main/{kind}_val.txt", rows[3])
+        text(f"ImageSets/Main/{kind}_trainval.txt", *rows)
+    text("ImageSets/Main/train.txt", *names[:3])
+
+
+@layout("Open Images", train={"Cat": 1, "Dog": 1}, validation={"Dog": 1}, test={"Cat": 1})
+def open_images() -> None:
+    images("train/a1.jpg", "train/b2.jpg", "train/c3.jpg", "validation/d4.jpg", "test/e5.jpg")
+    text("class-descriptions.csv", "/m/1,Cat", "/m/2,Dog")
+    rows = {
+        "train": ("a1,verification,/m/1,1", "a1,verification,/m/2,0", "b2,verification,/m/2,1",
+                  "c3,verification,/m/1,1", "c3,crowdsource,/m/2,1"),
+        "validation": ("d4,verification,/m/2,1",),
+        "test": ("e5,verification,/m/1,1", "e5,crowdsource,/m/1,1"),
+    }  # fmt: skip
+    for split, found in rows.items():
+        header = "ImageID,Source,LabelName,Confidence"
+        text(f"{split}-annotations-human-imagelabels.csv", header, *found)
+
+
+@layout("HAM10000", train={"bkl": 2, "nv": 2})
+def ham10000() -> None:
+    images("HAM10000_images_part_1/ISIC_1.jpg", "HAM10000_images_part_1/ISIC_2.jpg")
+    images("HAM10000_images_part_2/ISIC_3.jpg", "HAM10000_images_part_2/ISIC_4.jpg")
+    rows = ("HAM_0,ISIC_1,bkl", "HAM_0,ISIC_2,bkl", "HAM_1,ISIC_3,nv", "HAM_2,ISIC_4,nv")
+    text("HAM10000_metadata.csv", "lesion_id,image_id,dx", *rows)
+
+
+@layout("Dog Breed Identification", train={"boxer": 2, "pug": 1})
+def breeds() -> None:
+    images("train/0a.jpg", "train/0b.jpg", "train/0c.jpg", "test/0d.jpg")
+    text("labels.csv", "id,breed", "0a,boxer", "0b,boxer", "0c,pug")
+
+
+@layout("Google Landmarks v2", train={"7": 3, "12": 3})
+def landmarks() -> None:
+    images(*(f"train/a/b/{i}/ab{i}f.jpg" for i in range(6)))
+    rows = [f"ab{i}f,http://upload.wikimedia.org/a.jpg,{7 if i < 3 else 12}" for i in range(6)]
+    text("train.csv", "id,url,landmark_id", *rows)
+
+
+@layout("Parquet of the datasets library", train={"cat": 1, "dog": 1}, test={"dog": 1})
+def hugging_face() -> None:
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    features = Features({"image": Image(), "label": ClassLabel(names=["cat", "dog"])})
+    images("data/a.png", "data/b.png", "data/c.png")
+    files = [Path("data", name) for name in ("a.png", "b.png", "c.png")]
+    *content, last = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+    train = Dataset.from_dict({"image": content, "label": [0, 1]}, features)
+    train.to_parquet("data/train-00000-of-00001.parquet")
+    held_out = Dataset.from_dict({"image": [last], "label": [1]}, features)
+    held_out.to_parquet("data/test-00000-of-00001.parquet")
+    for file in files:
+        file.unlink()
+
+
+@layout("img2dataset", train={"cat": 3, "dog": 3})
+def img2dataset() -> None:
+    images(*(f"{i}.jpg" for i in range(6)))
+    content = [Path(f"{i}.jpg").read_bytes() for i in range(6)]
+    table = {"jpg": content, "url": ["http://a"] * 6, "label": ["cat", "dog"] * 3}
+    parquet.write_table(arrow.table(table), "00000.parquet")
+
+
+@layout("20 Newsgroups", train={"alt.atheism": 1, "sci.space": 1}, test={"sci.space": 1})
+def newsgroups() -> None:
+    text("20news-bydate-train/alt.atheism/1", "From: a", "", "no")
+    text("20news-bydate-train/sci.space/2", 'From: b\n"quoted, text"')
+    text("20news-bydate-test/sci.space/3", "From: c")
+
+
+@layout("IMDB reviews", train={"neg": 1, "pos": 1}, test={"pos": 1})
+def imdb() -> None:
+    text("train/pos/0_9.txt", "good")
+    text("train/neg/0_1.txt", "bad")
+    text("train/unsup/0_0.txt", "unlabeled")
+    text("test/pos/0_10.txt", "great")
+
+
+@layout("AG News", train={"Sports": 1, "World": 1}, test={"Sports": 1})
+def ag_news() -> None:
+    text("classes.txt", "World", "Sports")
+    text("train.csv", '"2","A title","Some ""text"""', '"1","Other","text"')
+    text("test.csv", '"2","Third","text"')
+
+
+@layout("TREC", train={"DESC:manner": 1, "LOC:city": 1}, test={"LOC:city": 1})
+def trec() -> None:
+    text("train_5500.label", "DESC:manner How does it work ?", "LOC:city Where is it ?")
+    text("TREC_10.label", "LOC:city Which city is it ?")
+
+
+@layout("CLINC150", train={"oil": 1, "pto": 1}, validation={"oil": 1}, test={"pto": 1})
+def clinc() -> None:
+    found = {
+        "train": [["check the oil", "oil"], ["a day off", "pto"]],
+        "val": [["oil, please", "oil"]],
+        "test": [["holidays", "pto"]],
+        "oos_test": [["out of scope", "oos"]],
+    }
+    text("data_full.json", json.dumps(found))
+
+
+@layout("Banking77", train={"card_arrival": 1, "top_up": 1}, test={"top_up": 1})
+def banking() -> None:
+    text("train.csv", "text,category", '"Where, is it?",card_arrival', "Top up?,top_up")
+    text("test.csv", "text,category", "Top up!,top_up")
+
+
+@layout("TweetEval", train={"fire": 1, "red heart": 1}, validation={"fire": 1},
+        test={"red heart": 1})  # fmt: skip
+def tweeteval() -> None:
+    text("mapping.txt", "0\t❤\t_red_heart_", "1\t🔥\t_fire_")
+    text("train_text.txt", "good day \ufe0f", "so hot", "seen before")
+    text("train_labels.txt", "0", "1", "1")
+    text("val_text.txt", "seen before")
+    text("val_labels.txt", "1")
+    text("test_text.txt", "my day\x85")
+    text("test_labels.txt", "0")
+
+
+@layout("SemEval 2018", train={"fire": 1, "red heart": 1}, validation={"fire": 1},
+        test={"red heart": 1})  # fmt: skip
+def semeval() -> None:
+    text("us_mapping.txt", "0\t❤\t_red_heart_", "1\t🔥\t_fire_")
+    for split, found in {"train": "01", "trial": "1", "test": "0"}.items():
+        text(f"us_{split}.text", *(f"{split} {number}" for number in found))
+        text(f"us_{split}.labels", *found)
+
+
+def sections() -> dict[str, str]:
+    """Return the content of each section of the page by its title."""
+    parts = re.split(r"^### (.+)$", PAGE, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def written(folder: Path) -> Found:
     found = {}
-    for name in Manifest.load(out).splits:
-        with open_split(out, name) as split:
-            labels = {split.key(i): split.read(i)[2] for i in range(len(split))}
-            found[name] = {key: split.classes[label].name for key, label in labels.items()}
+    for name in Manifest.load(folder).splits:
+        with open_split(folder, name) as split:
+            labels = [split.classes[split.read(i)[2]].name for i in range(len(split))]
+        found[name] = dict(Counter(labels))
     return found
 
 
-def lines(path: Path, *texts: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{text}\n" for text in texts))
-    return path
+def merged(found: Found) -> dict[str, int]:
+    return dict(sum((Counter(classes) for classes in found.values()), Counter[str]()))
 
 
-@pytest.fixture
-def tiny_imagenet(tmp_path: Path) -> Path:
-    folder = tmp_path / "tiny-imagenet-200"
-    for number, synset in enumerate(("n01", "n02")):
-        for i in range(2):
-            path = folder / "train" / synset / "images" / f"{synset}_{i}.JPEG"
-            write_image(path.with_suffix(".jpg"), 10 * number + i)
-            path.with_suffix(".jpg").rename(path)
-        lines(folder / "train" / synset / f"{synset}_boxes.txt", f"{synset}_0.JPEG\t0\t0\t9\t9")
-    for split in ("val", "test"):
-        for i in range(2):
-            write_image(folder / split / "images" / f"{split}_{i}.png", 50 + i)
-    boxes = "0\t32\t44\t62"
-    lines(
-        folder / "val" / "val_annotations.txt",
-        f"val_0.png\tn02\t{boxes}",
-        f"val_1.png\tn01\t{boxes}",
-    )
-    lines(folder / "wnids.txt", "n01", "n02")
-    return folder
-
-
-def test_tiny_imagenet_is_sharded_with_one_command(tiny_imagenet: Path, tmp_path: Path) -> None:
-    labels = tiny_imagenet / "val" / "val_annotations.txt"
-    plain = kway_shard("imagefolder", tiny_imagenet, "-o", tmp_path / "out")
-    assert f"--split-labels val={labels}" in str(plain.exception)
-    done = kway_shard(
-        "imagefolder", tiny_imagenet, "-o", tmp_path / "out", "--split-labels", f"val={labels}"
-    )
-    assert done.exit_code == 0, done.output
-    found = written(tmp_path / "out")
-    assert found["test"] == {"val/images/val_0": "n02", "val/images/val_1": "n01"}
-    assert len(found["train"]) == 4
-    assert found["train"]["train/n01/images/n01_0"] == "n01"
-    skipped = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
-    assert {one["name"] for one in skipped} == {
-        "test",
-        "train/n01/n01_boxes.txt",
-        "train/n02/n02_boxes.txt",
-        "wnids.txt",
-    }
-    assert "held-out split without labels" in done.stderr
-
-
-def test_omniglot_is_sharded_with_one_command(tmp_path: Path) -> None:
-    for folder in ("images_background/Greek", "images_background/Latin", "images_evaluation/Oriya"):
-        for character in ("character01", "character02"):
-            for i in range(2):
-                write_image(tmp_path / "in" / folder / character / f"0{i}.png", i)
-    lines(tmp_path / "in/strokes_background/Greek/character01/00.txt", "stroke")
-    done = kway_shard(
-        "imagefolder", tmp_path / "in", "-o", tmp_path / "out", "--class-from", "path"
-    )
-    assert done.exit_code == 0, done.output
-    manifest = Manifest.load(tmp_path / "out")
-    assert len(manifest.classes) == 6
-    assert manifest.classes[0].name == "images_background/Greek/character01"
-    assert manifest.classes[0].attributes == {"path": "images_background > Greek"}
-
-
-@pytest.mark.parametrize("slash", ["", "/"])
-def test_places_is_sharded_with_one_command(tmp_path: Path, slash: str) -> None:
-    folder = tmp_path / "places365"
-    for i, path in enumerate(("a/airfield/1", "z/zoo/2", "z/zoo/3")):
-        write_image(folder / "data_256" / f"{path}.png", i)
-    write_image(folder / "val_256" / "Places365_val_1.png", 9)
-    train = lines(
-        folder / "places365_train_standard.txt",
-        f"{slash}a/airfield/1.png 0",
-        f"{slash}z/zoo/2.png 1",
-        f"{slash}z/zoo/3.png 1",
-    )
-    val = lines(folder / "places365_val.txt", "Places365_val_1.png 1")
-    names = lines(folder / "categories_places365.txt", "/z/zoo 1", "/a/airfield 0", "/y/yard 2")
-    done = kway_shard(
-        "imagefolder", folder, "-o", tmp_path / "out", "--class-names", names,
-        "--split-labels", f"train={train}", "--split-labels", f"val={val}",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert "1 classes in" in done.stderr
-    assert written(tmp_path / "out") == {
-        "train": {
-            "data_256/a/airfield/1": "/a/airfield",
-            "data_256/z/zoo/2": "/z/zoo",
-            "data_256/z/zoo/3": "/z/zoo",
-        },
-        "test": {"val_256/Places365_val_1": "/z/zoo"},
-    }
-
-
-def test_a_label_file_can_define_the_split(tmp_path: Path) -> None:
-    for i in range(4):
-        write_image(tmp_path / "in/pictures" / f"{i} a.png", i)
-    for separator in ",\t":
-        labels = tmp_path / "labels.csv"
-        rows = ["file,class,split", "0 a.png,x,train", "1 a.png,y,train", "2 a.png,x,val"]
-        lines(labels, *(row.replace(",", separator) for row in [*rows, "", "3 a.png,y,test"]))
-        source = ImageFolder(tmp_path / "in", labels=labels)
-        found = {name: {task.path for task in tasks} for name, tasks in source.splits().items()}
-        assert found == {
-            "train": {"pictures/0 a.png", "pictures/1 a.png"},
-            "validation": {"pictures/2 a.png"},
-            "test": {"pictures/3 a.png"},
-        }
-
-
-def test_a_list_may_contain_paths_with_spaces(tmp_path: Path) -> None:
-    for i in range(2):
-        write_image(tmp_path / "in" / f"{i} a.png", i)
-    labels = lines(tmp_path / "list.txt", "0 a.png 7", "1 a.png 8")
-    assert [info.name for info in ImageFolder(tmp_path / "in", labels=labels).classes()] == [
-        "7",
-        "8",
-    ]
-
-
-@pytest.fixture
-def split_folder(tmp_path: Path) -> Path:
-    for path in ("train/a/0", "train/b/1", "val/2", "val/3"):
-        write_image(tmp_path / "in" / f"{path}.png", len(path))
-    write_image(tmp_path / "secret.png", 0)
-    return tmp_path / "in"
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (("2.png\ta", "9.png\tb"), r"val\.txt, line 2: 'val/9\.png' is missing from .*: add it"),
-        (("2.png\ta", "3.png\tc"), r"line 2: class 'c' has no training images: correct the label"),
-        (("2.png\ta", "2.png\tb"), r"line 2: '2\.png' is already listed on line 1: remove"),
-        (("2.png\ta", "../../secret.png\ta"), r"line 2: '.*secret\.png' is outside .*: use files"),
-        (("2.png\ta", "/../../secret.png\ta"), r"line 2: '.*secret\.png' is outside"),
-        (("2.png\ta", "3.png"), r"line 2: '3\.png' is not of the form file,class: correct it"),
-        (("../train/a/0.png\tb", "2.png\ta"), r"line 1: .* is also in a class folder of another"),
-    ],
-)
-def test_an_invalid_label_file_of_a_split_names_the_file_the_line_and_the_fix(
-    split_folder: Path, tmp_path: Path, rows: tuple[str, ...], message: str
+@pytest.mark.parametrize("name", sections())
+def test_a_published_layout_becomes_shards_with_its_splits(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels = lines(tmp_path / "val.txt", *rows)
-    with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        ImageFolder(split_folder, split_labels={"val": labels}).classes()
-    assert str(labels) in str(error.value)
-    assert "\n" not in str(error.value)
+    build, expected = LAYOUTS[name]
+    content = sections()[name]
+    folder = tmp_path / "published"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    build()
+    snippet = _CODE.search(content)
+    if snippet is not None:
+        assert snippet[1].count("\n") <= 10
+        preface = _CODE.search(PAGE.partition("### ")[0])
+        assert preface is not None
+        exec(compile(preface[1] + snippet[1], name, "exec"), {})
+    (command,) = _COMMAND.findall(content)
+    out = tmp_path / "shards"
+    arguments = [str(out) if one.startswith("../shards/") else one for one in shlex.split(command)]
+    done = CliRunner().invoke(app, [*arguments, "--workers", "0"])
+    assert done.exit_code == 0, f"{done.output}\n{done.exception}"
+    found = written(out)
+    if set(expected) == {"train"}:  # there is no published split
+        assert done.stderr.startswith("random split")
+        assert merged(found) == expected["train"]
+    else:
+        assert "random split" not in done.stderr
+        assert found == expected
 
 
-def test_an_image_in_two_label_files_names_both_lines(split_folder: Path, tmp_path: Path) -> None:
-    train = lines(tmp_path / "train.txt", "train/a/0.png a", "train/b/1.png b", "val/2.png b")
-    val = lines(tmp_path / "val.txt", "val/3.png a", "val/2.png b")
-    with pytest.raises(ValueError, match=r"val\.txt, line 2: .* listed in .*train\.txt, line 3"):
-        ImageFolder(split_folder, split_labels={"train": train, "val": val}).classes()
-
-
-def test_missing_listed_images_can_be_skipped(split_folder: Path, tmp_path: Path) -> None:
-    labels = lines(tmp_path / "val.txt", "2.png\ta", "9.png\tb")
-    source = ImageFolder(split_folder, split_labels={"val": labels}, skip_bad=True)
-    assert {task.path for task in source.splits()["test"]} == {"val/2.png"}
-    assert ("val/9.png", "listed in val.txt, but missing") in source.skipped()
-
-
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (("a 0", "b 1"), r"val\.txt, line 1: label '2' is not one of the 2 classes in"),
-        (("a", "b", "a"), r"names\.txt, line 3: 'a' is also on line 1"),
-        ((), r"names\.txt is empty"),
-    ],
-)
-def test_unknown_labels_and_invalid_class_names_raise(
-    split_folder: Path, tmp_path: Path, names: tuple[str, ...], message: str
+def test_a_hierarchy_column_becomes_the_path_of_the_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listed = lines(tmp_path / "names.txt", *names)
-    labels = lines(tmp_path / "val.txt", "2.png 2", "3.png 1")
-    with pytest.raises(ValueError, match=message):
-        ImageFolder(split_folder, split_labels={"val": labels}, class_names=listed).classes()
-
-
-def test_numbered_labels_name_class_folders(split_folder: Path, tmp_path: Path) -> None:
-    listed = lines(tmp_path / "names.txt", "b", "a")
-    labels = lines(tmp_path / "val.txt", "2.png 0", "3.png 1")
-    source = ImageFolder(split_folder, split_labels={"val": labels}, class_names=listed)
-    assert [info.name for info in source.classes()] == ["b", "a"]
-    assert {task.path: task.label for task in source.splits()["test"]} == {
-        "val/2.png": 0,
-        "val/3.png": 1,
-    }
-
-
-def test_an_ambiguous_location_of_listed_images_raises(split_folder: Path, tmp_path: Path) -> None:
-    for folder in ("large", "small"):
-        for i in range(2):
-            write_image(split_folder / folder / f"x{i}.png", i)
-    labels = lines(tmp_path / "list.txt", "x0.png a", "x1.png b")
-    with pytest.raises(ValueError, match=r"list\.txt: its images are in both .*large and .*small"):
-        ImageFolder(split_folder, labels=labels).classes()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"labels": "l.txt", "split_labels": {"val": "l.txt"}}, "either --labels or"),
-        ({"class_names": "l.txt"}, "pass --labels or --split-labels"),
-        ({"split_labels": {"val": "l.txt", "dev": "l.txt"}}, "split validation is given twice"),
-        ({"split_labels": {"../x": "l.txt"}}, r"'\.\./x' cannot be the name of a split"),
-        ({"split_labels": {"val": "gone.txt"}}, r"gone\.txt is not a file: pass a text file"),
-    ],
-)
-def test_inconsistent_label_options_raise(
-    split_folder: Path, tmp_path: Path, options: dict, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    lines(tmp_path / "l.txt", "val/2.png a")
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        ImageFolder(split_folder, **options).classes()
-
-
-def test_split_labels_require_training_folders_or_labels(tmp_path: Path) -> None:
-    write_image(tmp_path / "in/val/0.png", 0)
-    labels = lines(tmp_path / "val.txt", "0.png a")
-    with pytest.raises(ValueError, match=r"does not contain a folder train/ .*train=FILE"):
-        ImageFolder(tmp_path / "in", split_labels={"val": labels}).classes()
+    test_a_published_layout_becomes_shards_with_its_splits("NABirds", tmp_path, monkeypatch)
+    manifest = Manifest.load(tmp_path / "shards")
+    assert [info.attributes for info in manifest.classes] == [{"path": "Birds > Ducks"}] * 2

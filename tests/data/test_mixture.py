@@ -21,6 +21,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from tests.data.conftest import write_image
+from trainer.recipe import load_recipe
 
 BATCH = 7
 SETS = {"first": {"apple": 9, "birne": 12, "kiwi": 1}, "second": {"date": 5, "apple": 30}}
@@ -230,3 +231,18 @@ def test_sets_at_urls_must_fit_in_the_cache_together(sets: dict[str, Path], tmp_
     small = config(urls, cache=CacheConfig(folder=tmp_path / "small", gigabytes=0.8 * size / 1e9))
     with opened(small) as mixture, pytest.raises(ValueError, match=r"data\.cache\.gigabytes is"):
         TrainLoader(mixture, small, global_batch=BATCH, cursor=Cursor(2))
+
+
+def test_the_recipe_reads_both_sets_with_united_classes(
+    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe(Path("launch/recipes/mixture.yaml").absolute())
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "images").symlink_to(sets["first"])
+    (tmp_path / "shards" / "more-images").symlink_to(sets["second"])
+    monkeypatch.chdir(tmp_path)
+    manifest = load_manifest(recipe.data)
+    assert manifest.class_names == ("apple", "birne", "kiwi", "date")
+    with open_mixture(recipe.data, manifest) as mixture:
+        batch = next(TrainLoader(mixture, recipe.data, global_batch=40, cursor=Cursor(0)))
+    assert set(batch.labels.tolist()) == {0, 1, 2, 3}

@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,22 +14,17 @@ from typer.testing import CliRunner
 from data.inspection.verify import damages
 from data.messages import silent
 from data.shards.duplicates import find_duplicates
-from data.shards.manifest import MANIFEST, Manifest, SourceInfo
+from data.shards.manifest import MANIFEST, Manifest
 from data.shards.split import open_split
-from data.shards.writing import remote_claim
-from data.shards.writing.append import append_shards
-from data.shards.writing.claim import UNFINISHED
-from data.shards.writing.output import output_folder
+from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
+from data.sources.first_pass import work_folder
 from launch.commands.shard import app
-from launch.commands.shard_source import _work
 from tests.data.conftest import write_image
 from tests.data.killed import contents
 from tests.data.s3_server import objects, s3_server
 from tests.ranks import forked
-
-SHORT_BEAT = 0.2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,15 +62,15 @@ def test_shards_at_a_url_equal_local_shards(
     mixed: Path, tmp_path: Path, url: str, workers: int
 ) -> None:
     source = ImageFolder(mixed, skip_bad=True)
-    local = write(source, tmp_path / "out", drop_duplicates=True, ignored=source.skipped())
-    remote = write(source, url, workers=workers, drop_duplicates=True, ignored=source.skipped())
+    local = write(source, tmp_path / "out", ignored=source.skipped())
+    remote = write(source, url, workers=workers, ignored=source.skipped())
     assert objects(url) == contents(tmp_path / "out")
     assert {"skipped.jsonl", "repaired.jsonl", MANIFEST} < objects(url).keys()
     assert remote.skipped == f"{url}/skipped.jsonl"
-    counts = ("num_skipped", "duplicates", "num_repaired", "resumed")
-    assert [getattr(remote, name) for name in counts] == [4, 6, 1, 0]
-    assert [getattr(local, name) for name in counts] == [4, 6, 1, 0]
-    assert write(source, url, drop_duplicates=True).complete_before
+    counts = ("num_skipped", "num_repaired", "resumed")
+    assert [getattr(remote, name) for name in counts] == [4, 1, 0]
+    assert [getattr(local, name) for name in counts] == [4, 1, 0]
+    assert write(source, url).complete_before
     assert find_duplicates(url) == find_duplicates(tmp_path / "out")
 
 
@@ -102,14 +96,8 @@ def test_the_written_shards_are_verified_at_the_url(mixed: Path, url: str, worke
     content[2000] ^= 1
     files.pipe_file(f"{url}/test-000000.tar", bytes(content))
     kinds = [damage.kind for damage in damages(url, silent, workers=workers)]
-    assert sorted(kinds)[-1] == "missing shard"
-    assert "changed shard" in kinds
-
-
-def test_samples_cannot_be_appended_at_a_url(mixed: Path, url: str) -> None:
-    write(ImageFolder(mixed, skip_bad=True), url)
-    with pytest.raises(ValueError, match="can be appended only to a local folder"):
-        append_shards(ImageFolder(mixed, skip_bad=True), url)
+    assert "missing shard" in kinds
+    assert "shard" in kinds
 
 
 def test_the_work_folders_of_urls_with_the_same_last_name_differ(
@@ -117,7 +105,7 @@ def test_the_work_folders_of_urls_with_the_same_last_name_differ(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     urls = ["s3://a/shards", "s3://b/shards", "gs://a/shards", "s3://a/x/shards"]
-    found = {str(_work(output_folder(url))) for url in urls}
+    found = {str(work_folder(url)) for url in urls}
     assert len(found) == len(urls)
     assert all(re.fullmatch(r"shards-[0-9a-f]{8}\.first-pass", one) for one in found)
 
@@ -133,7 +121,6 @@ def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
 
 def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
     os.environ.update(variables)  # the process is forked from one that started earlier
-    remote_claim.BEAT_SECONDS = SHORT_BEAT
 
     def stop(done: int, total: int) -> None:
         if done == 12:
@@ -147,9 +134,7 @@ def test_a_killed_writer_is_resumed(
     tmp_path: Path,
     url: str,
     server: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
     source = ImageFolder(mixed, skip_bad=True)
     write(source, tmp_path / "whole")
     process = forked(_killed, source, url, server)
@@ -177,81 +162,20 @@ def test_lost_objects_are_written_again(mixed: Path, tmp_path: Path, url: str, l
     assert objects(url) == before
 
 
-def test_two_writers_cannot_use_the_same_url(
-    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+def test_two_runs_of_the_same_source_write_the_same_objects(
+    mixed: Path, tmp_path: Path, url: str
 ) -> None:
-    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
     source = ImageFolder(mixed, skip_bad=True)
-    errors = []
+    write(source, tmp_path / "out")
+    done_at_once = []
 
     def meanwhile(done: int, total: int) -> None:
-        if done == 5:
-            with pytest.raises(ValueError, match="being written by another kway shard") as error:
-                write(source, url)
-            errors.append(error)
+        if done == 12 and not done_at_once:
+            done_at_once.append(write(source, url))
 
     write(source, url, report=meanwhile)
-    assert len(errors) == 1
-    assert MANIFEST in objects(url)
-
-
-def test_a_writer_stops_when_another_one_takes_over(
-    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
-    output = output_folder(url)
-
-    def take_over(done: int, total: int) -> None:
-        if done == 7:
-            note = output.read(UNFINISHED)
-            output.write(UNFINISHED, note.replace(b'"writer": "', b'"writer": "0'))
-        time.sleep(0.05)
-
-    with pytest.raises(ValueError, match="being written by another kway shard"):
-        write(ImageFolder(mixed, skip_bad=True), url, report=take_over)
-    assert {"train-000000.tar", UNFINISHED} < objects(url).keys()
-
-
-def test_a_damaged_note_is_reported_and_written_again(
-    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(remote_claim, "BEAT_SECONDS", SHORT_BEAT)
-    output, message = output_folder(url), f"{url}/{UNFINISHED} is damaged: writing it again"
-    repaired: list[bytes] = []
-
-    def damage(done: int, total: int) -> None:
-        end = time.monotonic() + 60
-        # The writer may overwrite the damage before it reads the note.
-        while done == 7 and message not in caplog.text and time.monotonic() < end:
-            output.write(UNFINISHED, b"{")
-            time.sleep(2 * SHORT_BEAT)
-        while done == 7 and not repaired and time.monotonic() < end:
-            repaired.extend(note for note in [output.read(UNFINISHED)] if note not in (None, b"{"))
-
-    write(ImageFolder(mixed, skip_bad=True), url, report=damage)
-    assert message in caplog.text
-    assert b'"writer"' in repaired[0]
-    assert MANIFEST in objects(url)
-
-
-def test_an_interrupted_writer_is_resumed_without_waiting(mixed: Path, url: str) -> None:
-    source = ImageFolder(mixed, skip_bad=True)
-
-    def stop(done: int, total: int) -> None:
-        if done == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write(source, url, report=stop)
-    assert b'"writer":""' in objects(url)[UNFINISHED].replace(b" ", b"")
-    assert write(source, url).resumed == 1
-
-
-def test_only_one_of_two_writers_creates_the_note(url: str) -> None:
-    output = output_folder(url)
-    assert output.create(UNFINISHED, b"one")
-    assert not output.create(UNFINISHED, b"other")
-    assert output.read(UNFINISHED) == b"one"
+    assert done_at_once[0].resumed == 2
+    assert objects(url) == contents(tmp_path / "out")
 
 
 def test_a_bad_image_raises_and_leaves_no_objects(mixed: Path, url: str) -> None:
@@ -299,10 +223,3 @@ def test_a_file_url_is_a_local_folder(mixed: Path, tmp_path: Path) -> None:
     write(source, f"file://{tmp_path}/out")
     write(source, tmp_path / "other")
     assert contents(tmp_path / "out") == contents(tmp_path / "other")
-
-
-def test_sources_of_the_same_folder_and_note(url: str) -> None:
-    with output_folder(url).claimed(SourceInfo(kind="one")) as check:
-        check()
-        assert UNFINISHED in objects(url)
-    assert objects(url) == {}

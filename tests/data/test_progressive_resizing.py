@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from data.augment.base import SampleGenerator, pair_rng
+from data.augment.base import Draws, pair_rng
 from data.augment.mix import Mix
 from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
 from data.config import DataConfig
@@ -18,7 +18,7 @@ from data.images.config import ImageConfig
 from data.images.decode import center_crop, decode, planes
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.stream import StreamLoader, open_stream
+from data.loading.stream import Stream, StreamLoader
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 
@@ -113,9 +113,7 @@ def test_the_size_changes_the_pixels_of_a_sample_but_not_its_draws(shards: Path)
             index = int(batch.indices[0])
             decoded = decode(split.read(index)[0], 3)
             image = ImageConfig(size=side, resize=14)
-            expected = for_training(
-                decoded, image, settings.augment, SampleGenerator().at(5, 0, index)
-            )
+            expected = for_training(decoded, image, settings.augment, Draws().at(5, 0, index))
             assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
     batches.close()
 
@@ -153,26 +151,19 @@ def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
 def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
     tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
     stream = {"shards": tars, "samples": 30, "buffer": 4}
-    settings = DataConfig.model_validate({**config(shards).model_dump(), "stream": stream})
+    settings = DataConfig.model_validate(
+        {**config(shards, mix=None).model_dump(), "stream": stream}
+    )
     settings = settings.model_copy(update={"workers": workers})
-    opened = open_stream(settings.stream, Manifest.load(shards))
+    opened = Stream(settings.stream, Manifest.load(shards))
     for rank in range(2):
         cursor = Cursor(0, samples=2 * BATCH)
         with StreamLoader(
             opened, settings, global_batch=BATCH, rank=rank, world_size=2, cursor=cursor
         ) as loader:
             batches = list(islice(loader, 6))
-        for step, (batch, side) in enumerate(zip(batches, SIDES[2:], strict=True), start=2):
-            rows = 3 + rank
-            assert batch.inputs["pixel_values"].shape == (rows, 3, side, side)
-            first = step * BATCH + 3 * rank
-            draws = [
-                settings.augment.mix.draw(side, pair_rng(0, 2 * (first + n))) for n in range(2)
-            ]
-            assert batch.mixed is not None
-            assert batch.mixed.weights[:rows:2].tolist()[:2] == pytest.approx(
-                [draw.weight for draw in draws]
-            )
+        for batch, side in zip(batches, SIDES[2:], strict=True):
+            assert batch.inputs["pixel_values"].shape == (3 + rank, 3, side, side)
 
 
 @pytest.mark.parametrize("num_samples", [10, 13])

@@ -13,7 +13,6 @@ from data.inspection.verify import damages
 from data.messages import silent
 from data.remote.input_path import input_path
 from data.shards.manifest import MANIFEST, Manifest
-from data.shards.writing.append import append_shards
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder, Table, Tweets
 from data.tars.indexing import index_shards
@@ -60,28 +59,14 @@ def test_any_number_of_ray_workers_writes_the_same_bytes(
     cluster: RayCluster, mixed: Path, tmp_path: Path
 ) -> None:
     source = ImageFolder(mixed, skip_bad=True)
-    options = {"drop_duplicates": True, "ignored": source.skipped()}
+    options = {"ignored": source.skipped()}
     local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)
-    assert (local.duplicates, local.num_skipped, local.num_repaired) == (12, 6, 1)
+    assert (local.num_skipped, local.num_repaired) == (6, 1)
     for number in (1, 3):  # the next test uses two
         cluster.resize(number)
         out = tmp_path / str(number)
         assert on_ray(cluster, tmp_path, source, out, **options).finish() == ""
         assert contents(out) == contents(tmp_path / "local")
-
-
-def test_samples_appended_by_ray_tasks_equal_samples_appended_by_this_machine(
-    cluster: RayCluster, mixed: Path, images: Path, tmp_path: Path
-) -> None:
-    cluster.resize(2)
-    for name in ("local", "ray"):
-        write_shards(ImageFolder(images, test_fraction=0.2), tmp_path / name, workers=0)
-    source = ImageFolder(mixed, skip_bad=True)
-    options = {"samples_per_shard": 10, "drop_duplicates": True, "ignored": source.skipped()}
-    append_shards(source, tmp_path / "local", workers=0, **options)
-    arguments = source, tmp_path / "ray", {**options, "ray": cluster.address}
-    assert Driver(cluster, tmp_path, ray_jobs.append, *arguments).finish() == ""
-    assert contents(tmp_path / "ray") == contents(tmp_path / "local")
 
 
 def test_texts_with_a_first_pass_on_ray_equal_local_texts(

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from data.progress import plain_lines
-from data.shards.writing.output import LocalOutput
+from data.shards.writing.output import OutputFolder
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import ImageFolder
@@ -213,7 +213,7 @@ def test_an_address_without_a_ray_cluster_does_not_discard_an_interrupted_run(
 
 def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"does not exist on the Ray node .*: pass -o on a file"):
-        LocalOutput(tmp_path / "out").check_shared()
+        OutputFolder(tmp_path / "out").check_shared()
 
 
 @pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])

@@ -12,11 +12,10 @@ from data.inspection.contents import contents, examples, histogram
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder
+from data.sources import Table
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
-from tests.data.conftest import write_image
 from tests.data.foreign_tars import planted_shards, png, write_tar
 
 
@@ -82,9 +81,10 @@ def test_show_prints_the_count_of_every_class(shards: Path) -> None:
 def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
     shards: Path, tmp_path: Path
 ) -> None:
-    for i, folder in enumerate(("animal/dog/poodle", "animal/fish", "oak")):
-        write_image(tmp_path / "in" / folder / "0.png", i)
-    source = ImageFolder(tmp_path / "in", class_from="leaf", test_fraction=0)
+    rows = ["a,poodle,animal > dog", "b,fish,animal", "c,oak,"]
+    (tmp_path / "a.csv").write_text("\n".join(["t,y,above", *rows]))
+    options = {"text": "t", "hierarchy": "above", "test_fraction": 0}
+    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
     write_shards(source, tmp_path / "out", workers=0)
     shown = kway_shard("show", tmp_path / "out").stdout
     assert "hierarchy: 2 classes under 2 nodes, depth 2" in shown
@@ -94,7 +94,7 @@ def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
 def test_many_classes_are_printed_as_a_histogram_and_the_largest_and_smallest_classes(
     texts: Path,
 ) -> None:
-    shown = kway_shard("show", texts, "--samples", 3).stdout
+    shown = kway_shard("show", texts).stdout
     assert "16 to 31 samples" in shown
     assert "class 39" in shown
     assert "class 00" in shown
@@ -102,7 +102,7 @@ def test_many_classes_are_printed_as_a_histogram_and_the_largest_and_smallest_cl
 
 
 def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
-    shown = kway_shard("show", texts, "--samples", 2).stdout
+    shown = kway_shard("show", texts).stdout
     assert "text of 0" in shown
     assert "text of 39 [bold]U+001B[31mU+202E" in shown
     assert "\x1b" not in shown
@@ -132,20 +132,20 @@ def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
     with open_split(tmp_path, "train") as split:
         sheet = np.asarray(contact_sheet(split, 48))
     for left, color in ((10, (255, 0, 0)), (148, (0, 0, 255))):
-        assert (sheet[38 + 32 : 38 + 96, left : left + 128] == color).all()
-        caption = sheet[166:200, left : left + 138]
+        assert (sheet[26 + 32 : 26 + 96, left : left + 128] == color).all()
+        caption = sheet[154:170, left : left + 138]
         assert (caption < 100).any()
         assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # does not overlap the next tile
 
 
-@pytest.mark.parametrize("name", ["größer", "θ λ", "猫", "\U0001f9a0", "\ue123", "a\u202eb"])
+@pytest.mark.parametrize("name", ["größer", "θ λ", "猫", "a\u202eb"])
 def test_names_in_any_script_are_drawn_or_escaped(tmp_path: Path, name: str) -> None:
     members = [("0.png", png(0)), ("0.cls", name.encode())]
     write_tar(tmp_path / "all.tar", members)
     index_shards(tmp_path)
     with open_split(tmp_path, "train") as split:
         sheet = np.asarray(contact_sheet(split, 1))
-    assert (sheet[166:200] < 100).any()
+    assert (sheet[154:170] < 100).any()
 
 
 def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
     with open_split(shards, "train") as split:
         sheet = np.asarray(contact_sheet(split, 30))
     corners = sum(
-        (sheet[38 + 186 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
+        (sheet[26 + 154 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
         for row in range(4)
         for column in range(8)
         if 8 * row + column < 30
@@ -186,15 +186,4 @@ def test_shards_at_a_url_are_shown_like_a_local_folder(
     # The title wraps at the width of the table.
     assert "".join(shown.stdout.split()).replace(f"file://{texts}", str(texts)) == "".join(
         kway_shard("show", texts).stdout.split()
-    )
-
-
-def test_shards_at_a_url_are_checked_for_leaks_like_a_local_folder(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    checked = kway_shard("check", f"file://{texts}")
-    assert checked.exit_code == 0
-    assert (
-        checked.stdout.replace(f"file://{texts}", str(texts)) == kway_shard("check", texts).stdout
     )

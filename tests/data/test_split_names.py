@@ -9,7 +9,7 @@ from data.config import DataConfig
 from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
 from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder, ImageNet, LabeledTexts, Source, Table, Tweets
+from data.sources import ImageFolder, ImageNet, Source, Table, Tweets
 from data.tars.indexing import index_shards
 from tests.data import ilsvrc
 from tests.data.conftest import write_image
@@ -47,14 +47,7 @@ def table(folder: Path, held_out: tuple[str, ...]) -> Source:
     return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
 
 
-def labeled_texts(folder: Path, held_out: tuple[str, ...]) -> Source:
-    for split in ("train", *held_out):
-        (folder / f"{split}_text.txt").write_text(f"{split} one\n{split} two\n")
-        (folder / f"{split}_labels.txt").write_text("0\n1\n")
-    return LabeledTexts(folder, folder / "work")
-
-
-@pytest.mark.parametrize("source", [imagefolder, table, labeled_texts])
+@pytest.mark.parametrize("source", [imagefolder, table])
 @pytest.mark.parametrize(
     ("held_out", "splits"),
     [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],

@@ -12,10 +12,10 @@ from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.substitute import BadSampleError, candidates, read_or_substitute
+from data.loading.reader import candidates, read_or_substitute
 from data.shards.index import open_index
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
+from data.shards.split import BadSampleError, open_split
 from data.shards.writing.writer import write_shards
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from data.sources.layouts.taxonomy import ClassTaxonomy
+from data.sources.taxonomy import ClassTaxonomy
 
 
 @dataclass

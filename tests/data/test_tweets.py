@@ -18,7 +18,7 @@ from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.sources import LabeledTexts, Tweets
+from data.sources import Tweets
 from data.text.cleaning import leftovers
 from launch.commands.shard import app
 from tests.waiting import wait_until
@@ -228,7 +228,7 @@ def test_the_shards_do_not_depend_on_byte_ranges_processes_or_parts(
     file = lines(tmp_path / "a.txt", *texts)
     _, whole = write(tmp_path / "whole", file)
     monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 997)
-    monkeypatch.setattr("data.text.selection.PART_ROWS", 100)
+    monkeypatch.setattr("data.sources.selection._FETCHED", 100)
     source, in_parts = write(tmp_path / "parts", file, workers=2)
     assert len(source.spans()) > 20
     assert len(whole) == len(set(whole)) > 800
@@ -237,16 +237,16 @@ def test_the_shards_do_not_depend_on_byte_ranges_processes_or_parts(
         assert (tmp_path / "parts/out" / path.name).read_bytes() == path.read_bytes(), path
 
 
-def test_tasks_are_stored_on_disk_in_20_bytes_each(tmp_path: Path) -> None:
+def test_tasks_are_stored_on_disk_until_the_shards_are_written(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(1000)))
     source = Tweets((file,), tmp_path / "work", test_fraction=0)
     tasks = source.splits()["train"]
     assert len(tasks) == 1000
-    assert (tmp_path / "work/train.tasks").stat().st_size == 20 * 1000
     assert source.render(tasks[0]).label == tasks[0].label
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [
         "about.json",
-        "settled.json",
+        "contents",
+        "selected.json",
         "test.tasks",
         "train.tasks",
     ]
@@ -279,8 +279,11 @@ def test_a_killed_first_pass_can_be_resumed(
         [sys.executable, tmp_path / "read.py", file, tmp_path / "work"],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
     )
-    written = (tmp_path / "work/span-00000002.json").exists
-    wait_until(written, possible=lambda: process.poll() is None)
+    contents = tmp_path / "work/contents"
+    wait_until(
+        lambda: contents.is_file() and contents.stat().st_size > 6000,
+        possible=lambda: process.poll() is None,
+    )
     process.send_signal(signal.SIGKILL)
     process.wait(60)
     reported: list[tuple[int, int]] = []
@@ -316,90 +319,39 @@ def test_an_unrelated_work_folder_raises_and_is_not_changed(tmp_path: Path) -> N
     assert (tmp_path / "work/mine.txt").read_text() == "precious"
 
 
-@pytest.fixture
-def tweeteval(tmp_path: Path) -> Path:
-    """Write the published layout: text and label files, and a mapping with trailing tabs."""
-    folder = tmp_path / "tweeteval"
-    folder.mkdir()
-    lines(folder / "mapping.txt", "0\t❤\t_red_heart_\t", "1\t😂\t_face_with_tears_of_joy_\t")
-    splits = {
-        "train": [("walk with @user \ufe0f \ufe0f @ Venice, ", 0), ("so funny", 1), ("night", 0)],
-        "val": [("morning", 1), ("night", 0)],
-        "test": [("so funny", 1), ("so funny", 1), ("sun \ufe0f", 0)],
+def test_a_column_can_contain_the_label_and_the_split(tmp_path: Path) -> None:
+    rows = ["walk \ufe0f @ Venice,❤,train", "so funny,😂,train", "so funny,😂,val", "x,❤,test"]
+    rows.append("haha,😂,train")
+    file = lines(tmp_path / "a.csv", "text,label,part", *rows)
+    source, samples = write(tmp_path, file, label="label", split="part", across="drop")
+    assert {(split, text, one) for split, _, text, one in samples} == {
+        ("train", "walk @ Venice", "❤️"),
+        ("train", "haha", "😂"),
+        ("validation", "so funny", "😂"),
+        ("test", "x", "❤️"),
     }
-    for name, samples in splits.items():
-        lines(folder / f"{name}_text.txt", *(text for text, _ in samples))
-        lines(folder / f"{name}_labels.txt", *(str(label) for _, label in samples))
-    return folder
+    assert "texts of other splits dropped from training: 1" in source.notes()
 
 
-def test_emoji_remnants_are_removed_from_tweeteval_texts(tweeteval: Path, tmp_path: Path) -> None:
-    done = kway("tweets", tweeteval, "-o", tmp_path / "out")
-    assert done.exit_code == 0, done.output
-    assert {(split, text, one) for split, _, text, one in read(tmp_path / "out")} == {
-        ("train", "walk with @user @ Venice,", "❤️"),
-        ("train", "so funny", "😂"),
-        ("train", "night", "❤️"),
-        ("validation", "morning", "😂"),
-        ("validation", "night", "❤️"),
-        ("test", "so funny", "😂"),
-        ("test", "sun", "❤️"),
-    }
-    assert "duplicates dropped: 1" in done.stderr
-    assert "texts of other splits kept in training: 2" in done.stderr
-    manifest = Manifest.load(tmp_path / "out")
-    assert manifest.class_names == ("red heart", "face with tears of joy")
-    assert load_label_vectors(tmp_path / "out", manifest).shape[0] == 2
-    assert not list(tmp_path.glob("*.first-pass"))
-
-
-def test_options_keep_texts_unchanged_and_drop_training_texts_that_are_in_another_split(
-    tweeteval: Path, tmp_path: Path
-) -> None:
-    done = kway("tweets", tweeteval, "-o", tmp_path / "out", "--keep-texts", "--drop-across")
-    assert done.exit_code == 0, done.output
-    texts = {(split, text) for split, _, text, _ in read(tmp_path / "out")}
-    assert ("train", "walk with @user \ufe0f \ufe0f @ Venice, ") in texts
-    assert {split for split, text in texts if text in ("so funny", "night")} == {
-        "test",
-        "validation",
-    }
-
-
-def test_texts_and_labels_that_do_not_match_raise(tweeteval: Path, tmp_path: Path) -> None:
-    labels = tweeteval / "train_labels.txt"
-    for content, message in (
-        ("0\n1\n", "contains 2 labels, but .* more texts"),
-        ("0\n" * 4, "more labels"),
-    ):
-        labels.write_text(content)
-        with pytest.raises(ValueError, match=message):
-            LabeledTexts(tweeteval, tmp_path / "work").splits()
-    labels.write_text("0\n1\n7\n")
-    with pytest.raises(ValueError, match="label '7' is missing from"):
-        LabeledTexts(tweeteval, tmp_path / "work").splits()
-    labels.unlink()
-    with pytest.raises(FileNotFoundError, match=r"train_labels\.txt is missing"):
-        LabeledTexts(tweeteval, tmp_path / "work")
-    with pytest.raises(FileNotFoundError, match=r"train_text\.txt is missing.*other splits$"):
-        LabeledTexts(tmp_path, tmp_path / "work")
-    (tmp_path / "a.tsv").write_text("text\n")
-    with pytest.raises(FileNotFoundError, match=r"pass files of raw tweets \(.*/\*\.tsv\)$"):
-        LabeledTexts(tmp_path, tmp_path / "work")
-
-
-def test_labels_without_a_mapping_become_class_names(tweeteval: Path, tmp_path: Path) -> None:
-    (tweeteval / "mapping.txt").unlink()
-    source = LabeledTexts(tweeteval, tmp_path / "work")
-    assert [info.name for info in source.classes()] == ["0", "1"]
+def test_labels_that_are_not_emoji_become_class_names(tmp_path: Path) -> None:
+    rows = ["good day,happy", "bad day, sad ", "no label,"]
+    file = lines(tmp_path / "a.csv", "text,label", *rows)
+    source, samples = write(tmp_path, file, label="label", test_fraction=0)
+    assert [info.name for info in source.classes()] == ["happy", "sad"]
     assert source.label_vectors() is None
+    assert len(samples) == 2
+    assert "texts without a label: 1" in source.notes()
 
 
-def test_webdataset_reads_text_shards(
-    tweeteval: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_split_raises_an_error_that_names_the_line(tmp_path: Path) -> None:
+    file = lines(tmp_path / "a.csv", "text,label,part", "a,❤,train", "b,❤,?")
+    with pytest.raises(ValueError, match=r"a\.csv, line 3: '\?' is not the name of a split"):
+        write(tmp_path, file, label="label", split="part")
+
+
+def test_webdataset_reads_text_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-    assert kway("tweets", tweeteval, "-o", tmp_path / "out").exit_code == 0
+    write(tmp_path, lines(tmp_path / "a.txt", "a 🔥", "b 🎉", "c 🔥🔥", "d \ufe0f🎉"))
     manifest = Manifest.load(tmp_path / "out")
     for name in manifest.splits:
         files = [str(tmp_path / "out" / shard.file) for shard in manifest.of_split(name)]
@@ -429,27 +381,6 @@ def test_the_tweets_command_reports_what_was_skipped(tmp_path: Path) -> None:
     assert "2 classes, 2 shards" in done.stdout
     assert "is already complete" in kway(*arguments).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
-    failed = kway("tweets", file, "-o", tmp_path / "other", "--keep-texts")
-    assert "--keep-texts: " in str(failed.exception)
-    assert "a folder of labeled texts" in str(failed.exception)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        *("--text=x", "--language=x", "--id=x", "--languages=en", "--policy=each", "--emoji=keep"),
-        *("--users=keep", "--urls=keep", "--keep-retweets", "--min-count=1", "--top=2"),
-        "--test-fraction=0.2",
-    ],
-)
-def test_options_for_raw_tweets_raise_for_labeled_texts(
-    tweeteval: Path, tmp_path: Path, option: str
-) -> None:
-    failed = kway("tweets", tweeteval, "-o", tmp_path / "out", option)
-    assert isinstance(failed.exception, ValueError)
-    assert str(failed.exception).startswith(f"{option.split('=')[0]}: ")
-    assert "raw tweets" in str(failed.exception)
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_first_pass_shows_a_progress_bar_in_bytes(

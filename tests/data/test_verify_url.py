@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from data.inspection.shard_check import Damage
-from data.inspection.verify import damages
-from data.remote.temporary import unnamed_file
+from data.inspection.verify import Damage, damages
+from data.remote.fetch import unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path, open_index
 from data.shards.manifest import Manifest

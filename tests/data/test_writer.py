@@ -18,8 +18,7 @@ import webdataset
 
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
 from data.shards.split import open_split
-from data.shards.writing.claim import UNFINISHED, claimed
-from data.shards.writing.output import LocalOutput
+from data.shards.writing.output import UNFINISHED, OutputFolder
 from data.shards.writing.shard_file import write_shard
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED, Skipped
@@ -294,7 +293,7 @@ def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
             yield source.render(task)
 
     def write_once(folder: Path, wait: bool) -> None:
-        write_shard(LocalOutput(folder), "train-000000.tar", "train", samples(wait))
+        write_shard(OutputFolder(folder), "train-000000.tar", "train", samples(wait))
 
     for name in ("alone", "twice"):
         (tmp_path / name).mkdir()
@@ -368,7 +367,7 @@ def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path
         def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:
             start.wait(60)
             try:
-                with claimed(folder, about):
+                with OutputFolder(folder).claimed(about):
                     start.wait(60)
                     outcomes.append("wrote")
             except ValueError as error:

@@ -7,7 +7,7 @@ import torch
 from benchmarks.gpu.__main__ import TOY
 from benchmarks.gpu.tasks import TaskSize, random_batch, recipe_of
 from tests.gpu.trace import Trace, traced
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import read_numbers, take_step
 from trainer.task import Task, build_task
 from trainer.world import World
 

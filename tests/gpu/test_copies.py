@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from data.loading.batch import Batch
-from data.loading.endless import _copy_next, prefetch_to_device
+from data.loading.loader import _copy_next, prefetch_to_device
 
 
 def pinned_batches(num_batches: int) -> list[Batch]:

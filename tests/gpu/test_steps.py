@@ -19,8 +19,7 @@ from tests.gpu.tasks import TINY, task_of, trace_steps
 from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world
 from tests.ranks import run_on_ranks
 from trainer.checkpoints.entries import training_entries
-from trainer.steps.deferred import DeferredNumbers, Numbers, PartLoss
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import DeferredNumbers, Numbers, PartLoss, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import World
 

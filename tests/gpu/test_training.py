@@ -30,7 +30,7 @@ from trainer.checkpoints import find_checkpoint, restore_random_state, save_chec
 from trainer.checkpoints.entries import training_entries
 from trainer.evaluation import evaluate
 from trainer.run.training_data import label_vectors_of
-from trainer.steps.gradients import compute_gradients
+from trainer.step import compute_gradients
 from trainer.task import Task, build_task
 from trainer.world import World, open_world
 

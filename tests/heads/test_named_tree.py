@@ -14,7 +14,6 @@ from heads.tree import (
     NamedTree,
     TreeStatistics,
     build_cover_tree,
-    draw_tree,
     tree_of_paths,
 )
 
@@ -182,22 +181,6 @@ def test_statistics_count_nodes_classes_and_families():
     assert statistics.lines()[0] == "4 classes, 3 pseudoclasses, 7 nodes"
 
 
-@pytest.mark.parametrize("rows", [4, 12, 500])
-def test_a_figure_has_at_most_the_given_number_of_rows(tmp_path, named, rows):
-    num_drawn = draw_tree(named, tmp_path / "a.png", rows=rows)
-    assert 1 <= num_drawn <= named.tree.num_nodes
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    if rows == 500:
-        assert num_drawn == named.tree.num_nodes
-
-
-def test_a_figure_of_names_without_glyphs_raises_no_warning(tmp_path):
-    names = ["🇨🇿", "👩‍🦰", "日本語", "$x^$", "\U000f0000", "a" * 200]
-    rows = np.random.default_rng(4).normal(size=(6, 2))
-    named = NamedTree.of_cover_tree(build_cover_tree(rows), names, "vtree")
-    assert draw_tree(named, tmp_path / "a.png") == named.tree.num_nodes
-
-
 def test_names_must_match_the_tree(named):
     cover = build_cover_tree(ROWS)
     with pytest.raises(ValueError, match="40 classes, but there are 2 class names"):
@@ -208,13 +191,3 @@ def test_names_must_match_the_tree(named):
         NamedTree.of_cover_tree(cover, NAMES, "wtree")
     with pytest.raises(ValueError, match="pseudoclasses, but 0 names"):
         NamedTree(named.tree, named.classes, ())
-
-
-def test_the_figure_of_a_deep_tree_shows_every_level(tmp_path):
-    depth = 80
-    parents = [-1, *range(depth - 1), *range(depth), depth - 1]
-    classes = [-1] * depth + list(range(depth + 1))
-    names = tuple(f"class {i}" for i in range(depth + 1))
-    inner = tuple(f"group {i}" for i in range(depth))
-    named = NamedTree(LabelTree.from_parents(parents, classes), names, inner)
-    assert draw_tree(named, tmp_path / "a.png", rows=200) == named.tree.num_nodes

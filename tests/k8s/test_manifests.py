@@ -50,7 +50,7 @@ def test_kway_train_accepts_the_arguments(folder):
     same = ("rdzv_endpoint", "local_addr", "node_rank", "master_addr", "max_restarts")
     num_nodes = int(options["nnodes"])
     others = {name: options[name] for name in same}
-    placement = Placement(options["nproc"], num_nodes, num_nodes, **others)
+    placement = Placement(int(options["nproc"]), num_nodes, num_nodes, **others)
     assert placement.is_static == (folder in FIXED_RANKS)
     assert placement.world_size == ("16" if "h100-8x" in folder else "2")
 

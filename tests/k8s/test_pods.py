@@ -11,7 +11,6 @@ from launch.kubernetes.kustomize import CLAIM, GPU
 from serving.config import ServingConfig
 from tests.k8s.manifests import (
     FOLDERS,
-    ROOT,
     Manifest,
     Pod,
     built,
@@ -198,14 +197,6 @@ def test_jobs_distinguish_failures(folder):
     disruption = {"type": "DisruptionTarget", "status": "True"}  # required before Kubernetes 1.35
     drained = {"action": "Ignore", "onPodConditions": [disruption]}
     assert drained in pod.job["podFailurePolicy"]["rules"]
-
-
-def test_the_job_in_the_docs_handles_exit_codes_like_the_shipped_jobs():
-    page = (ROOT / "docs/cluster.md").read_text()
-    (block,) = re.findall(r"```yaml\n(apiVersion: batch/v1\n.*?)```", page, re.DOTALL)
-    policy = yaml.safe_load(block)["spec"]["podFailurePolicy"]
-    for folder in ("overlays/job", "overlays/cpu-smoke"):
-        assert one(built(folder), "Job")["spec"]["podFailurePolicy"] == policy
 
 
 @pytest.mark.parametrize("folder", TRAINING_FOLDERS)

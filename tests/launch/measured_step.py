@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from data.loading.batch import Batch, Mixed
 from tests.ranks import rank_world
+from trainer.agreement import agree
 from trainer.config import Recipe
-from trainer.steps.agreement import agree
-from trainer.steps.gradients import compute_gradients
+from trainer.step import clip_gradients, compute_gradients, set_rates, update_weights
 from trainer.task import Task, build_task
 
 _KINDS = {
@@ -80,7 +80,7 @@ def measure_step(
     )
     task.train()
     task.start_training()
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     batch = random_batch(recipe, num_classes, recipe.train.global_batch // world.size)
     for step in (1, 2):
         _step(task, batch, step)
@@ -103,8 +103,8 @@ def measure_step(
 def _step(task: Task, batch: Batch, step: int) -> None:
     agree(task.world, stop=None, batch=batch)
     compute_gradients(task, batch, step=step)
-    task.clip_gradients(task.recipe.train.clip_norm)
-    task.step(step=step)
+    clip_gradients(task, task.recipe.train.clip_norm)
+    update_weights(task, step=step)
 
 
 def random_batch(recipe: Recipe, num_classes: int, rows: int) -> Batch:

@@ -29,7 +29,7 @@ from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from trainer.config import Recipe
 from trainer.optimizers.adamw import AdamW
-from trainer.steps.take import take_step
+from trainer.step import take_step
 from trainer.task import build_task
 
 # Comparing the operations of plans one by one takes minutes.

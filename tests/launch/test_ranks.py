@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic import rendezvous
 
+from launch.commands.train import num_processes
 from launch.ranks import rendezvous as kway_rendezvous
 from launch.ranks.agent import (
     is_retryable,
@@ -18,7 +20,12 @@ from launch.ranks.agent import (
     own_exit_codes,
     run_exit_code,
 )
-from launch.ranks.placement import Placement, parse_conf, parse_nodes
+from launch.ranks.placement import (
+    Placement,
+    contradicting_variables,
+    parse_conf,
+    parse_nodes,
+)
 from launch.ranks.stop import SignalException, StopRequest, end_processes
 from tests.dispositions import default_signals
 
@@ -61,10 +68,9 @@ def test_kill_reason_names_the_rank_and_the_signal():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"max_nodes": 2}, "--nnodes is 2, .* pass --rdzv-endpoint"),
+        ({"max_nodes": 2}, "--nnodes is 1:2, .* pass --rdzv-endpoint"),
         ({"min_nodes": 3, "max_nodes": 2}, "--nnodes is 3:2: pass MIN:MAX"),
         ({"min_nodes": 0, "max_nodes": 0}, "--nnodes is 0: pass 1 or more"),
-        ({"master_port": 99999}, "--master-port is 99999: pass 1 to 65535"),
         ({"node_rank": 1}, "--node-rank requires --master-addr"),
         ({"master_addr": "a", "rdzv_endpoint": "a:1"}, "mutually exclusive"),
         ({"master_addr": "a", "max_restarts": 1}, "--master-addr supports neither"),
@@ -94,8 +100,6 @@ def test_nnodes_and_rdzv_conf_are_parsed_as_in_torchrun():
     for wrong in ("two", "1:", ":2", ""):
         with pytest.raises(ValueError, match="--nnodes is"):
             parse_nodes(wrong)
-    with pytest.raises(ValueError, match="--rdzv-conf is is_host: pass key=value"):
-        parse_conf("is_host")
 
 
 @pytest.mark.parametrize(
@@ -103,13 +107,14 @@ def test_nnodes_and_rdzv_conf_are_parsed_as_in_torchrun():
     [
         ("join_timout=60", "join_timout is not a known key: did you mean join_timeout?"),
         ("rank=1", "rank is not a known key: choose one of is_host, join_timeout, "),
-        ("join_timeout=soon", "join_timeout is soon: pass an integer of at least 1"),
-        ("close_timeout=0", "close_timeout is 0: pass an integer"),
-        ("is_host=2", "is_host is 2: pass 0 or 1"),
+        ("join_timeout=soon", "join_timeout is 'soon': pass an integer of at least 1"),
+        ("close_timeout=0", "close_timeout is '0': pass an integer"),
+        ("is_host=2", "is_host is '2': pass 0 or 1"),
+        ("is_host", "is_host is '': pass 0 or 1"),
     ],
 )
 def test_unknown_and_invalid_rdzv_conf_keys_are_rejected(given, message):
-    with pytest.raises(ValueError, match=re.escape(f"--rdzv-conf {message}")):
+    with pytest.raises(ValueError, match=re.escape(message)):
         parse_conf(given)
 
 
@@ -140,10 +145,33 @@ def test_a_launcher_reports_that_it_waits_for_other_machines(monkeypatch, capfd)
     assert output.rstrip() == "waiting for 2 machines at node1:29400 (join_timeout 600 s)"
 
 
+def test_variables_of_torchrun_that_contradict_the_placement_are_found():
+    placement = Placement(2, 3, 3, master_addr="a", node_rank=0)
+    variables = {"PET_NNODES": "3", "PET_NPROC_PER_NODE": "auto", "PET_MASTER_ADDR": "a"}
+    assert contradicting_variables(placement, variables) == []
+    variables |= {"PET_NNODES": "2", "PET_NODE_RANK": "1"}
+    found = contradicting_variables(placement, variables)
+    assert found == ["PET_NNODES=2", "PET_NODE_RANK=1"]
+
+
+def test_nproc_counts_devices_as_torchrun_does():
+    assert num_processes("3") == 3
+    assert num_processes("cpu") == os.cpu_count()
+    num_gpus = torch.cuda.device_count()
+    assert num_processes("auto") == (num_gpus or os.cpu_count())
+    assert num_processes(None) == max(1, num_gpus)
+    if not num_gpus:
+        with pytest.raises(ValueError, match="torch finds no GPU"):
+            num_processes("gpu")
+    with pytest.raises(ValueError, match="--nproc is 0: pass a number"):
+        num_processes("0")
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
         (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2,"),
+        (("--rdzv-conf", "is_host=2"), "error: Invalid value for '--rdzv-conf': is_host is '2'"),
         (("--nproc", 2, "telemetry.port=65535"), "error: telemetry.port is 65535, but the 2 ranks"),
     ],
 )

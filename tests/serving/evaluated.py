@@ -50,7 +50,12 @@ def evaluated(recipe: Recipe, bundle: Path) -> Evaluated:
     saved = load_evaluation(RunFolder(recipe.run).evaluations, step=trained.step)
     thresholds = saved.promises.thresholds[:, saved.promises.recalls.index(RECALL)]
     with open_split(recipe.data.shards, recipe.data.eval_split) as split:
-        inputs = [split.read(index)[0] for index in range(len(split))]
+        order = np.arange(len(split))
+        if recipe.data.text is None:
+            inputs: list[bytes | str] = [split.read(int(index))[0] for index in order]
+        else:  # the evaluation reads texts in order of their length
+            order = order[np.argsort(split.sizes(order), kind="stable")]
+            inputs = [split.read(int(index))[0].decode() for index in order]
     names = list(trained.manifest.class_names)
     return Evaluated(bundle, inputs, names, _scores_of(trained), np.asarray(thresholds))
 

@@ -24,8 +24,6 @@ from fastapi import FastAPI
 from serving.app import build_app
 from serving.config import ServingConfig
 from serving.metrics import Metric, Metrics
-from serving.model import Model
-from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.waiting import wait_until
@@ -46,10 +44,9 @@ class Recorder:
 
 def application(bundle: Path, recorder: Recorder | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
-    model = Model.open(bundle, max_pixels=config.max_pixels)
-    clients = Clients.of_file(config.token_file, config.client_address_header)
-    shared = Shared(config, Metrics(recorder or Recorder()))
-    return build_app(ServedModel.of(Service(model, shared)), clients, lambda: b"kway_up 1\n")
+    clients = Clients(config.token_file, config.client_address_header)
+    model = ServedModel(bundle, config, Metrics(recorder or Recorder()))
+    return build_app(model, clients, lambda: b"kway_up 1\n")
 
 
 class _Server(uvicorn.Server):

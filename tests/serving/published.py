@@ -17,7 +17,7 @@ from serving.metrics import RELOADS, Metrics
 from serving.model import Model
 from serving.schemas import Answer
 from serving.tokens import Clients
-from serving.versions import Loader, Reloader
+from serving.versions import ServedModel
 from tests.serving import in_process
 from tests.tiny_bundle import NAMES, classes, rows, thresholds, write_of_texts
 
@@ -125,7 +125,7 @@ class Published:
 
     path: Path
     versions: list[Path]
-    reloader: Reloader
+    model: ServedModel
     api: FastAPI
     recorder: in_process.Recorder
     url: str
@@ -141,7 +141,7 @@ class Published:
     def publish(self, target: Path) -> None:
         """Publish a bundle at the path, and wait until the replica has noticed it."""
         publish(target, self.path)
-        self.reloader.poll()
+        self.model.poll()
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
@@ -150,14 +150,12 @@ class Published:
 @contextmanager
 def serving(folder: Path, bundle: Path | None = None, **limits: object) -> Iterator[Published]:
     """Serve the first version, or `bundle`, at a symbolic link. The paths are checked only by
-    `reloader.poll`."""
+    `model.poll`."""
     versions, path = write_versions(folder), folder / "pets"
     publish(bundle or versions[0], path)
     config = ServingConfig.model_validate({"threads": 1, **limits})
     recorder = in_process.Recorder()
-    metrics = Metrics(recorder)
-    reloader = Reloader(Loader(path, config, metrics), metrics)
-    clients = Clients.of_file(config.token_file)
-    api = build_app(reloader.model, clients)
+    model = ServedModel(path, config, Metrics(recorder))
+    api = build_app(model, Clients(config.token_file))
     with in_process.listening(api) as url:
-        yield Published(path, versions, reloader, api, recorder, url)
+        yield Published(path, versions, model, api, recorder, url)

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from launch.commands import query
 from tests.ending import shared
 from tests.system.processes import ROOT
-from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 _START_SECONDS = 240  # pytest-timeout ends a test after 300 s
@@ -170,16 +169,6 @@ class SharedServer:
     def close(self) -> None:
         if self._server is not None:
             end(self._server)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 def write_images(folder: Path) -> list[Path]:

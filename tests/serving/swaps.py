@@ -2,16 +2,12 @@
 
 Two versions of a bundle, which give different answers, and damaged bundles are published at the
 server's path, a symbolic link. Processes may be killed in the meantime. `test_swaps_under_load.py`
-runs a small size. The full size, the default, is:
-
-    python -m tests.serving.swaps --requests 20000 --swaps 10
+and `python -m benchmarks.serving swaps kills` run it.
 """
 
-import argparse
 import itertools
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import threading
@@ -20,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -199,28 +195,3 @@ def _resident_mib(server: Server) -> int:
     time.sleep(4)
     found = [*replicas_of(server)] or [server.process.pid]
     return round(sum(psutil.Process(pid).memory_info().rss for pid in found) / 2**20)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--swaps", type=int, default=10)
-    parser.add_argument("--kills", type=int, default=0, help="replicas to kill during swaps")
-    parser.add_argument("--backbone-mib", type=int, default=0, help="size of the model in memory")
-    parser.add_argument("--no-ray", action="store_true")
-    given = parser.parse_args()
-    outcome = run(
-        given.requests,
-        given.swaps,
-        given.kills,
-        backbone_mib=given.backbone_mib,
-        no_ray=given.no_ray,
-    )
-    print(f"{len(outcome.problems)} problems", *outcome.problems[:_MOST_SHOWN], sep="\n")
-    print(replace(outcome, problems=[]))
-    sys.exit(bool(outcome.problems))
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    main()

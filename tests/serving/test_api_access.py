@@ -15,16 +15,13 @@ import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from serving.app import build_app
 from serving.config import ServingConfig
-from serving.http.access import Access
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
-from serving.model import Model
-from serving.service import Service, Shared
 from serving.tokens import Clients, Tokens
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, ask, refusal
-from tests.tiny_bundle import write
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
@@ -60,11 +57,6 @@ def save(path: Path, text: str, mode: int = 0o600) -> None:
 def file(tmp_path: Path) -> Path:
     save(tmp_path / "tokens", f"# the cameras\n{OLD}\n\n  {'b' * 24}  \r\n")
     return tmp_path / "tokens"
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "b")
 
 
 @pytest.fixture
@@ -106,8 +98,8 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
         "/docs/oauth2-redirect",
         "/openapi.json",
         "/v2",
-        "/v2/models/b",
-        "/v2/models/b/ready",
+        "/v2/models/pets",
+        "/v2/models/pets/ready",
         "/v2/health",
         "/v2/health/ready/",
         "/nothing",
@@ -280,13 +272,10 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
 def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api, clients = FastAPI(), Clients.of_file(file)
-    api.add_middleware(Access, clients=clients)
-    service = Service(Model.open(bundle), Shared(ServingConfig(threads=1), Metrics(Recorder())))
-    methods, context = (
-        InferenceMethods(ServedModel.of(service), clients),
-        Call({"authorization": f"Bearer {OLD}"}),
-    )
+    config, clients = ServingConfig(threads=1, token_file=file), Clients(file)
+    model = ServedModel(bundle, config, Metrics(Recorder()))
+    api, methods = build_app(model, clients), InferenceMethods(model, clients)
+    context = Call({"authorization": f"Bearer {OLD}"})
     asyncio.run(methods.call("ServerMetadata", b"", context))
     assert context.code is None
     file.unlink()
@@ -323,8 +312,3 @@ def test_the_error_for_an_invalid_token_file_contains_a_fix_but_no_tokens(
     assert "\n" not in str(caught.value)
     for line in text.split():
         assert len(line) < 20 or line not in str(caught.value)
-
-
-def test_a_missing_token_file_raises_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        Tokens(tmp_path / "tokens")

@@ -14,18 +14,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from serving.client import Client, RejectedError
+from serving.answer import MAX_TOP, top_classes
+from serving.client import Client
 from serving.model import Model
-from serving.top_classes import MAX_TOP, top_classes
 from tests.serving.in_process import application, listening
 from tests.tiny_bundle import DIM, NAMES, rows, write, write_of_texts
 from trainer.bundle import row_file
 from trainer.bundle.bundle import Bundle
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +77,6 @@ def test_json_a_form_and_a_raw_body_return_the_best_classes(
     assert_ranked(raw.json(), wanted[:1])
 
 
-def test_by_default_five_classes_are_returned(url: str, files: list[bytes]) -> None:
-    kind = {"content-type": "image/png"}
-    answer = httpx.post(f"{url}/v1/classify", content=files[0], headers=kind).json()
-    assert len(answer["results"][0]["classes"]) == 5
-
-
 def test_at_most_all_classes_are_returned(bundle: Path, url: str, files: list[bytes]) -> None:
     body = {"images": [base64.b64encode(files[0]).decode()], "top": MAX_TOP}
     answer = httpx.post(f"{url}/v1/classify", json=body).json()
@@ -131,11 +120,6 @@ def test_parameters_in_the_url_of_a_json_body_are_rejected(url: str) -> None:
     answer = httpx.post(f"{url}/v1/classify?top=3", json={"images": ["AAAA"]})
     assert answer.status_code == 422
     assert "in the URL" in answer.json()["error"]["message"]
-
-
-def test_the_client_reports_an_invalid_number_of_classes(url: str, files: list[bytes]) -> None:
-    with Client(url) as client, pytest.raises(RejectedError, match="top"):
-        client.classify(files[:1], top=0)
 
 
 @pytest.mark.parametrize("block_rows", [1, 2, 3, 7, 100])

@@ -1,8 +1,9 @@
-"""The client with the real application on a free port: gallery searches, and TLS."""
+"""The client with the real application on a free port: gallery searches, and ids of classes."""
 
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,11 @@ from serving.client import Client, RejectedError
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
 from serving.model import Model
-from tests.certificate import certificate
+from serving.schemas import Hits
 from tests.serving import in_process
 from tests.serving.in_process import application
-from tests.serving.relay import relayed
-from tests.tiny_bundle import NAMES, write_of_texts
+from tests.serving.page_driver import image
+from tests.tiny_bundle import NAMES, write, write_of_texts
 
 NUM = 57
 
@@ -34,15 +35,22 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_a_search_yields_all_items_in_descending_order_of_score_and_fetches_pages_as_needed(
-    url: str,
+    url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with relayed(url) as relay, Client(relay.url) as client:
+    offsets, fetch = [], Client.search_page
+
+    def spy(*arguments: Any, **options: Any) -> Hits:
+        offsets.append(options.get("offset", 0))
+        return fetch(*arguments, **options)
+
+    monkeypatch.setattr(Client, "search_page", spy)
+    with Client(url) as client:
         hits = client.search("one.two", "husky", page_size=10)
-        assert relay.connections == 0
+        assert offsets == []
         found = list(islice(hits, 10))
-        sent_for_first_page = relay.sent
+        assert offsets == [0]
         found.append(next(hits))
-        assert relay.sent > sent_for_first_page
+        assert offsets == [0, 10]
         found.extend(hits)
         assert found == client.search_page("one.two", ["husky"], limit=1000).results[0].hits
         (gallery,) = client.galleries()
@@ -90,36 +98,14 @@ def test_unknown_galleries_and_classes_are_rejected(
     assert (rejected.value.status, rejected.value.code) == (404, code)
 
 
-def test_served_reports_the_limits_and_the_logits(url: str) -> None:
-    with Client(url) as client:
-        assert client.served().limits.max_inputs == 64
-        assert client.served().logits.kind == "dot"
-
-
 # ---------------------------------------------------------------------------- TLS
 
 
-TEXTS = ["a cat", "a dog", "hund"]
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL of a server, and the file of its certificate, which is not trusted by default."""
-    folder = tmp_path_factory.mktemp("tls")
-    public, private = certificate(folder)
-    api = application(write_of_texts(folder / "texts"))
-    with in_process.listening(api, ssl_certfile=public, ssl_keyfile=private) as url:
-        yield url.replace("http://", "https://"), public
-
-
-def test_queries_work_over_tls(served: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    url, public = served
-    monkeypatch.setenv("SSL_CERT_FILE", str(public))
-    with Client(url) as client:
-        assert len(client.query(["husky"], TEXTS).results) == len(TEXTS)
-
-
-def test_an_untrusted_certificate_fails_immediately(served: tuple[str, Path]) -> None:
-    url, _ = served
-    with Client(url) as client, pytest.raises(OSError, match="certificate verify failed"):
-        client.served()
+def test_an_id_in_a_query_of_images_is_never_a_name(tmp_path: Path) -> None:
+    """A class of this bundle has the name "#3"."""
+    named = NAMES.index("#3")
+    with in_process.listening(application(write(tmp_path / "pets"))) as url, Client(url) as client:
+        by_id = client.query([3, named], [image(0)]).results[0].verdicts
+        assert [one.class_id for one in by_id] == [3, named]
+        with pytest.raises(RejectedError, match="is both the name"):
+            client.query(["#3"], [image(0)])

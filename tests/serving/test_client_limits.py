@@ -14,14 +14,11 @@ from tritonclient.grpc import service_pb2 as pb
 from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
-from serving.model import Model
-from serving.service import Service, Shared
 from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
-from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 ADDRESS = "x-client"
@@ -35,11 +32,6 @@ LIMITS = {
     "max_body_bytes": MAX_BODY,
     "max_upload_bytes_per_client": MAX_BODY,
 }
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 Headers = dict[str, str]
@@ -99,7 +91,7 @@ def test_the_last_address_counts_and_the_rest_is_ignored(
 
 
 def key_of(*addresses: str) -> str:
-    return Clients(None, ADDRESS).client_of(None, addresses)
+    return Clients(None, ADDRESS).client_of([], addresses)
 
 
 def test_the_limit_key_of_an_address_is_its_network() -> None:
@@ -134,8 +126,8 @@ class Call:
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
-    service = Service(Model.open(bundle), Shared(config, Metrics(Recorder())))
-    return InferenceMethods(ServedModel.of(service), Clients(None, ADDRESS))
+    model = ServedModel(bundle, config, Metrics(Recorder()))
+    return InferenceMethods(model, Clients(None, ADDRESS))
 
 
 def request(num_bytes: int) -> bytes:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,19 +25,12 @@ from tests.dispositions import default_signals
 from tests.serving.started import (
     Server,
     as_json,
-    bundle,
     end,
-    error_of,
-    images,
     replicas_of,
     run,
-    scores_of,
     start,
 )
 from tests.system.processes import ROOT
-from tests.tiny_bundle import NAMES
-
-__all__ = ["bundle", "images"]  # fixtures
 
 # Print the config file as the command does, and validate it and build its application as Ray does.
 _PRINT_AND_BUILD = """
@@ -147,55 +139,6 @@ def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     running = start(bundle, tmp_path / "stderr", *request.param)
     yield running
     end(running)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", [("--replicas", 2)], indirect=True)
-def test_all_2000_queries_are_answered_even_though_a_replica_is_killed(
-    server: Server, images: list[Path]
-) -> None:
-    bodies = [as_json(images[:1], classes=[class_id]) for class_id in range(len(NAMES))]
-    expected = [scores_of(httpx.post(f"{server.url}/v1/query", json=b).json()) for b in bodies]
-    before = replicas_of(server)
-    assert len(before) == 2
-    statuses: Counter[int] = Counter()
-
-    async def send(client: httpx.AsyncClient, number: int) -> None:
-        if number == 1000:
-            next(iter(before.values())).kill()
-        for _ in range(50):
-            try:
-                answer = await client.post("/v1/query", json=bodies[number % len(bodies)])
-            except httpx.TransportError:
-                statuses[0] += 1
-                await asyncio.sleep(0.2)
-                continue
-            statuses[answer.status_code] += 1
-            if answer.status_code == 200:
-                scores = expected[number % len(bodies)]
-                assert scores_of(answer.json()) == pytest.approx(scores, rel=1e-4, abs=1e-5)
-                return
-            assert error_of(answer)[0] in (429, 502, 503)
-            await asyncio.sleep(0.2)
-        raise AssertionError(f"query {number} was not answered")
-
-    async def send_all() -> None:
-        slots = asyncio.Semaphore(32)
-
-        async def send_limited(number: int) -> None:
-            async with slots:
-                await send(client, number)
-
-        async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
-            await asyncio.gather(*(send_limited(number) for number in range(2000)))
-
-    asyncio.run(send_all())
-    assert statuses[200] == 2000
-    deadline = time.monotonic() + 60
-    while len(replicas_of(server)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert len(replicas_of(server)) == 2
-    assert set(replicas_of(server)) != set(before)
 
 
 @pytest.mark.slow

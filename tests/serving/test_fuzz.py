@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.serving.bad_images import encoded
+from tests.data.bad_images import encoded
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
@@ -218,11 +218,6 @@ def bounded(examples: int) -> settings:
 
 def test_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     fuzz_queries(apis, EXAMPLES)
-
-
-@pytest.mark.slow
-def test_many_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
-    fuzz_queries(apis, MANY_EXAMPLES)
 
 
 @bounded(EXAMPLES)

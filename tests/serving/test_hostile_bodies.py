@@ -4,7 +4,6 @@ blocking the event loop.
 
 import json
 import struct
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,20 +23,13 @@ from serving.http import query_body
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
-from serving.inference import tensors
 from serving.inference.methods import inference_of
 from serving.inference.protobuf import parsed
 from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal
-from tests.tiny_bundle import write
 
 MANY = 50_000
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("bundles") / "pets")
 
 
 @pytest.fixture(scope="module")
@@ -134,40 +126,6 @@ def test_every_endpoint_rejects_too_many_values(url: str, path: str) -> None:
 
 
 # Bodies of up to 16 KiB are parsed on the event loop: switching to a thread would cost more.
-SHORT_ON_LOOP = ("/v1/query",)
-
-
-def parsed_in_thread(
-    url: str, path: str, body: bytes, monkeypatch: pytest.MonkeyPatch
-) -> list[bool]:
-    """A list with one entry per parsed JSON document: whether it was parsed in a worker thread."""
-    threads, loads = [], json.loads
-
-    def spy(*arguments: Any, **options: Any) -> Any:
-        if "object_pairs_hook" in options:
-            threads.append(threading.current_thread().name)
-        return loads(*arguments, **options)
-
-    monkeypatch.setattr(json, "loads", spy)
-    httpx.post(url + path, content=body, headers={"content-type": SMALL[path][0]})
-    return [name.startswith("prepare") for name in threads]
-
-
-@pytest.mark.parametrize("path", SMALL)
-def test_long_json_is_parsed_in_a_thread(
-    url: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = SMALL[path][1]
-    if path in SHORT_ON_LOOP:
-        body = body.replace(b"AAAA", b"\\u0041" * 2**12)
-    assert parsed_in_thread(url, path, body, monkeypatch) == [True]
-
-
-@pytest.mark.parametrize("path", SHORT_ON_LOOP)
-def test_short_json_is_parsed_on_the_event_loop(
-    url: str, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert parsed_in_thread(url, path, SMALL[path][1], monkeypatch) == [False]
 
 
 def test_too_many_images_are_rejected_before_any_is_decoded(
@@ -177,18 +135,6 @@ def test_too_many_images_are_rejected_before_any_is_decoded(
     body = json.dumps({"classes": ["husky"], "images": [""] * 5000}).encode()
     answer = post(api, "/v1/query", body, "application/json")
     assert refusal(answer) == (413, "too_many_pictures")
-
-
-def test_tensors_are_validated_in_a_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads, check = [], tensors.check_inference
-
-    def spy(*arguments: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return check(*arguments)
-
-    monkeypatch.setattr(tensors, "check_inference", spy)
-    assert httpx.post(url + "/v2/models/pets/infer", json={"inputs": []}).status_code == 400
-    assert [name.startswith("prepare") for name in threads] == [True]
 
 
 # --- gRPC ---
@@ -225,12 +171,6 @@ def test_a_message_with_many_small_values_is_rejected_before_it_is_parsed(what: 
     with pytest.raises(ApiError) as caught:
         parsed(_NotParsed, LARGE[what])
     assert (caught.value.status, caught.value.code) == (413, "too_many_values")
-
-
-@given(st.binary(max_size=60))
-def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
-    with suppress(ApiError):  # any other exception is a bug
-        parsed(pb.ModelInferRequest, raw)
 
 
 @given(st.integers(0, 50), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))

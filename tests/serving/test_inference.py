@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException
 
 from tests.serving.in_process import application, ask, listening
 from tests.serving.page_driver import image
@@ -123,14 +122,6 @@ def test_the_error_for_a_tensor_of_pixels_asks_for_encoded_files(pets: FastAPI, 
     found = inferred(pets, pixels, CLASS_IDS)
     assert found.status_code == 400
     assert "encoded file" in found.json()["error"]
-
-
-def test_a_text_model_accepts_plain_strings(texts: FastAPI) -> None:
-    inputs = ["a cat", "猫 🐶"]
-    answer = inferred(texts, tensor("texts", "BYTES", inputs), CLASS_IDS, model="texts")
-    expected = queried(texts, classes=[2, 0], texts=inputs)
-    found = answer.json()["outputs"][0]["data"]
-    assert found == pytest.approx([verdict["score"] for verdict in expected])
 
 
 def test_server_and_model_report_their_metadata(pets: FastAPI) -> None:
@@ -281,12 +272,6 @@ def test_texts_are_accepted_as_bytes(texts: FastAPI) -> None:
         scores = client.infer("texts", [raw, BINARY_IDS]).as_numpy("scores")
     wanted = [one["score"] for one in queried(texts, classes=[2, 0], texts=found)]
     np.testing.assert_allclose(scores.ravel(), wanted, rtol=1e-5, atol=1e-5)
-
-
-def test_the_client_receives_the_error_message(client: InferenceServerClient) -> None:
-    for files, message in (([b"no image"], r"images\[0\]"), (FILES * 2, "6 images")):
-        with pytest.raises(InferenceServerException, match=message):
-            client.infer("pets", [infer_input("images", files, "BYTES"), BINARY_IDS])
 
 
 IDS = np.array([2], "<i8").tobytes()

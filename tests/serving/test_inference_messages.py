@@ -16,7 +16,7 @@ from serving.api_error import ApiError
 from serving.config import ServingConfig
 from serving.inference.methods import inference_of, response_of
 from serving.inference.protobuf import parsed
-from serving.inference.tensors import InferenceResponse, ResponseOutput, array_of, check_inference
+from serving.inference.tensors import InferenceResponse, ResponseOutput, check_inference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ELEMENTS = st.one_of(
@@ -50,22 +50,6 @@ def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: 
     found = inference_of(parsed(pb.ModelInferRequest, sent)).inputs
     assert [(one.datatype, one.data) for one in found] == tensors
     assert [one.shape for one in found] == [[len(elements)] for _, elements in tensors]
-
-
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=8), st.data())
-def test_truncated_raw_bytes_are_rejected_unless_cut_between_two_elements(
-    elements: list[bytes], data: st.DataObject
-) -> None:
-    request = request_of(("BYTES", elements), is_raw=True)
-    complete = request.raw_input_contents[0]
-    length = data.draw(st.integers(0, len(complete) - 1))
-    request.raw_input_contents[0] = complete[:length]
-    ends = [sum(4 + len(one) for one in elements[:count]) for count in range(len(elements))]
-    if length in ends:
-        assert inference_of(request).inputs[0].data == elements[: ends.index(length)]
-        return
-    with pytest.raises(ApiError, match="truncated"):
-        inference_of(request)
 
 
 @given(st.binary(max_size=200))
@@ -108,7 +92,7 @@ def test_a_response_uses_the_same_encoding_as_its_request(
 
 def test_a_threshold_beyond_fp32_is_infinite() -> None:
     thresholds = ResponseOutput(name="thresholds", datatype="FP32", shape=[2], data=[1e300, -1e300])
-    assert struct.unpack("<2f", array_of(thresholds).tobytes()) == (float("inf"), float("-inf"))
+    assert struct.unpack("<2f", thresholds.array().tobytes()) == (float("inf"), float("-inf"))
 
 
 def test_parameters_of_all_kinds_are_read() -> None:

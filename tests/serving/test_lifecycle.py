@@ -24,15 +24,15 @@ import pytest
 from serving import on_ray, on_uvicorn
 from serving.config import ServingConfig
 from serving.on_uvicorn import Application
+from serving.temporary import temporary_folder
 from tests.dispositions import ignored, is_ignored
 from tests.quiet_server import QuietServer
 from tests.serving.in_process import application, ask, listening, occupied, refusal
-from tests.serving.started import bundle, end, start
+from tests.serving.started import end, start
 from tests.system.processes import ROOT
 from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
-__all__ = ["bundle"]  # a fixture
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
 JSON = "application/json"
 
@@ -340,6 +340,22 @@ def test_a_temporary_folder_is_removed_after_its_owner_is_killed(tmp_path: Path)
             process.communicate(timeout=60)
         assert psutil.wait_procs(remover, timeout=60)[1] == []
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_right_after_the_creation_of_a_temporary_folder_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = Path.mkdir
+
+    def interrupted(self: Path, *arguments: object, **options: object) -> None:
+        make(self, *arguments, **options)  # type: ignore[arg-type]
+        raise SystemExit(0)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "mkdir", interrupted)
+    with pytest.raises(SystemExit), temporary_folder("kway-test-"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_needs_free_disk_space_and_short_paths(

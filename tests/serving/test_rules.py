@@ -142,16 +142,17 @@ def test_changed_overrides_take_effect_and_invalid_ones_do_not(
 ) -> None:
     assert decided(served, "husky", recall=0.9) == [(100, "override")]
     thresholds.write_text("class,threshold\nhusky,5\n")
-    served.reloader.poll()
+    served.model.poll()
     assert decided(served, "husky", REMOVED, recall=0.9) == [(5, "override"), (2, "guaranteed")]
     thresholds.write_text("class,threshold\nhusky,high\n")
-    served.reloader.poll()
+    served.model.poll()
     assert decided(served, "husky", recall=0.9) == [(5, "override")]
-    assert served.reloads == ["failed"]
+    assert served.reloads == ["switched", "failed"]
     thresholds.write_text("class,threshold\n")
-    served.reloader.poll()
+    served.model.poll()
     assert decided(served, "husky", recall=0.9) == [(0, "guaranteed")]
-    assert not served.reloader.model.is_rejected
+    assert served.reloads == ["switched", "failed", "switched"]
+    assert not served.model.is_rejected
 
 
 def test_a_version_without_an_overridden_class_is_not_served(
@@ -161,7 +162,7 @@ def test_a_version_without_an_overridden_class_is_not_served(
     assert served.reloads == ["failed"]
     assert decided(served, REMOVED, recall=0.9) == [(-7.5, "override")]
     thresholds.write_text(f"class,threshold\n{ADDED},1.5\n")
-    served.reloader.poll()
+    served.model.poll()
     assert served.reloads == ["failed", "switched"]
     assert decided(served, ADDED, recall=0.9) == [(1.5, "override")]
 

@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
-from data.images.decode import crops_for_evaluation, decode, for_evaluation
+from data.images.decode import decode, for_evaluation
 from serving.addresses import free_port
 from serving.answer import make_query
 from serving.batching import Batcher, QueueFullError
-from serving.metrics import BUCKETS, Metrics, Prometheus, ReplicaState
+from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
 from trainer.bundle.spec import LossSpec
@@ -62,12 +62,6 @@ def test_a_recall_selects_the_thresholds_stored_in_the_bundle(model: Model) -> N
     assert (pooled.threshold, pooled.threshold_source) == (0.5, "pooled")
 
 
-def test_match_is_none_without_a_threshold(model: Model) -> None:
-    answer = model.answer([model.prepare(photo(9, 9))], make_query(model.bundle, [0]))
-    verdict = answer.results[0].verdicts[0]
-    assert (verdict.threshold, verdict.threshold_source, verdict.match) == (None, None, None)
-
-
 def test_a_score_that_equals_the_threshold_is_a_match(model: Model) -> None:
     prepared = [model.prepare(photo(9, 9))]
     score = model.answer(prepared, make_query(model.bundle, [0])).results[0].verdicts[0].score
@@ -92,33 +86,6 @@ def test_a_bundle_with_a_huge_image_size_is_rejected(tmp_path: Path, key: str) -
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"model\.image\.{key}: .* 4096"):
         Model.open(tmp_path / "b")
-
-
-def test_features_of_several_crops_are_averaged_as_in_evaluation(tmp_path: Path) -> None:
-    path = write(tmp_path / "b")
-    file = path / "bundle.json"
-    content = json.loads(file.read_text())
-    content["model"]["image"].update(resize=20, crops=10)
-    file.write_text(json.dumps(content))
-    model = Model.open(path)
-    model.self_check()
-    files = [photo(30, 41, seed) for seed in range(2)]
-    found = model.features([model.prepare(one) for one in files])
-    image = model.bundle.spec.image
-    for one, features in zip(files, found, strict=True):
-        crops = crops_for_evaluation(decode(one, 1), image)
-        assert len(crops) == 10
-        with torch.no_grad():
-            each = tiny_backbone()({"pixel_values": torch.from_numpy(crops.copy())})
-        torch.testing.assert_close(features, each.mean(0))
-
-
-@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
-def test_an_extreme_aspect_ratio_is_rejected_before_resizing(
-    model: Model, size: tuple[int, int]
-) -> None:
-    with pytest.raises(ValueError, match="60000"):
-        model.prepare(photo(*size))
 
 
 # ---------------------------------------------------------------------------- batches
@@ -269,8 +236,9 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
     exporter = Prometheus()
     metrics = Metrics(exporter)
     loss = LossSpec(kind="ce", aligned=False)
-    metrics.report(ReplicaState(name, "v1", loss, False, 3, 7))
-    metrics.report(ReplicaState(name, "v2", loss, True, 3, 7))
+    state = {"name": name, "loss": loss, "requests": 3, "queued_inputs": 7}
+    metrics.report(version="v1", is_rejected=False, **state)  # type: ignore[arg-type]
+    metrics.report(version="v2", is_rejected=True, **state)  # type: ignore[arg-type]
     metrics.count(outcome="ok", inputs=2, seconds=0.2)
     metrics.count(outcome="timeout", inputs=0, seconds=31.0)
     metrics.count_reload(name, "failed")

@@ -22,12 +22,10 @@ from serving.config import ServingConfig
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer
-from serving.versions import Loader, Reloader, Version
+from serving.versions import ServedModel, Version
 from tests.serving.in_process import Recorder, refusal
 from tests.serving.published import (
-    ADDED,
     QUESTIONS,
-    REMOVED,
     Expected,
     Published,
     publish,
@@ -77,7 +75,7 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
         asking = [threads.submit(ask) for _ in range(4)]
         for number in range(6):
             served.publish(served.versions[(number + 1) % 2])
-            assert served.reloader.model.current.id == expected.versions[(number + 1) % 2]
+            assert served.model.current.id == expected.versions[(number + 1) % 2]
         is_over.set()
         seen = [each.result(60) for each in asking]
     assert problems == []
@@ -85,31 +83,13 @@ def test_each_answer_during_swaps_is_that_of_the_version_which_it_names(served: 
     assert served.reloads == ["switched"] * 6
 
 
-def test_a_version_published_at_the_path_is_noticed(served: Published) -> None:
-    first, second = Expected(served.versions).versions
-    assert version_of(served) == first
-    served.reloader.poll()
-    assert version_of(served) == first
-    served.publish(served.versions[1])
-    assert version_of(served) == second
-
-
-def test_a_class_of_an_old_version_is_unknown_to_the_new_one(served: Published) -> None:
-    with served.http() as http:
-        for version, known, unknown in ((0, REMOVED, ADDED), (1, ADDED, REMOVED)):
-            served.publish(served.versions[version])
-            for name, status in ((known, 200), (unknown, 404)):
-                body = {"classes": [name], "texts": ["a cat"]}
-                assert http.post("/v1/query", json=body).status_code == status
-
-
 def test_a_folder_that_is_renamed_to_the_path_is_noticed(served: Published) -> None:
     served.path.unlink()
-    served.reloader.poll()  # the path does not exist for a moment
+    served.model.poll()  # the path does not exist for a moment
     served.versions[1].rename(served.path)
     second = Bundle.open(served.path).version
     assert version_of(served) != second
-    served.reloader.poll()
+    served.model.poll()
     assert version_of(served) == second
     shutil.rmtree(served.path)  # a version needs no files after it was loaded
     with served.client() as client:
@@ -120,7 +100,7 @@ def test_a_folder_that_is_renamed_to_the_path_is_noticed(served: Published) -> N
 def test_the_old_version_answers_its_requests_and_is_then_freed(
     served: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = served.reloader.model
+    model = served.model
     first = model.current.id
     old_model = weakref.ref(model.current.service.model)
     # It is part of a reference cycle.
@@ -144,13 +124,13 @@ def test_the_old_version_answers_its_requests_and_is_then_freed(
             assert started.wait(60)
             served.publish(served.versions[1])
             assert version_of(served) == model.current.id != first
-            served.reloader.poll()
+            served.model.poll()
             assert old_model() is not None
             may_end.set()
             response = asking.result(60)
         assert response.headers["kway-model-version"] == response.json()["version"] == first
         wait_until(lambda: old_model() is None)
-        served.reloader.poll()
+        served.model.poll()
         assert old_classes() is None
     finally:
         gc.unfreeze()
@@ -162,7 +142,7 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
     versions, path = write_versions(tmp_path), tmp_path / "pets"
     publish(versions[0], path)
 
-    class Interrupted(Loader):
+    class Interrupted(ServedModel):
         """Publishes the first version again after the second one has been loaded."""
 
         def successor(self, current: Version) -> Version:
@@ -172,12 +152,11 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
             return version
 
     recorder = Recorder()
-    metrics = Metrics(recorder)
-    reloader = Reloader(Interrupted(path, ServingConfig(threads=1), metrics), metrics)
-    first = reloader.model.current
+    model = Interrupted(path, ServingConfig(threads=1), Metrics(recorder))
+    first = model.current
     publish(versions[1], path)
-    reloader.poll()
-    assert reloader.model.current is first
+    model.poll()
+    assert model.current is first
     assert recorder.values == []
 
 
@@ -206,15 +185,15 @@ def test_a_gallery_that_is_indexed_again_is_noticed(
     with_gallery: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = with_gallery
-    service = served.reloader.model.current.service
+    service = served.model.current.service
     with served.client() as client:
         assert len(client.search_page("texts", ["husky"]).results[0].hits) == 2
         gallery = served.path.with_name("texts")
         build_gallery(served.path, ["a cat", "a dog", "猫"], gallery)
-        served.reloader.poll()
+        served.model.poll()
         found = client.search_page("texts", ["husky"])
         assert len(found.results[0].hits) == found.num_items == 3
-        assert served.reloader.model.current.service is service  # not loaded again
+        assert served.model.current.service is service  # not loaded again
         other = gallery.with_name("other")
         shutil.copytree(gallery, other)
         info = json.loads((other / "gallery.json").read_text())
@@ -222,7 +201,7 @@ def test_a_gallery_that_is_indexed_again_is_noticed(
         (other / "gallery.json").write_text(json.dumps(info))
         shutil.rmtree(gallery)
         other.rename(gallery)
-        served.reloader.poll()
+        served.model.poll()
         assert "checksum" in caplog.text
         assert client.search_page("texts", ["husky"]) == found
 
@@ -264,7 +243,7 @@ def test_a_gallery_of_another_backbone_is_unavailable_and_no_obstacle_to_a_start
         shutil.rmtree(gallery)
         build_gallery(other, ["a dog"], gallery)
         for each in (served, started):
-            each.reloader.poll()
+            each.model.poll()
             with each.client() as client:
                 page = client.search_page("texts", ["husky"])
                 assert (page.version, page.num_items) == (Bundle.open(other).version, 1)
@@ -278,7 +257,7 @@ def test_a_gallery_is_searched_until_the_bundle_with_its_new_backbone_is_publish
     other = write_of_texts(tmp_path / "other", extra_bytes=64_000)
     shutil.rmtree(gallery)
     build_gallery(other, ["a dog"], gallery)
-    served.reloader.poll()
+    served.model.poll()
     with served.client() as client:
         assert client.search_page("texts", ["husky"]).num_items == 2
         served.publish(other)
@@ -332,7 +311,7 @@ def test_a_damaged_version_is_reported_and_the_old_one_continues_to_serve(
         served.publish(served.versions[1])
         assert version_of(served) == before
     assert served.reloads == ["failed"]
-    assert served.reloader.model.is_rejected
+    assert served.model.is_rejected
     messages = [record.getMessage() for record in caplog.records if record.name == "kway.models"]
     assert len(messages) == 1
     assert reason in messages[0]
@@ -360,14 +339,14 @@ def test_a_bundle_that_is_copied_to_the_path_is_served_once_it_is_complete(
         target = served.path / file.relative_to(served.versions[1])
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.read_bytes()[:-1])
-        served.reloader.poll()
+        served.model.poll()
         is_published = (served.path / "bundle.json").exists()
-        assert served.reloader.model.is_rejected == is_published
+        assert served.model.is_rejected == is_published
         target.write_bytes(file.read_bytes())
-        served.reloader.poll()
+        served.model.poll()
     assert version_of(served) == Expected(served.versions).versions[1]
     assert served.reloads[-1] == "switched"
-    assert not served.reloader.model.state().is_rejected
+    assert not served.model.is_rejected
 
 
 def test_a_damaged_bundle_is_an_error_when_a_replica_starts(tmp_path: Path) -> None:
@@ -375,7 +354,7 @@ def test_a_damaged_bundle_is_an_error_when_a_replica_starts(tmp_path: Path) -> N
     truncated(first)
     publish(first, path)
     with pytest.raises(ValueError, match="bytes instead of"):
-        Loader(path, ServingConfig(threads=1), Metrics(Recorder())).first()
+        ServedModel(path, ServingConfig(threads=1), Metrics(Recorder()))
 
 
 # ---------------------------------------------------------------------------- one model

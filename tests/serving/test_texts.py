@@ -107,12 +107,6 @@ def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> Non
     assert found == pytest.approx([wanted[text][one] for text, one in requests], rel=1e-4, abs=1e-5)
 
 
-def test_the_model_endpoint_reports_texts_and_their_maximum_length(url: str) -> None:
-    model = httpx.get(f"{url}/v1/model").json()
-    assert (model["reads"], model["image"], model["text"]) == ("texts", None, {"max_length": 12})
-    assert model["limits"]["max_text_chars"] == MAX_CHARS
-
-
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [
@@ -142,25 +136,6 @@ def test_invalid_bodies_are_rejected_with_a_reason(
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
 
 
-@pytest.mark.parametrize(
-    ("parts", "status", "code"),
-    [
-        ([("images", ("a.png", b"x"))], 422, "not_a_picture_model"),
-        ([("texts", ("a.txt", b"x"))], 422, "invalid_query"),
-        ([("texts", (None, "x" * (MAX_CHARS + 1)))], 413, "text_too_long"),
-        ([("texts", (None, "x"))] * 4, 413, "too_many_texts"),
-        ([("texts", (None, b"caf\xe9"))], 400, "invalid_form"),
-        ([("texts", (None, "a")), ("classes", (None, b"\xff"))], 400, "invalid_form"),
-        ([], 400, "no_input"),
-    ],
-)
-def test_invalid_forms_are_rejected_with_a_reason(
-    url: str, parts: list, status: int, code: str
-) -> None:
-    answer = httpx.post(f"{url}/v1/query", files=[("classes", (None, "husky")), *parts])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-
-
 @pytest.mark.parametrize(("charset", "status"), [("latin-1", 200), ("utf-8", 400)])
 def test_a_form_is_decoded_in_its_declared_charset(url: str, charset: str, status: int) -> None:
     part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
@@ -184,12 +159,6 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
         model.self_check()
 
 
-def test_the_error_for_a_rejected_text_contains_its_index(url: str) -> None:
-    body = {"classes": [0], "texts": ["a", "x" * (MAX_CHARS + 1)]}
-    message = httpx.post(f"{url}/v1/query", json=body).json()["error"]["message"]
-    assert message.startswith("texts[1] has 301 characters")
-
-
 def test_the_command_reports_the_index_of_a_long_text_and_sends_nothing(
     url: str, tmp_path: Path
 ) -> None:
@@ -208,11 +177,6 @@ def test_control_characters_in_texts_and_class_names_do_not_reach_the_terminal(
     assert "aU+009BcatU+0007U+202Edog" in table
     assert "huU+001Bsky" in table
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(table)
-
-
-def test_the_table_shows_texts(bundle: Path) -> None:
-    table = started.ask(bundle, "--class", "husky", "--threshold", "-1000", "--text", "a [cat]")
-    assert re.search(r"a \[cat\] .* husky .* -1000\.000 .* yes", table)
 
 
 @pytest.mark.parametrize(

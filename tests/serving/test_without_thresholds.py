@@ -53,9 +53,3 @@ def test_a_recall_is_rejected_with_the_fix(bundle, tmp_path, kway, capsys):
     assert "kway calibrate" in capsys.readouterr().err
     assert kway("query", bundle, "--class", NAMES[0], file) == 0
     assert "threshold" not in capsys.readouterr().out
-
-
-def test_classes_are_found_without_thresholds(bundle):
-    api = application(bundle)
-    found = ask(api, "GET", "/v1/classes", params={"search": "husky"}).json()
-    assert found["classes"][0]["name"] == "husky"

@@ -1,29 +1,37 @@
-"""`python -m tests.soak [KIND=COUNT …]`: repeated fault-injection trials, one line per trial.
+"""`python -m tests.soak [KIND=COUNT …]`: training runs that are disturbed at random times.
 
-By default, every kind runs its full count, which takes over half an hour in total. The exit code is
-1 if any trial fails.
+Prints a line per trial. By default, every kind runs its full count, which takes about 20 minutes.
+The exit code is 1 if any trial fails.
 """
 
 import argparse
 import os
 import platform
 import signal
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.soak.checkpoints import damaged, killed
-from tests.soak.disturbed import disturb, draw, finish, prepare
-from tests.soak.faults import fault_runs
-from tests.soak.pulled import host_runs
-from tests.soak.quiet import quiet_runs
-from tests.soak.strategies import between, same_results
-from tests.soak.trials import Summary, Trial, run_trials, write_page
+from tests.shards import glyph_recipe, glyph_shards
+from tests.soak.disturbed import Trial, disturb, draw, finish, prepare
+from tests.system.processes import write_recipe
+from tests.system.runs import launched
 
 _STEPS_PER_TRIAL = 30
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of trial: the full number of trials, what they check, and how to run them."""
+
+    count: int
+    meaning: str
+    trials: Callable[[Path, int, int], Iterator[Trial]]
 
 
 def _disturbed(
@@ -36,16 +44,20 @@ def _disturbed(
     yield finish(experiment)
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of fault: the full number of trials, what they check, and how to run them."""
+def _quiet(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
+    """Train short runs, to detect process groups that abort the process while they are
+    destroyed."""
+    folder.mkdir(parents=True)
+    shards = glyph_shards(folder)
+    for index in range(count):
+        num, run = (1, 2, 4)[index % 3], folder / f"run-{index}"
+        recipe = write_recipe(folder, glyph_recipe(shards, run, train__duration={"steps": 2}))
+        with launched(recipe, run, num=num) as training:
+            code = training.end()
+            clean = "error" not in training.output and "terminate" not in training.output
+        yield Trial(f"{num} ranks", code == 0 and clean, f"code {code}")
 
-    count: int
-    meaning: str
-    trials: Callable[[Path, int, int], Iterator[Trial]]
 
-
-# All kinds of faults. Add new ones here.
 KINDS: dict[str, Kind] = {
     "kill": Kind(
         30,
@@ -70,68 +82,57 @@ KINDS: dict[str, Kind] = {
         "the same as `stop`, but the results of each step are read one step late, as on GPUs",
         partial(_disturbed, signal.SIGTERM, 2, True),
     ),
-    "faults": Kind(
-        6,
-        "on 2 ranks, the features of one rank become NaN, or its float16 gradients overflow. A run "
-        "that reads results one step late has the same losses and skips the same steps as a "
-        "synchronous run. For NaN, the message of both runs names the step and the rank",
-        fault_runs,
-    ),
-    "quiet": Kind(
-        50,
-        "undisturbed runs on 1, 2 and 4 ranks exit with code 0",
-        lambda folder, count, _seed: quiet_runs(folder, count),
-    ),
-    "hosts": Kind(
-        6,
-        "one of two hosts is disconnected for 3 s, or its launcher is killed and started again. "
-        "In both cases, the run completes and records each step once",
-        host_runs,
-    ),
-    "damage": Kind(
-        200,
-        "each trial damages a saved checkpoint in 50 ways, one at a time. Every damaged checkpoint "
-        "is rejected",
-        damaged,
-    ),
-    "killed-saves": Kind(
-        20,
-        "runs on 1 rank and on 2 ranks are killed at random times while they save checkpoints. "
-        "After each kill, the newest committed checkpoint is complete",
-        killed,
-    ),
-    "strategies": Kind(
-        42,
-        "every strategy produces the same losses, weights and moments as a single process",
-        same_results,
-    ),
-    "between": Kind(
-        14,
-        "a checkpoint saved with one strategy resumes with every strategy, on 1 to 4 ranks",
-        between,
-    ),
+    "quiet": Kind(50, "undisturbed runs on 1, 2 and 4 ranks exit with code 0", _quiet),
 }
 
 
 def main() -> int:
     options = _options()
     counts = dict(options.kinds) or {name: kind.count for name, kind in KINDS.items()}
-    summaries: list[Summary] = []
+    rows, passed = [], True
     with tempfile.TemporaryDirectory(prefix="kway-soak-", dir=options.folder) as folder:
         for name, count in counts.items():
-            trials = KINDS[name].trials(Path(folder) / name, count, options.seed)
-            summaries.append(run_trials(name, KINDS[name].meaning, trials))
+            trials = []
+            for trial in KINDS[name].trials(Path(folder) / name, count, options.seed):
+                mark = "ok  " if trial.passed else "FAIL"
+                print(f"{time.strftime('%H:%M:%S')} {mark} {name}: {trial}")
+                trials.append(trial)
+            rows.append(_row(name, trials))
+            passed &= all(trial.passed for trial in trials)
             if options.out:
-                machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-                write_page(options.out, summaries, seed=options.seed, machine=machine)
-    return 0 if all(summary.passed for summary in summaries) else 1
+                _write_page(options.out, rows, options.seed)
+    return 0 if passed else 1
+
+
+def _row(name: str, trials: list[Trial]) -> str:
+    num_passed = sum(trial.passed for trial in trials)
+    seconds = [trial.seconds for trial in trials if trial.seconds is not None]
+    took = "-"
+    if seconds:
+        took = f"median {statistics.median(seconds):.1f} s, maximum {max(seconds):.1f} s"
+    return f"| `{name}`: {KINDS[name].meaning} | {num_passed} of {len(trials)} | {took} |"
+
+
+def _write_page(path: Path, rows: list[str], seed: int) -> None:
+    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+    lines = [
+        "# Soak test",
+        "",
+        "`make soak` disturbs training runs at random times. It wrote this page",
+        f"(seed {seed}, {time.strftime('%Y-%m-%d')}, {machine}).",
+        "",
+        "| trials | passed | time from the fault to the next step |",
+        "| --- | --- | --- |",
+        *rows,
+    ]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("kinds", nargs="*", type=_kind, metavar="KIND=COUNT", help=" ".join(KINDS))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="Markdown file for the table and the log")
+    parser.add_argument("--out", type=Path, help="Markdown file for the table")
     parser.add_argument(
         "--folder", type=Path, help="folder for the runs; default: a temporary folder"
     )

@@ -15,7 +15,6 @@ import torch
 from data.shards.split import open_split
 from tests.process_tree import descendants, is_running, left_after
 from tests.shards import glyph_recipe, glyph_shards
-from tests.soak.trials import Trial
 from tests.system.processes import write_recipe
 from tests.system.runs import (
     Launched,
@@ -33,6 +32,22 @@ _SECONDS_PER_STEP = 5.0
 # The signal kills a launcher that has not installed its handlers yet. No training has started by
 # then.
 _WITHOUT_HANDLERS = (-signal.SIGTERM, -signal.SIGUSR1)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of a trial. `seconds` is the time from the fault to the next step, if it was
+    measured.
+    """
+
+    what: str
+    passed: bool
+    found: str
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f", next step after {self.seconds:.1f} s"
+        return f"{self.what}: {self.found}{took}"
 
 
 @dataclass(frozen=True)
@@ -126,7 +141,7 @@ def disturb(experiment: Experiment, plan: Plan, index: int) -> Trial:
     done = last_step(experiment.run) == experiment.num_steps
     expected = {-signal.SIGKILL} if killed else {75, *_WITHOUT_HANDLERS}
     passed = (code in expected or (done and code == 0)) and not left
-    return Trial(what, passed, f"code {code}, {len(left)} processes left", None)
+    return Trial(what, passed, f"code {code}, {len(left)} processes left")
 
 
 def _wait(training: Launched, plan: Plan) -> None:
@@ -180,7 +195,7 @@ def finish(experiment: Experiment) -> Trial:
     ):
         wrong.append("different weights")
     wrong += _wrong_samples(experiment)
-    return Trial("complete run", not wrong, ", ".join(wrong) or "bit-identical", None)
+    return Trial("complete run", not wrong, ", ".join(wrong) or "bit-identical")
 
 
 def _wrong_samples(experiment: Experiment) -> list[str]:

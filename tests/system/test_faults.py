@@ -21,9 +21,9 @@ from trainer.world import is_lost_rank
 def test_all_ranks_exit_if_their_launcher_is_killed(num_processes, endless, tmp_path, capsys):
     with launched(endless, tmp_path / "run", num=num_processes) as training:
         training.wait_for_step(2)
-        # A second run in the same folder is rejected and does not affect the first.
-        second = [str(endless), f"run={tmp_path / 'run'}", "train.duration.steps=1"]
-        assert main(second) == 2
+        # A second run in the same folder waits, fails and does not affect the first.
+        second = [str(endless), f"run={tmp_path / 'run'}", "train.timeout_seconds=4"]
+        assert main(second) == 1
         assert "is being trained by another process" in capsys.readouterr().err
         assert training.process.poll() is None
         family = descendants(training.process.pid)

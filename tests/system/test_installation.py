@@ -1,4 +1,8 @@
-"""Installations of kway: without extras, from a wheel, and with files that shadow its packages."""
+"""Installations of kway: without extras, with one extra, from a wheel, and with files that shadow
+its packages.
+
+Environments contain links to the distributions that kway requires, directly or indirectly.
+"""
 
 import json
 import os
@@ -7,13 +11,20 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, distribution, distributions
 from pathlib import Path
 
+import httpx
 import pytest
 from packaging.requirements import Requirement
+
+from tests.serving.started import end, start
+from tests.shards import glyph_recipe
+from tests.system.processes import write_recipe
+from tests.tiny_bundle import write
 
 ROOT = Path(__file__).parents[2]
 SITE = [sysconfig.get_paths()["purelib"]]
@@ -36,18 +47,27 @@ assert losses[-1] < losses[0], losses
 """
 
 
-def required(name: str, found: dict[str, Distribution]) -> None:
-    """Add a distribution and everything it requires without extras."""
-    if name in found:
-        return
-    # For kway, use the installed distribution instead of the metadata that a build leaves in a
-    # checkout.
-    installed = distributions(name=name, path=SITE) if name == "kway" else [distribution(name)]
-    found[name] = next(iter(installed))
-    for line in found[name].requires or ():
-        requirement = Requirement(line)
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            required(requirement.name, found)
+def required(of: Distribution, *extras: str) -> dict[str, Distribution]:
+    """Return the distributions that `of` requires with `extras`, by name, excluding `of` itself."""
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+
+    def add(owner: Distribution, extra: str) -> None:
+        for requirement in map(Requirement, owner.requires or ()):
+            if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+                continue
+            name = requirement.name.lower()
+            needed = of if name == of.name else distribution(name)
+            if needed is not of:
+                found[name] = needed
+            for needed_extra in {"", *requirement.extras}:
+                if (name, needed_extra) not in seen:
+                    seen.add((name, needed_extra))
+                    add(needed, needed_extra)
+
+    for extra in ("", *extras):
+        add(of, extra)
+    return found
 
 
 def top_level(of: Distribution) -> Iterator[Path]:
@@ -60,10 +80,9 @@ def top_level(of: Distribution) -> Iterator[Path]:
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with kway and everything it requires without extras."""
     site = tmp_path_factory.mktemp("site")
-    found: dict[str, Distribution] = {}
-    required("kway", found)
-    kway = found.pop("kway")
-    paths = {path for item in found.values() for path in top_level(item)}
+    # A build may leave other metadata in the checkout.
+    (kway,) = distributions(name="kway", path=SITE)
+    paths = {path for item in required(kway).values() for path in top_level(item)}
     own = {ROOT / name for name in ("data", "heads", "trainer", "serving", "launch")}
     metadata = next(path for path in top_level(kway) if path.suffix == ".dist-info")
     for path in paths | own | {metadata}:
@@ -199,3 +218,60 @@ def test_safe_paths_prevent_shadowing(
     packages = ROOT / "none" if installed == "editable" else request.getfixturevalue("wheel")
     safe = python("-P", "-m", module, "--help", packages=packages, cwd=tmp_path)
     assert (safe.returncode, safe.stderr) == (0, "")
+
+
+@pytest.fixture
+def created(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], list[str]]:
+    """Create a virtual environment with the wheel and one extra, and return its command."""
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV"):
+        monkeypatch.delenv(name, raising=False)
+
+    def create(extra: str) -> list[str]:
+        (kway,) = distributions(name="kway", path=[str(wheel)])
+        folder = tmp_path / extra
+        venv.create(folder, with_pip=False, symlinks=True)
+        (site,) = folder.glob("lib/python*/site-packages")
+        needed = required(kway, extra).values()
+        for path in {path for item in needed for path in top_level(item)} | {*wheel.iterdir()}:
+            if path.name == "cv2":  # compares the entries of sys.path with its real path
+                shutil.copytree(path, site / path.name)
+            else:
+                (site / path.name).symlink_to(path)
+        return [str(folder / "bin" / "python"), "-P"]
+
+    return create
+
+
+def check_modules(command: list[str], *, present: str, absent: str) -> None:
+    code = f"from importlib.util import find_spec as f; print(bool(f({present!r})), f({absent!r}))"
+    found = subprocess.run([*command, "-c", code], capture_output=True, text=True, timeout=300)
+    assert found.stdout == "True None\n", found.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_with_the_extra_train_can_train(
+    created: Callable[[str], list[str]], glyphs: Path, tmp_path: Path
+) -> None:
+    command = created("train")
+    check_modules(command, present="deepspeed", absent="fastapi")
+    steps = {"train__duration": {"steps": 2}}
+    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run", **steps))
+    train = [*command, "-m", "launch", "train", str(recipe)]
+    subprocess.run(train, cwd=tmp_path, check=True, timeout=300)
+    assert (tmp_path / "run" / "checkpoints" / "step-00000002").is_dir()
+
+
+@pytest.mark.slow
+def test_the_wheel_with_the_extra_serve_can_serve(
+    created: Callable[[str], list[str]], tmp_path: Path
+) -> None:
+    command = created("serve")
+    check_modules(command, present="uvicorn", absent="ray")
+    bundle, launch = write(tmp_path / "bundle"), [*command, "-m", "launch"]
+    server = start(bundle, tmp_path / "errors", "--no-ray", start=launch, cwd=tmp_path)
+    try:
+        assert httpx.get(f"{server.url}/health").json() == {"status": "ready"}
+    finally:
+        assert end(server) == 0

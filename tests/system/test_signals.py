@@ -24,18 +24,16 @@ from tests.waiting import wait_until
 from trainer.process.signals import Preempted, StopSignals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "target", "code"),
     [
-        # In the default suite, test_a_run_continues_after_the_reader_of_its_output_exits covers
-        # this case.
-        pytest.param(signal.SIGTERM, "launcher", 75, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, "launcher", 130, marks=pytest.mark.slow),
-        (signal.SIGUSR1, "a rank", 75),
-        pytest.param(signal.SIGHUP, "launcher", 75, marks=pytest.mark.slow),
+        (signal.SIGTERM, "launcher", 75),
+        (signal.SIGINT, "launcher", 130),
+        (signal.SIGHUP, "launcher", 75),
         # torchrun sends its signals to the whole process group, which includes the loader
         # processes.
-        pytest.param(signal.SIGTERM, "a rank's group", 75, marks=pytest.mark.slow),
+        (signal.SIGTERM, "a rank's group", 75),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )
@@ -97,7 +95,9 @@ def test_closing_the_terminal_saves_the_last_step(endless, tmp_path):
 @pytest.mark.parametrize(
     "closed", ["| head -n 1 >/dev/null", pytest.param(">&-", marks=pytest.mark.slow)]
 )
-def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, tmp_path):
+def test_a_run_continues_after_the_reader_of_its_output_exits_and_stops_after_a_signal_to_a_rank(
+    closed, endless, tmp_path
+):
     """For example, `| tee` exits when the terminal closes, and a service may have no standard
     output.
     """
@@ -113,7 +113,7 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
         running.wait_for(lambda: last_step(folder) >= 4, "step 4")
         family = descendants(process.pid)
         launcher = next(pid for pid in family if len(children(pid)) == 2)
-        os.kill(launcher, signal.SIGTERM)
+        os.kill(children(launcher)[1], signal.SIGUSR1)
         assert running.end() == 75, running.output
         assert left_after(family, 30) == []
     finally:
@@ -121,8 +121,9 @@ def test_a_run_continues_after_the_reader_of_its_output_exits(closed, endless, t
             os.killpg(process.pid, signal.SIGKILL)
     saved = [path.name for path in (folder / "checkpoints").iterdir()]
     assert saved == [f"step-{last_step(folder):08d}"]
-    assert running.output.count("stopped by SIGTERM") == 1
+    assert running.output.count("stopped by SIGUSR1") == 1
     assert "error" not in running.output
+    assert final_tensors(folder)
     assert "Traceback" not in running.output
 
 

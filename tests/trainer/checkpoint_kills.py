@@ -1,8 +1,7 @@
 """Kills processes while they save, either at a random time or before each of their file operations.
 
-`kill_and_resume(root, …, seed=, count=)` kills at random times; `make soak` runs it with a larger
-count. The kernel keeps the data that a killed process has written, so this does not simulate a
-power failure.
+`kill_and_resume(root, …, seed=, count=)` kills at random times. The kernel keeps the data that a
+killed process has written, so this does not simulate a power failure.
 """
 
 import os

@@ -1,5 +1,5 @@
 """Trains one recipe with every strategy, and resumes the checkpoint of each strategy with the
-others. The test suite runs some of the combinations, and the soak test runs all of them.
+others. The default test suite runs some of the combinations, and slow tests run all of them.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 from tests.trainer.training import full_entries, share, started, take_steps
 from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
 from trainer.checkpoints.entries import create_moments, restore_training, training_entries
-from trainer.steps.gradients import compute_gradients
+from trainer.step import clip_gradients, compute_gradients
 
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},
@@ -41,7 +41,7 @@ def trained(shards: Path, class_ranks: int | None, changes: dict[str, Any]) -> T
     losses = take_steps(task, 3, rows=rows)
     entries = full_entries(task)
     compute_gradients(task, share(task, rows), step=4)
-    norm = task.clip_gradients(None)
+    norm = clip_gradients(task, None)
     task.strategy.close()
     return [*losses, norm], entries
 

@@ -10,18 +10,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import trainer.steps.agreement
+import trainer.agreement
 import trainer.train
 import trainer.world
-from data.loading.batch import Batch
-from data.loading.substitute import Substitute
+from data.loading.batch import Batch, Substitute
 from heads.collectives import all_reduce_sum
 from tests.ranks import RankError, rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.processes import write_recipe
 from tests.system.runs import losses
 from trainer.__main__ import main
-from trainer.steps.agreement import Agreed, Agreement, agree
+from trainer.agreement import Agreed, Agreement, agree
 from trainer.world import World, is_lost_rank
 
 EMPTY = torch.zeros(0, dtype=torch.int64)
@@ -56,11 +55,6 @@ def test_all_ranks_agree_with_a_ring_and_with_a_grid(
     bad = [10, 20, -5, *([30, -5] if num_ranks == 4 else [])]
     expected = Agreed("SIGTERM", bad, [float(rank) for rank in range(num_ranks)])
     assert run_on_ranks(num_ranks, agreed_on, least) == [(has_columns, expected)] * num_ranks
-
-
-def test_one_rank_agrees_with_itself() -> None:
-    world = World(0, 1, 0, 1, torch.device("cpu"), None)
-    assert agree(world, stop=None) == Agreed(None, [], [0.0])
 
 
 def agreed_during_other_collectives() -> list[tuple[float, Agreed]]:
@@ -159,7 +153,7 @@ def test_a_step_does_not_wait_for_its_exchange(synchronous, glyphs, tmp_path, mo
         launched.release()
         return taken
 
-    monkeypatch.setattr(trainer.steps.agreement, "agree", late)
+    monkeypatch.setattr(trainer.agreement, "agree", late)
     monkeypatch.setattr(trainer.train, "take_step", take_step)
     run = tmp_path / "run"
     options = {"train__synchronous": synchronous, "telemetry": {"log_every": 1}}

@@ -9,23 +9,10 @@ import pytest
 from data.shards.split import open_split
 from serving.answer import make_query
 from serving.model import Model
-from tests.ranks import rank_world
-from tests.shards import glyph_recipe
 from tests.trainer.tiny_classifiers import save_image_classifier
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.calibration import CalibrationOptions, calibrate
-from trainer.bundle.export import export_run
 from trainer.importing.classifier import ImportOptions, import_classifier
-from trainer.train import train
-
-
-@pytest.fixture(scope="module")
-def exported(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle whose thresholds come from the test split of `glyphs`."""
-    folder = tmp_path_factory.mktemp("exported")
-    train(glyph_recipe(glyphs, folder / "run"), rank_world())
-    export_run(folder / "run", folder / "bundle", rank_world())
-    return folder / "bundle"
 
 
 @pytest.fixture
@@ -37,9 +24,14 @@ def imported(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def test_the_thresholds_equal_those_of_the_evaluation_after_training(exported, glyphs, tmp_path):
-    found = calibrate(exported, glyphs, tmp_path / "again", CalibrationOptions(batch=7))
-    with Bundle.open(exported) as before, Bundle.open(tmp_path / "again") as after:
+@pytest.mark.parametrize("block_bytes", [1, 2**26])
+def test_the_thresholds_equal_those_of_the_evaluation_after_training(
+    block_bytes, finished, glyphs, tmp_path, monkeypatch
+):
+    """In blocks of one class, and in one block."""
+    monkeypatch.setattr("trainer.bundle.calibration._BLOCK_BYTES", block_bytes)
+    found = calibrate(finished / "bundle", glyphs, tmp_path / "again", CalibrationOptions(batch=7))
+    with Bundle.open(finished / "bundle") as before, Bundle.open(tmp_path / "again") as after:
         after.verify()
         old, new = before.thresholds, after.thresholds
         assert old is not None
@@ -51,16 +43,6 @@ def test_the_thresholds_equal_those_of_the_evaluation_after_training(exported, g
         assert new.thresholds == pytest.approx(old.thresholds, rel=1e-4, abs=1e-5)
         assert [entry.recall for entry in new.recalls] == [0.9, 0.99]
         assert found.num_samples == old.positives.sum()
-
-
-def test_every_block_of_classes_gives_the_same_thresholds(exported, glyphs, tmp_path, monkeypatch):
-    results = []
-    for size in (1, 2**26):
-        monkeypatch.setattr("trainer.bundle.calibration._BLOCK_BYTES", size)
-        results.append(calibrate(exported, glyphs, tmp_path / str(size), CalibrationOptions()))
-    one, all_at_once = results
-    assert np.array_equal(one.thresholds.reached, all_at_once.thresholds.reached)
-    assert one.num_correct == all_at_once.num_correct
 
 
 def test_an_imported_model_gets_thresholds_in_place(imported, images, kway, capsys):

@@ -28,7 +28,6 @@ from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, v
 from tests.waiting import wait_until
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
 from trainer.checkpoints import find as verification
-from trainer.checkpoints.exchange import explain_disk_error
 from trainer.faults import Watchdog
 from trainer.telemetry.phases import Phases
 from trainer.world import open_world
@@ -75,8 +74,7 @@ def save_until_full(root: Path, in_background: bool) -> str:
     return "all fitted"
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize(("world_size", "in_background"), [(1, False), (2, True)])
 def test_a_full_disk_is_reported_on_every_rank_and_older_checkpoints_are_intact(
     world_size, in_background, small_disk
 ):
@@ -158,22 +156,11 @@ def test_a_background_failure_is_reported_once_before_the_next_save(tmp_path):
             writer.finish()
 
 
-def test_messages_for_other_disk_errors_contain_suggestions(tmp_path):
-    for number, fix in ((errno.EROFS, "writable"), (errno.EIO, "check the disk")):
-        line = explain_disk_error(OSError(number, os.strerror(number), "x"), tmp_path / "not yet")
-        assert fix in line
-        assert f"are free at {tmp_path}" in line
-    assert explain_disk_error(OSError("2 bytes missing"), tmp_path).startswith("2 bytes missing; ")
-
-
 # ------------------------------------------------------------------ killed
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(
-    world_size, tmp_path
-):
-    newest = kill_and_resume(tmp_path, world_size, seed=world_size, count=3)
+def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(tmp_path):
+    newest = kill_and_resume(tmp_path, 2, seed=2, count=3)
     assert newest == sorted(newest)
 
 
@@ -296,8 +283,8 @@ def find_within(timeout_seconds: float, root: Path) -> tuple[int | None, list[st
 def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
     """Rank 0 hashes the only file of the newest checkpoint, while rank 1 waits."""
     save_steps(tmp_path, [1, 2])
-    enlarge(tmp_path / "step-00000002", 5 * 2**30)
-    one, other = run_on_ranks(2, find_within, 2.0, tmp_path)
+    enlarge(tmp_path / "step-00000002", 3 * 2**30)
+    one, other = run_on_ranks(2, find_within, 1.5, tmp_path)
     assert one == other
     step, rejected = one
     assert step == 1
@@ -307,9 +294,9 @@ def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
 def test_long_verifications_report_their_progress(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(verification, "_SECONDS_PER_REPORT", 0.01)
     save_steps(tmp_path, [1])
-    enlarge(tmp_path / "step-00000001", 2**30)
+    enlarge(tmp_path / "step-00000001", 2**28)
     assert find_checkpoint(tmp_path, rank_world())[0] is None
-    assert "0 of 1 files (1.1 GB) after" in capsys.readouterr().out
+    assert "0 of 1 files (0.3 GB) after" in capsys.readouterr().out
 
 
 def find_with_faults(root: Path, faults: dict[int, str]) -> tuple[dict[str, int], str]:

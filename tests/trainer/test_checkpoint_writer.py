@@ -21,7 +21,6 @@ from trainer.checkpoints import (
     open_checkpoint,
     save_checkpoint,
 )
-from trainer.checkpoints.folders import discard
 
 MEGABYTE = 2**20
 
@@ -136,22 +135,6 @@ def test_a_save_needs_one_copy_in_the_background_and_none_in_the_foreground(
     assert (copies - 0.1) * size < needed < (copies + 0.5) * size
 
 
-@needs_proc
-def test_a_save_uses_memory_that_was_reserved_for_it(tmp_path):
-    (needed,) = run_on_ranks(1, highest_memory_after_reserve, tmp_path, 64 * MEGABYTE)
-    assert needed < 32 * MEGABYTE
-
-
-def highest_memory_after_reserve(root: Path, num_bytes: int) -> int:
-    entries = {"weight": torch.ones(num_bytes // 4)}
-    with writer_of(root) as writer:
-        writer.reserve(entries)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = memory("VmRSS")
-        writer.save(entries, {"step": 1})
-    return memory("VmHWM") - before
-
-
 def test_a_state_that_is_not_json_is_rejected_before_writing(tmp_path):
     with writer_of(tmp_path) as writer, pytest.raises(ValueError, match="JSON"):
         writer.save(weight(1), {"step": 1, "loss": float("nan")})
@@ -159,12 +142,6 @@ def test_a_state_that_is_not_json_is_rejected_before_writing(tmp_path):
 
 
 # ------------------------------------------------------------------ retention
-
-
-def test_only_the_newest_checkpoints_are_kept(tmp_path):
-    save_steps(tmp_path, [1, 2, 3], {"keep_last": 2})
-    assert steps_in(tmp_path) == [2, 3]
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_multiples_of_keep_every_are_kept(tmp_path):
@@ -268,14 +245,6 @@ def test_leftovers_from_a_killed_run_are_deleted_at_the_start(tmp_path):
     (tmp_path / "notes").mkdir()
     with writer_of(tmp_path, start_step=1):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["notes", "step-00000001"]
-
-
-def test_a_folder_does_not_look_committed_while_it_is_deleted(tmp_path):
-    save_steps(tmp_path, [1])
-    folder = tmp_path / "step-00000001"
-    (tmp_path / "step-00000001.discarded").mkdir()  # from a run that was killed during deletion
-    discard(folder)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_files_and_the_folder_are_on_disk_before_the_folder_gets_its_final_name(

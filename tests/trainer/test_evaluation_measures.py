@@ -11,7 +11,7 @@ from heads.losses import CrossEntropy
 from tests.heads.cases import label_tree
 from tests.ranks import rank_world, run_on_ranks
 from trainer.config import EvalConfig
-from trainer.evaluation import EvaluationStopped, MarginalTopK, measure
+from trainer.evaluation import EvaluationStopped, measure
 from trainer.evaluation.class_scores import Ranking, count_reached
 from trainer.evaluation.features import SplitRows
 from trainer.promises import KINDS
@@ -63,13 +63,17 @@ def rows_of_group(world, features, labels, sizes) -> SplitRows:
     return SplitRows(features[part], labels[part])
 
 
-def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, marginal=None):
+def marginal(ks: tuple[int, ...], temperature: float = 1.0) -> EvalConfig:
+    return CONFIG.model_copy(update={"marginal_topk": ks, "marginal_temperature": temperature})
+
+
+def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, config=CONFIG):
     """Return all results of an evaluation, as plain values."""
     world = rank_world(class_ranks)
     features, labels, vectors = problem(sum(sizes), views)
     rows = rows_of_group(world, features, labels, sizes)
     head = head_of(world, weighting, memory_mib)
-    found = measure(head, rows, CONFIG, world, label_vectors=vectors, marginal=marginal)
+    found = measure(head, rows, config, world, label_vectors=vectors)
     classes = found.classes
     arrays = {
         "pooled": torch.from_numpy(found.promises.pooled),
@@ -249,8 +253,8 @@ TEMPERATURES = (0.3, 1.0)
 
 
 def marginal_metrics(sharing: int, sizes: list[int]) -> list[dict[str, float]]:
-    marginals = [MarginalTopK((1, 2, 3, 13), temperature) for temperature in TEMPERATURES]
-    return [measured(sharing, sizes, "dense", 0, 3, marginal)[0] for marginal in marginals]
+    configs = [marginal((1, 2, 3, 13), temperature) for temperature in TEMPERATURES]
+    return [measured(sharing, sizes, "dense", 0, 3, config)[0] for config in configs]
 
 
 @pytest.mark.parametrize("mesh", [(1, 1), (1, 3), (2, 1)], ids=str)
@@ -275,12 +279,12 @@ def test_the_marginals_of_one_view_rank_classes_as_their_scores_do():
         means = marginals_by_definition(scores[:, None], k, temperature)
         np.testing.assert_array_equal(np.argsort(-means), np.argsort(-scores))
     plain, _ = measured(None, [50])
-    both, _ = measured(None, [50], marginal=MarginalTopK((1, 3)))
+    both, _ = measured(None, [50], config=marginal((1, 3)))
     assert [both["marginal_top1"], both["marginal_top3"]] == [plain["top1"], plain["top3"]]
 
 
 def test_marginals_of_several_views_rank_classes_differently_from_mean_scores():
-    metrics, _ = measured(None, [60], views=4, marginal=MarginalTopK((3,), 0.2))
+    metrics, _ = measured(None, [60], views=4, config=marginal((3,), 0.2))
     assert metrics["marginal_top3"] != metrics["top3"]
 
 
@@ -304,9 +308,9 @@ def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
         num_checks += 1
         return num_checks == stop_check
 
-    head, marginal = head_of(world, "dense", 0), MarginalTopK((2,))
     try:
-        measure(head, rows, CONFIG, world, marginal=marginal, should_stop=should_stop)
+        head = head_of(world, "dense", 0)
+        measure(head, rows, marginal((2,)), world, should_stop=should_stop)
     except EvaluationStopped:
         return num_checks, True
     return num_checks, False

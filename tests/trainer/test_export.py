@@ -97,7 +97,9 @@ def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_eval
     np.testing.assert_allclose(logits, task_logits(recipe.run, inputs), rtol=1e-5, atol=1e-5)
     assert logits.std(axis=1).min() > 1e-3
 
-    assert spec.loss.kind == loss
+    assert (spec.loss.kind, spec.loss.aligned) == (loss, loss != "ce")
+    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
+    assert ("NOT aligned with the Principle of Logit Separation" in card) == (loss == "ce")
     assert of_classes.positives.tolist() == np.bincount(labels, minlength=13).tolist()
     true = logits[np.arange(len(labels)), labels]
     promises = load_evaluation(RunFolder(recipe.run).evaluations, step=4).promises
@@ -111,43 +113,20 @@ def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_eval
         assert of_any.tolist() == of_classes.reached[:, column, 1].tolist()
 
 
-@pytest.fixture(scope="module")
-def runs(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Finished runs with the loss `ce`, keyed by name. Tests that change a run must copy it
-    first."""
-    folder = tmp_path_factory.mktemp("runs")
-    for name, z_loss in (("plain", 0.0), ("z_loss", 1e-3)):
-        train_here(glyph_recipe(glyphs, folder / name, head__loss__z_loss=z_loss))
-    return {path.name: path for path in folder.iterdir()}
-
-
 @pytest.fixture
-def run(runs: dict[str, Path], tmp_path: Path) -> Path:
-    return shutil.copytree(runs["plain"], tmp_path / "run")
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run with the loss `ce`."""
+    return shutil.copytree(finished / "run", tmp_path / "run")
 
 
-@pytest.mark.parametrize(
-    ("name", "present", "absent"),
-    [
-        ("z_loss", "| aligned with the Principle of Logit Separation", "NOT aligned"),
-        ("plain", "| NOT aligned with the Principle of Logit Separation", "| aligned"),
-    ],
-)
-def test_the_model_card_contains_the_measures_and_the_alignment_of_the_loss(
-    name, present, absent, runs, tmp_path
-):
-    run = runs[name]
-    export_run(run, tmp_path / "bundle", rank_world())
-    card = (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    assert present in card
-    assert absent not in card
-    evaluation = load_evaluation(RunFolder(run).evaluations, step=4)
+def test_the_model_card_contains_the_measures(finished):
+    card = (finished / "bundle" / "MODEL_CARD.md").read_text()
+    evaluation = load_evaluation(RunFolder(finished / "run").evaluations, step=4)
     assert {"top1", "sa", "auprc", "precision_at_recall_0.9"} <= evaluation.metrics.keys()
     for measure, value in evaluation.metrics.items():
         assert f"| {measure} | {value:.4f} |" in card
     assert f"on split `test` ({evaluation.num_samples} samples)" in card
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert bundle.spec.loss.aligned is (name == "z_loss")
+    with Bundle.open(finished / "bundle") as bundle:
         assert kway_command("query", "BUNDLE", "--class", bundle.names.names[0]) in card
 
 
@@ -175,20 +154,6 @@ def test_the_kind_of_a_threshold_depends_on_the_samples_of_the_class(run, tmp_pa
     assert "| 0.9 | pooled | 12 |" in card
 
 
-def test_another_confidence_requires_an_evaluation(run, tmp_path):
-    with pytest.raises(FileNotFoundError, match="and this confidence") as caught:
-        export_run(run, tmp_path / "bundle", rank_world(), confidence=0.8)
-    command = shlex.split(str(caught.value).split("`")[1])
-    assert command[-2:] == ["--set", "evaluation.confidence=0.8"]
-    request = EvaluationRequest(run, checkpoint=4, settings=(command[-1],))
-    evaluate_run(request, rank_world())
-    export_run(run, tmp_path / "bundle", rank_world(), confidence=0.8)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert bundle.threshold(0, 0.9).confidence == 0.8
-        assert bundle.spec.recalls[0].min_positives == 16
-    export_run(run, tmp_path / "other", rank_world(), confidence=0.9)  # the recipe's confidence
-
-
 def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run, tmp_path):
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     tensors = load_file(path)
@@ -198,22 +163,27 @@ def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run,
         export_run(run, tmp_path / "bundle", rank_world())
 
 
-def test_thresholds_for_another_recall_require_an_evaluation(run, tmp_path):
-    options = {"recalls": [0.95, 0.9, 0.8]}
-    with pytest.raises(FileNotFoundError, match="was not evaluated at these recalls") as caught:
+def test_another_recall_or_confidence_requires_an_evaluation(run, tmp_path):
+    options = {"recalls": [0.95, 0.9, 0.8], "confidence": 0.8}
+    with pytest.raises(FileNotFoundError, match="these recalls and this confidence") as caught:
         export_run(run, tmp_path / "bundle", rank_world(), **options)
     assert not (tmp_path / "bundle").exists()
     command = shlex.split(str(caught.value).split("`")[1])
-    setting = "evaluation.recalls=[0.8, 0.9, 0.95, 0.99]"
-    assert command == ["kway", "eval", str(run), "--checkpoint", "4", "--set", setting]
-    evaluate_run(EvaluationRequest(run, checkpoint=4, settings=(setting,)), rank_world())
+    settings = ("evaluation.recalls=[0.8, 0.9, 0.95, 0.99]", "evaluation.confidence=0.8")
+    assert command[:5] == ["kway", "eval", str(run), "--checkpoint", "4"]
+    assert command[5:] == ["--set", settings[0], "--set", settings[1]]
+    evaluate_run(EvaluationRequest(run, checkpoint=4, settings=settings), rank_world())
     export_run(run, tmp_path / "bundle", rank_world(), **options)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        scores = [bundle.threshold(0, recall).score for recall in (0.8, 0.9, 0.95, 0.99)]
+        found = [bundle.threshold(0, recall) for recall in (0.8, 0.9, 0.95, 0.99)]
+        assert bundle.spec.recalls[1].min_positives == 16
+    assert {threshold.confidence for threshold in found} == {0.8}
+    scores = [threshold.score for threshold in found]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > scores[-1]
     assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9])  # a recall set in the recipe
+    # The recall and the confidence of the recipe.
+    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9], confidence=0.9)
 
 
 def test_the_onnx_backbone_computes_the_same_features_as_the_bundle(glyphs, run, tmp_path):
@@ -242,30 +212,12 @@ def test_the_error_for_a_run_without_evaluation_contains_the_fix(run, tmp_path):
     assert names(tmp_path) == {"run"}
 
 
-def test_an_existing_folder_is_replaced_only_with_force(run, tmp_path):
-    out = tmp_path / "bundle"
-    out.mkdir()
-    (out / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="already exists"):
-        export_run(run, out, rank_world())
-    assert names(out) == {"mine.txt"}
-    export_run(run, out, rank_world(), force=True)
-    Bundle.open(out).close()
-    assert "mine.txt" not in names(out)
-    assert names(tmp_path) == {"run", "bundle"}
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(force, run, tmp_path):
-    out = tmp_path / "bundle"
-    if force:
-        export_run(run, out, rank_world())
-    before = names(tmp_path)
+def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(finished, run, tmp_path):
+    out = Path(shutil.copytree(finished / "bundle", tmp_path / "bundle"))
     (path,) = RunFolder(run).evaluations.glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged .*: run `kway eval` again"):
-        export_run(run, out, rank_world(), force=force)
-    assert names(tmp_path) == before
-    if force:
-        with Bundle.open(out) as bundle:
-            bundle.verify()
+        export_run(run, out, rank_world(), force=True)
+    assert names(tmp_path) == {"run", "bundle"}
+    with Bundle.open(out) as bundle:
+        bundle.verify()

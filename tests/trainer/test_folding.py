@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from data.images.config import ImageConfig
 from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer
 from trainer.backbone.backbone import Backbone, build_backbone
+from trainer.backbone.config import BackboneConfig
 from trainer.backbone.folding import fold_batch_norms
-from trainer.config import BackboneConfig
 
 IMAGE = ImageConfig(size=16, channels=3)
 CONFIGS = {

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from serving.model import Model
 from tests.hub import serve_model
-from tests.system.processes import KWAY, environment
+from tests.system.processes import environment
 from tests.trainer.tiny_classifiers import (
     IMAGE_MODELS,
     IMAGE_PROCESSORS,
@@ -283,15 +283,11 @@ def test_a_timm_model_cannot_name_files_or_the_hub():
             check_timm(TimmWrapperConfig(**options))
 
 
-def run_with_hub(
-    arguments: list[str], folder: Path, endpoint: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `kway ARGUMENTS` or `python -c CODE` in a process, because huggingface_hub reads its
-    environment on import."""
+def run_with_hub(code: str, folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process, because huggingface_hub reads its environment on import."""
     hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
-    program = [sys.executable] if arguments[0] == "-c" else KWAY
     return subprocess.run(
-        [*program, *arguments],
+        [sys.executable, "-c", code],
         env={**environment(), **hub},
         capture_output=True,
         text=True,
@@ -300,52 +296,57 @@ def run_with_hub(
     )
 
 
-def test_a_model_on_the_hub_is_downloaded_without_its_pickles(tmp_path):
+def building(weights: str) -> str:
+    return f"""
+from trainer.backbone.backbone import build_backbone
+from trainer.backbone.config import BackboneConfig
+named = BackboneConfig(name='team/animals', weights={weights!r})
+print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
+"""
+
+
+IMPORTING = """
+from pathlib import Path
+from trainer.importing.classifier import ImportOptions, import_classifier
+import_classifier('hub:team/animals', Path({out!r}), ImportOptions())
+"""
+# Prints the errors for a model and a tokenizer that are not cached.
+UNKNOWN = """
+from data.text.tokenizer import open_tokenizer
+for name in ('backbone', 'tokenizer'):
+    try:
+        if name == 'tokenizer':
+            open_tokenizer('hub:team/others', max_length=9)
+        else:
+            build_backbone(BackboneConfig(name='team/others'), image=None)
+    except (ValueError, OSError) as error:
+        print(error)
+"""
+
+
+def test_a_model_on_the_hub_is_downloaded_without_its_pickles_and_used_without_a_network(tmp_path):
+    """Without a network, transformers would retry for half a minute and log every attempt."""
     model = save_image_classifier(tmp_path / "model")
     for name in ("pytorch_model.bin", "code.py"):
         (tmp_path / "model" / name).write_bytes(b"never read")
+    out = tmp_path / "bundle"
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        out = tmp_path / "bundle"
-        arguments = ["import", "hub:team/animals", "-o", str(out)]
-        done = run_with_hub(arguments, tmp_path, endpoint)
-    assert done.returncode == 0, done.stderr
+        code = IMPORTING.format(out=str(out)) + building("pretrained")
+        first = run_with_hub(code, tmp_path, endpoint)
+    assert first.returncode == 0, first.stderr
     assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
     with Bundle.open(out) as bundle:
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
-
-
-EMOJI = "launch/recipes/emoji-names.yaml"
-OPENS_TOKENIZER = (
-    "from data.text.tokenizer import open_tokenizer as o; o('hub:team/animals', max_length=9)"
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "fix"),
-    [
-        (["plan", EMOJI, "--classes=9", "backbone.name=team/animals"], "backbone.name=FOLDER"),
-        (["-c", OPENS_TOKENIZER], "data.text.tokenizer=FOLDER"),
-    ],
-)
-def test_without_a_network_a_model_on_the_hub_is_rejected_at_once(arguments, fix, tmp_path):
-    """transformers would retry for half a minute and log every attempt."""
     with socket() as unused:
         unused.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        run = run_with_hub(arguments, tmp_path, endpoint)
-    assert run.returncode != 0
-    assert "Retrying" not in run.stderr
-    assert re.search(rf"hf download team/animals .*set {fix}", run.stderr.splitlines()[-1])
-
-
-def building_code(weights: str) -> list[str]:
-    return [
-        "-c",
-        "from trainer.backbone.backbone import build_backbone\n"
-        "from trainer.config import BackboneConfig\n"
-        f"named = BackboneConfig(name='team/animals', weights={weights!r})\n"
-        "print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))",
-    ]
+        offline = run_with_hub(building("pretrained") + UNKNOWN, tmp_path, endpoint)
+    assert offline.returncode == 0, offline.stderr
+    assert "Retrying" not in offline.stderr
+    weights, of_backbone, of_tokenizer = offline.stdout.splitlines()
+    assert weights == first.stdout.splitlines()[-1]
+    assert re.search(r"hf download team/others .*set backbone.name=FOLDER", of_backbone)
+    assert re.search(r"hf download team/others .*set data.text.tokenizer=FOLDER", of_tokenizer)
 
 
 @pytest.mark.slow
@@ -353,23 +354,13 @@ def test_without_a_network_a_model_whose_weights_are_not_cached_is_rejected_at_o
     """transformers would request the weights in spite of `local_files_only`."""
     save_image_classifier(tmp_path / "model")
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        online = run_with_hub(building_code("random"), tmp_path, endpoint)
+        online = run_with_hub(building("random"), tmp_path, endpoint)
     assert online.returncode == 0, online.stderr
     assert set(downloaded) == {"config.json"}
-    offline = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
+    offline = run_with_hub(building("pretrained"), tmp_path, endpoint)
     assert offline.returncode != 0
     assert "Retrying" not in offline.stderr
     assert "hf download team/animals " in offline.stderr.splitlines()[-1]
-
-
-def test_a_cached_model_of_the_hub_is_used_without_a_network(tmp_path):
-    save_image_classifier(tmp_path / "model")
-    with serve_model("team/animals", tmp_path / "model") as (endpoint, _):
-        online = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
-    offline = run_with_hub(building_code("pretrained"), tmp_path, endpoint)
-    assert online.returncode == offline.returncode == 0, offline.stderr
-    assert online.stdout == offline.stdout
-    assert "Retrying" not in offline.stderr
 
 
 def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):

@@ -21,6 +21,7 @@ from tests.trainer.training import full_entries, started, take_steps
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import FrozenBatchNorm, GroupBatchNorm, apply_batch_norm_mode
 from trainer.backbone.blocks import repeated_blocks
+from trainer.backbone.config import BackboneConfig
 from trainer.backbone.networks import NETWORKS
 from trainer.backbone.networks.cifar_densenet import DenseLayer
 from trainer.backbone.networks.cifar_resnet import BasicBlock
@@ -30,7 +31,6 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
 from trainer.bundle.writing import write_bundle
-from trainer.config import BackboneConfig
 from trainer.run.trained_run import open_trained
 from trainer.train import train
 

@@ -68,7 +68,9 @@ def test_the_message_contains_the_requested_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(3 * 2**58, dtype=torch.uint8)
     line = advice(caught.value, _recipe(), _CPU)
-    assert line.startswith("the machine ran out of memory: an allocation of 768 PiB failed; try ")
+    assert line.startswith(
+        "the machine ran out of memory: an allocation of 8.05e+08 GiB failed; try "
+    )
 
 
 def test_settings_of_the_head_are_suggested_for_an_error_in_the_head() -> None:
@@ -97,7 +99,7 @@ def test_a_head_too_large_to_build_does_not_suggest_smaller_batches() -> None:
         build()
     assert is_out_of_memory(caught.value)
     line = advice(caught.value, _recipe(train__class_group="node"), _CUDA)
-    assert "ran out of memory in building: an allocation of 4 PiB failed; try " in line
+    assert "ran out of memory in building: an allocation of 4.19e+06 GiB failed; try " in line
     assert line.endswith(
         "train.class_group=world, then train.strategy.kind=fsdp, then head.dtype=bf16"
     )
@@ -132,7 +134,7 @@ def test_the_message_contains_the_phase(phase: str, start: Any) -> None:
     with _no_more_memory(), pytest.raises(RuntimeError) as caught:
         act()
     assert is_out_of_memory(caught.value)
-    line = f"the machine ran out of memory in {phase}: an allocation of 256 MiB failed; try "
+    line = f"the machine ran out of memory in {phase}: an allocation of 0.25 GiB failed; try "
     assert advice(caught.value, _recipe(), _CPU).startswith(line)
 
 

@@ -93,8 +93,7 @@ def test_intervals_equal_those_of_scipy():
     assert found[1] >= 0.9
 
 
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
-@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize(("tails", "confidence"), [("normal", 0.95), ("heavy", 0.8)])
 def test_a_guaranteed_threshold_reaches_its_recall_with_the_stated_confidence(tails, confidence):
     world = World((60, 90), tails=tails)
     promises = world.promises((0.9, 0.95), confidence)

@@ -1,4 +1,4 @@
-"""Rows of class weights can be read in any order, from disk or from the cache."""
+"""Rows of class weights can be read in any order."""
 
 import os
 import threading
@@ -21,8 +21,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "w"
 
 
-def open_rows(path: Path, cache_bytes: int = 0) -> RowFile:
-    return RowFile(path, name="weight", num_rows=ROWS, width=WIDTH, cache_bytes=cache_bytes)
+def open_rows(path: Path) -> RowFile:
+    return RowFile(path, name="weight", num_rows=ROWS, width=WIDTH)
 
 
 @pytest.fixture
@@ -49,10 +49,9 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 500, 10**9])
-def test_rows_are_returned_in_the_requested_order_with_any_cache_size(path, cache_bytes) -> None:
-    rows = open_rows(path, cache_bytes)
-    for requested in [*REQUESTS, *REQUESTS]:
+def test_rows_are_returned_in_the_requested_order(path) -> None:
+    rows = open_rows(path)
+    for requested in REQUESTS:
         assert torch.equal(rows.read(requested), WEIGHT[torch.tensor(requested, dtype=torch.long)])
 
 
@@ -65,46 +64,8 @@ def test_consecutive_rows_are_read_in_one_call(path, calls) -> None:
     assert calls == [1024, 1024, 452]
 
 
-def test_a_cached_row_is_not_read_again(path, calls) -> None:
-    rows = open_rows(path, cache_bytes=10**6)
-    rows.read([3, 4, 90])
-    calls.clear()
-    assert torch.equal(rows.read([90, 5, 3]), WEIGHT[[90, 5, 3]])
-    assert calls == [1]
-
-
-def test_changing_a_returned_row_does_not_change_the_cache(path) -> None:
-    rows = open_rows(path, cache_bytes=10**6)
-    for _ in range(2):
-        rows.read([3]).zero_()
-    assert torch.equal(rows.read([3]), WEIGHT[[3]])
-
-
-def test_the_cache_stays_within_its_limit_and_evicts_the_least_recently_used_row(
-    path, calls
-) -> None:
-    rows = open_rows(path, cache_bytes=10 * (4 * WIDTH + 250))
-    for row in (0, *range(9), 0, *range(100, 108)):
-        rows.read([row])
-    assert len(rows._cache) == 10
-    calls.clear()
-    rows.read([0])  # was used again above
-    assert calls == []
-    rows.read([1])
-    assert calls == [1]
-
-
-def test_a_large_read_does_not_evict_cached_rows(path, calls) -> None:
-    rows = open_rows(path, cache_bytes=100 * (4 * WIDTH + 250))
-    rows.read([3])
-    rows.read(range(ROWS))
-    calls.clear()
-    rows.read([3])
-    assert calls == []
-
-
 def test_threads_can_read_concurrently(path) -> None:
-    rows = open_rows(path, cache_bytes=40 * (4 * WIDTH + 250))
+    rows = open_rows(path)
     start = threading.Barrier(4)
 
     def work(seed: int) -> list[tuple[Tensor, Tensor]]:

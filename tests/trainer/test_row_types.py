@@ -24,8 +24,7 @@ from trainer.checkpoints.entries import (
 )
 from trainer.optimizers import rounded
 from trainer.run.trained_run import open_trained
-from trainer.steps.deferred import Numbers
-from trainer.steps.take import read_numbers, take_step
+from trainer.step import Numbers, read_numbers, take_step
 from trainer.task import Task
 
 PLAIN = {"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01}
@@ -214,7 +213,7 @@ def load(shards: Path, root: Path, changes: dict[str, Any]) -> Any:
     return loaded, rows_of(task), {n: local(t).double().numpy() for n, t in moments(task).items()}
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 1)])
 @pytest.mark.parametrize("case", range(len(TYPES)))
 def test_a_resumed_run_takes_the_same_steps(case, before, after, glyphs, tmp_path):
     changes = {"train__global_batch": 12, **TYPES[case]}
@@ -242,8 +241,7 @@ def test_a_resumed_run_takes_the_same_steps(case, before, after, glyphs, tmp_pat
 CONVERSIONS = [(0, 1), (1, 0), (0, 3), (3, 0), (3, 2), (2, 3)]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_rows_of_a_checkpoint_are_converted(num_ranks, glyphs, tmp_path):
+def test_rows_of_a_checkpoint_are_converted(glyphs, tmp_path):
     dense = [{**case, "head__weights__kind": "dense", "train__ema": None} for case in TYPES]
     for begin, end in CONVERSIONS:
         folder = tmp_path / f"{begin}-{end}"
@@ -256,8 +254,8 @@ def test_rows_of_a_checkpoint_are_converted(num_ranks, glyphs, tmp_path):
         if not optimizer:
             source = {**source, "optimizer": fused("in_backward")}
             target = {**target, "optimizer": fused("in_backward")}
-        saved = run_on_ranks(num_ranks, save, glyphs, folder, source)
-        loaded = run_on_ranks(3 - num_ranks, load, glyphs, folder, target)
+        saved = run_on_ranks(2, save, glyphs, folder, source)
+        loaded = run_on_ranks(1, load, glyphs, folder, target)
         want, got = (np.concatenate([rank[0] for rank in ranks]) for ranks in (saved, loaded))
         wide = target["head__dtype"] == "fp32" or source["head__dtype"] == "fp8"
         if wide:
@@ -337,7 +335,7 @@ def test_combinations_that_are_not_possible_are_refused(changes, fix, glyphs, tm
         glyph_recipe(glyphs, tmp_path, **changes)
 
 
-@pytest.mark.parametrize("case", range(1, len(TYPES)))
+@pytest.mark.parametrize("case", [1, 3])
 def test_a_run_is_resumed_evaluated_and_exported(case, glyphs, tmp_path):
     for steps in (2, 4):
         recipe = glyph_recipe(
@@ -351,12 +349,3 @@ def test_a_run_is_resumed_evaluated_and_exported(case, glyphs, tmp_path):
     want = torch.cat([block.rows for block in blocks])
     order = torch.cat([block.class_ids for block in blocks]).argsort()
     assert torch.equal(rows[:, : trained.dim], want[order])
-
-
-def test_a_run_is_resumed_with_another_row_type(glyphs, tmp_path):
-    for steps, dtype in ((2, "fp32"), (4, "bf16"), (6, "fp32")):
-        changes = {"head__dtype": dtype, "train__duration": {"steps": steps}}
-        recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
-        assert main([str(write_recipe(tmp_path, recipe))]) == 0
-        head = open_trained(recipe.run, rank_world()).task.head
-        assert head.weight.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]

@@ -62,15 +62,6 @@ def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_b
     assert np.ptp(np.bincount(labels, minlength=13)) <= 2
 
 
-def test_a_run_cannot_resume_with_a_different_power(glyphs: Path, tmp_path: Path) -> None:
-    train(sampled_recipe(glyphs, tmp_path / "run", steps=1), rank_world())
-    changed = sampled_recipe(
-        glyphs, tmp_path / "run", steps=2, data__sampling={"power": 0.5, "epoch_samples": 50}
-    )
-    with pytest.raises(ValueError, match=r"different values of data\.sampling\.power: "):
-        train(changed, rank_world())
-
-
 def test_priors_and_class_weights_use_the_counts_of_sampled_epochs(glyphs: Path) -> None:
     data = glyph_recipe(glyphs, Path("unused")).data
     with open_split(glyphs, "train") as split:

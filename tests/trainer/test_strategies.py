@@ -1,6 +1,6 @@
 """A recipe gives the same losses, weights and moments with every strategy, world size and mesh.
 
-These tests cover parts of the grids that `make soak` covers completely.
+The tests marked slow cover the complete grids.
 """
 
 from pathlib import Path
@@ -38,11 +38,25 @@ def test_every_strategy_gives_the_same_results(
 ):
     alone = trained(glyphs, None, changes)
     assert alone[0][2] < alone[0][0]
-    for rank in run_on_ranks(
-        world_size, trained_with_each, glyphs, class_ranks, changes, strategies
-    ):
+    arguments = (glyphs, class_ranks, changes, strategies)
+    assert_all_equal(run_on_ranks(world_size, trained_with_each, *arguments), strategies, alone)
+
+
+def assert_all_equal(ranks: list[list[Trained]], strategies: list[int], expected: Trained) -> None:
+    for rank in ranks:
         for number, found in zip(strategies, rank, strict=True):
-            assert_equal_results(found, alone, str(STRATEGIES[number]))
+            assert_equal_results(found, expected, str(STRATEGIES[number]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["ce", "batch_ce", "smooth_topk"])
+@pytest.mark.parametrize("weights", ["dense", "vtree"])
+@pytest.mark.parametrize("mesh", [(2, None), (2, 1), (3, None), (3, 1), (4, None), (4, 2), (4, 1)])
+def test_every_strategy_gives_the_same_results_on_every_mesh(loss, weights, mesh, glyphs):
+    (ranks, class_ranks), changes = mesh, {"head__loss__kind": loss, "head__weights__kind": weights}
+    alone, strategies = trained(glyphs, None, changes), on_ranks(ranks)
+    arguments = (glyphs, class_ranks, changes, strategies)
+    assert_all_equal(run_on_ranks(ranks, trained_with_each, *arguments), strategies, alone)
 
 
 # The strategies that save a checkpoint, by number of ranks.
@@ -73,11 +87,21 @@ def test_a_checkpoint_of_one_strategy_resumes_with_another(
     root, expected = checkpoints[0] / str(strategy), checkpoints[1][strategy]
     (alone,) = resumed_with_each(glyphs, root, None, ADAMW_EMA, [0])
     assert_equal_results(alone, expected, f"{STRATEGIES[strategy]} -> one process")
-    for rank in run_on_ranks(
-        loaded_on, resumed_with_each, glyphs, root, class_ranks, ADAMW_EMA, others
-    ):
-        for number, found in zip(others, rank, strict=True):
-            assert_equal_results(found, expected, f"{STRATEGIES[strategy]} -> {STRATEGIES[number]}")
+    arguments = (glyphs, root, class_ranks, ADAMW_EMA, others)
+    assert_all_equal(run_on_ranks(loaded_on, resumed_with_each, *arguments), others, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", range(len(STRATEGIES)))
+def test_a_checkpoint_of_every_strategy_resumes_with_every_strategy(strategy, glyphs, tmp_path):
+    for ranks in (4,) if "shard_group" in STRATEGIES[strategy] else (2, 3):
+        root = tmp_path / str(ranks)
+        expected = run_on_ranks(ranks, saved_with_each, glyphs, root, [strategy])[0][strategy]
+        for others in (1, 2, 3, 4):
+            strategies = on_ranks(others) if others > 1 else [0]
+            arguments = (glyphs, root / str(strategy), None, ADAMW_EMA, strategies)
+            found = run_on_ranks(others, resumed_with_each, *arguments)
+            assert_all_equal(found, strategies, expected)
 
 
 @pytest.mark.parametrize("ranks", SAVED)

@@ -72,33 +72,18 @@ def test_a_run_on_a_stream_is_evaluated_and_exported(
     assert len(Bundle.open(tmp_path / "bundle").classes) == 13
 
 
-def test_a_resumed_stream_reports_that_its_order_is_new(
+def test_a_stream_states_what_is_not_guaranteed_and_can_be_resumed(
     glyphs: Path, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
     printed = capsys.readouterr()
     output = printed.out + printed.err
-    assert output.count("reading 4 tars as a stream without an index: batches depend on") == 1
-    assert "resuming after" not in output
+    assert output.count("reading 4 tars as a stream without an index: webdataset draws") == 1
+    assert "a resumed run draws anew" in output
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
-    printed = capsys.readouterr()
-    assert "resuming after 48 samples in a new order" in printed.out + printed.err
     assert saved_state(longer.run)["step"] == 6
     assert saved_state(longer.run)["cursor"]["samples"] == 72
-
-
-def test_a_run_cannot_resume_with_different_tar_files(
-    glyphs: Path, tars: Path, tmp_path: Path
-) -> None:
-    train(stream_recipe(glyphs, tars, tmp_path / "run"), rank_world())
-    fewer = stream_recipe(glyphs, tars, tmp_path / "run").model_copy(deep=True)
-    stream = fewer.data.stream.model_copy(update={"shards": f"{tars}/part-{{0..2}}.tar"})
-    data = fewer.data.model_copy(update={"stream": stream})
-    with pytest.raises(
-        ValueError, match=r"was started with different values of data\.stream\.shards"
-    ):
-        train(fewer.model_copy(update={"data": data}), rank_world())
 
 
 def train_on_a_rank(recipe: Recipe) -> None:
@@ -106,10 +91,10 @@ def train_on_a_rank(recipe: Recipe) -> None:
 
 
 def test_two_ranks_agree_on_the_skipped_samples(glyphs: Path, tars: Path, tmp_path: Path) -> None:
-    recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 8})
+    recipe = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 40})
     run_on_ranks(2, train_on_a_rank, recipe)
     state = saved_state(recipe.run)
-    assert state["step"] == 8
+    assert state["step"] == 40
     assert len(state["cursor"]["bad"]) == 1
 
 

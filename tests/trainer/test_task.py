@@ -1,5 +1,6 @@
 """The gradients of a step are the same for every world size, number of micro-batches and loss."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,15 @@ from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
-from trainer.steps.gradients import compute_gradients
-from trainer.steps.nonfinite import NonFiniteSteps
-from trainer.steps.take import read_numbers, take_step
+from trainer.run.reporter import SkippedSteps
+from trainer.step import (
+    clip_gradients,
+    compute_gradients,
+    read_numbers,
+    set_rates,
+    take_step,
+    update_weights,
+)
 from trainer.task import Task
 
 SHARDED = {"head.weight", "head.bias"}
@@ -62,50 +69,6 @@ def test_training_on_1_2_and_4_ranks_gives_the_same_weights(glyphs, loss, weight
                 )
 
 
-@pytest.mark.parametrize("loss", ["ce", "batch_ce", "bce"])
-def test_two_micro_batches_of_4_equal_one_batch_of_8(glyphs, loss):
-    """Batch norm is frozen, because micro-batches and the full batch have different statistics."""
-    common = {"head__loss__kind": loss, "backbone__batch_norm": "frozen", "train__global_batch": 8}
-    single = started(glyphs, **common)
-    split = started(glyphs, **common, train__micro_batches=2)
-    split.load_state_dict(single.state_dict())
-    losses = [
-        compute_gradients(task.train(), images(0, 8), step=1).loss for task in (single, split)
-    ]
-    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=0)
-    expected, got = gradients(single), gradients(split)
-    assert expected.keys() == got.keys()
-    for name, gradient in expected.items():
-        np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
-def micro_batched(shards: Path, loss: str) -> tuple[float, dict[str, np.ndarray]]:
-    task = started(
-        shards,
-        head__loss__kind=loss,
-        backbone__batch_norm="frozen",
-        train__global_batch=11,
-        train__micro_batches=3,
-    )
-    world = task.world
-    begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    value = compute_gradients(task.train(), images(begin, end), step=1).loss
-    return float(value), gradients(task)
-
-
-@pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_accumulation_on_ranks_with_uneven_batches_equals_one_process(glyphs, loss):
-    alone = started(
-        glyphs, head__loss__kind=loss, backbone__batch_norm="frozen", train__global_batch=11
-    )
-    value = float(compute_gradients(alone.train(), images(0, 11), step=1).loss)
-    expected = gradients(alone)
-    for got_value, got in run_on_ranks(2, micro_batched, glyphs, loss):
-        assert got_value == pytest.approx(value, rel=1e-5)
-        for name in expected.keys() - SHARDED:
-            np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
-
-
 def mixed(begin: int, end: int) -> Batch:
     """Return `images` with a second class for each row. Some classes of a row have zero weight."""
     batch = images(begin, end)
@@ -136,7 +99,11 @@ def test_a_mixed_row_contributes_to_both_of_its_classes(glyphs, loss):
         np.testing.assert_allclose(got[name], gradient, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float, dict]:
+def accumulated(
+    shards: Path, loss: str, make: Callable[[int, int], Batch], micro_batches: int
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the loss and the gradients for this rank's share of 11 rows. Batch norm is frozen,
+    because the statistics of a micro-batch differ from those of the batch."""
     task = started(
         shards,
         head__loss__kind=loss,
@@ -145,14 +112,15 @@ def mixed_gradients(shards: Path, loss: str, micro_batches: int) -> tuple[float,
         train__micro_batches=micro_batches,
     )
     world = task.world
-    begin, end = 11 * world.rank // world.size, 11 * (world.rank + 1) // world.size
-    return float(compute_gradients(task.train(), mixed(begin, end), step=1).loss), gradients(task)
+    batch = make(11 * world.rank // world.size, 11 * (world.rank + 1) // world.size)
+    return float(compute_gradients(task.train(), batch, step=1).loss), gradients(task)
 
 
+@pytest.mark.parametrize("make", [images, mixed])
 @pytest.mark.parametrize("loss", ["ce", "batch_ce"])
-def test_accumulation_of_mixed_rows_on_ranks_with_uneven_batches_equals_one_process(glyphs, loss):
-    value, expected = mixed_gradients(glyphs, loss, 1)
-    for got_value, got in run_on_ranks(2, mixed_gradients, glyphs, loss, 3):
+def test_accumulation_on_ranks_with_uneven_batches_equals_one_process(glyphs, loss, make):
+    value, expected = accumulated(glyphs, loss, make, 1)
+    for got_value, got in run_on_ranks(2, accumulated, glyphs, loss, make, 3):
         assert got_value == pytest.approx(value, rel=1e-5)
         for name in expected.keys() - SHARDED:
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-3, atol=1e-6)
@@ -188,8 +156,11 @@ def few_rows(
     return float(compute_gradients(task.train(), batch, step=1).loss), gradients(task)
 
 
-@pytest.mark.parametrize("config", [TINY_VIT, {**TINY_BERT, **NO_DROPOUT}], ids=["vit", "bert"])
-@pytest.mark.parametrize(("world_size", "rows", "micro_batches"), [(3, 2, 1), (2, 3, 2)])
+@pytest.mark.parametrize(
+    ("config", "world_size", "rows", "micro_batches"),
+    [(TINY_VIT, 3, 2, 1), ({**TINY_BERT, **NO_DROPOUT}, 2, 3, 2)],
+    ids=["vit", "bert"],
+)
 def test_attention_networks_accept_ranks_and_micro_batches_without_rows(
     glyphs, config, world_size, rows, micro_batches
 ):
@@ -207,14 +178,6 @@ def test_a_batch_with_zero_row_weights_is_rejected_with_micro_batches(glyphs):
     task.head.engine = replace(task.head.engine, row_weighting=weighting)
     with pytest.raises(ValueError, match="no rows with a positive weight"):
         compute_gradients(task.train(), images(0, 4), step=1)
-
-
-def test_an_out_of_range_label_is_rejected_with_micro_batches(glyphs):
-    task = started(glyphs, train__global_batch=4, train__micro_batches=2)
-    batch = images(0, 4)
-    outside = replace(batch, mixed=Mixed(torch.full((4,), 99), torch.ones(4)))
-    with pytest.raises(ValueError, match="labels are outside"):
-        compute_gradients(task.train(), outside, step=1)
 
 
 def test_the_features_of_several_crops_are_averaged(glyphs):
@@ -260,9 +223,9 @@ def test_a_bert_backbone_trains_every_parameter(glyphs, pooling):
     )
     before = float(compute_gradients(task.train(), texts(8), step=1).loss)
     assert all(parameter.grad is not None for parameter in task.parameters())
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     for _ in range(20):
-        task.step(step=1)
+        update_weights(task, step=1)
         loss = float(compute_gradients(task, texts(8), step=1).loss)
     assert loss < before / 2
 
@@ -340,7 +303,7 @@ def clipped(shards: Path) -> tuple[float, float]:
         images(12 * world.rank // world.size, 12 * (world.rank + 1) // world.size),
         step=1,
     )
-    return float(task.clip_gradients(0.5)), float(task.clip_gradients(None))
+    return float(clip_gradients(task, 0.5)), float(clip_gradients(task, None))
 
 
 def test_clipping_uses_the_norm_of_the_backbone_and_all_head_shards(glyphs):
@@ -364,23 +327,11 @@ def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(synchronous, gl
 
 
 def test_a_run_may_skip_as_many_steps_as_the_limit(tmp_path):
-    steps = NonFiniteSteps(tmp_path, rank=0, cap=2, skipped=1)
-    steps.skip(3, images(0, 2), "the loss is inf")
+    steps = SkippedSteps(tmp_path, rank=0, cap=2, count=1)
+    steps.add(3, images(0, 2), "the loss is inf")
     with pytest.raises(FloatingPointError):
-        steps.skip(4, images(2, 4), "the loss is inf")
-    assert steps.skipped == 3
-
-
-def test_bf16_autocast_trains_float32_weights(glyphs):
-    task = started(glyphs, train__precision="bf16").train()
-    exact = started(glyphs).train()
-    exact.load_state_dict(task.state_dict())
-    rounded, expected = (
-        compute_gradients(each, images(0, 12), step=1).loss for each in (task, exact)
-    )
-    torch.testing.assert_close(rounded, expected, rtol=2e-2, atol=0)
-    assert {p.grad.dtype for p in task.parameters()} == {torch.float32}
-    assert not torch.equal(rounded, expected)
+        steps.add(4, images(2, 4), "the loss is inf")
+    assert steps.count == 3
 
 
 def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[float]]:
@@ -395,18 +346,17 @@ def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[flo
         optimizer={"kind": "sgd", "lr": 0.5, "momentum": 0, "weight_decay": 0.01},
     )
     norms = []
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     for step in range(3):
         compute_gradients(task, share(task), step=step)
-        norms.append(task.clip_gradients(1.0))
-        task.step(step=step)
+        norms.append(clip_gradients(task, 1.0))
+        update_weights(task, step=step)
     return full_entries(task), norms
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_a_factored_head_trains_to_the_same_weights_as_a_dense_head(glyphs, world_size):
+def test_a_factored_head_trains_to_the_same_weights_as_a_dense_head(glyphs):
     dense, norms = stepped(glyphs, "dense")
-    for factored, found in run_on_ranks(world_size, stepped, glyphs, "factored"):
+    for factored, found in run_on_ranks(3, stepped, glyphs, "factored"):
         np.testing.assert_allclose(found, norms, rtol=1e-4)
         assert norms[0] > 1  # clipped
         assert factored.keys() == dense.keys()

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from tests.ranks import rank_world, run_on_ranks
-from tests.shards import TINY_BERT, glyph_recipe, text_recipe
+from tests.shards import TINY_BERT, text_recipe
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.compatibility import check_reading
-from trainer.config import BackboneConfig, Recipe
+from trainer.backbone.config import BackboneConfig
+from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.run.trained_run import open_trained
 from trainer.train import train
@@ -107,12 +108,6 @@ def test_a_causal_backbone_is_rejected_if_it_pools_the_first_token() -> None:
     check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
 
 
-def test_a_backbone_that_ignores_the_attention_mask_is_rejected() -> None:
-    fnet = {"model_type": "fnet", "vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 1}
-    with pytest.raises(ValueError, match="fnet ignores the attention mask"):
-        check_reading(backbone_of(fnet, "mean"), pad_id=0, num_positions=64)
-
-
 def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
     backbone = backbone_of(of_type("bert"), "auto")  # with dropout
     backbone.encoder.embeddings.eval()
@@ -150,9 +145,3 @@ def test_a_backbone_that_cannot_process_tokens_raises_a_one_line_error() -> None
     ) as caught:
         check_reading(backbone_of(of_type("xmod"), "mean"), pad_id=0, num_positions=64)
     assert "\n" not in str(caught.value)
-
-
-def test_a_text_backbone_is_rejected_for_images(glyphs: Path, tmp_path: Path) -> None:
-    recipe = glyph_recipe(glyphs, tmp_path / "run", backbone__config=TINY_BERT)
-    with pytest.raises(ValueError, match="contains images, but the backbone processes texts"):
-        train(recipe, rank_world())

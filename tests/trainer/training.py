@@ -13,7 +13,7 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.checkpoints.entries import training_entries
 from trainer.run.training_data import label_vectors_of
-from trainer.steps.gradients import compute_gradients
+from trainer.step import clip_gradients, compute_gradients, set_rates, update_weights
 from trainer.task import Task, build_task
 
 
@@ -54,11 +54,11 @@ def share(task: Task, rows: int = 12) -> Batch:
 def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) -> list[float]:
     """Train on the same batch in every step, and return the losses."""
     losses = []
-    task.set_rates(1.0)
+    set_rates(task, 1.0)
     for step in range(first, first + num_steps):
         losses.append(float(compute_gradients(task, share(task, rows), step=step).loss))
-        task.clip_gradients(1.0)
-        task.step(step=step)
+        clip_gradients(task, 1.0)
+        update_weights(task, step=step)
     return losses
 
 

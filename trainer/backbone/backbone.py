@@ -10,7 +10,6 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from transformers import (
     CONFIG_MAPPING,
     MODEL_MAPPING,
@@ -23,6 +22,7 @@ from transformers import (
 from data.hub import has_cached_weights, must_use_cache, offline_advice
 from data.images.config import ImageConfig
 from data.messages import one_line
+from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.classifiers import (
     classifier_class,
     features_of,
@@ -30,10 +30,10 @@ from trainer.backbone.classifiers import (
     reads_texts,
     take_last_layer,
 )
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.backbone.timm_models import check_timm
 from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
-from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import import_component
 
 # Errors that transformers raises for fields that are invalid for a model or contradict each other.
@@ -71,7 +71,7 @@ class Backbone(nn.Module):
         self.dim = _num_features(encoder)
         # Networks with batch norm are convolutional, so they accept an empty batch. Do not add a
         # dummy row, because it would change the statistics.
-        self._accepts_empty_batch = any(isinstance(part, _BatchNorm) for part in encoder.modules())
+        self._accepts_empty_batch = any(isinstance(part, BATCH_NORMS) for part in encoder.modules())
         if image is not None:
             constants = torch.tensor([image.mean, image.std], dtype=torch.float32)
             for name, row in zip(("mean", "std"), constants, strict=True):
@@ -161,7 +161,13 @@ def build_backbone(config: BackboneOptions, *, image: ImageConfig | None) -> Bac
     ValueError, naming the setting, if the encoder configuration is not valid.
     """
     if isinstance(config, ImportedBackbone):
-        return _imported(config, image)
+        encoder = import_component(config.kind, key="backbone")(**config.arguments)
+        if not isinstance(encoder, nn.Module):
+            raise ValueError(
+                f"backbone.kind is {config.kind}, which returns an object of type "
+                f"{type(encoder).__name__}: make it return an nn.Module"
+            )
+        return _wrapped(encoder, config, image)
     assert isinstance(config, BackboneConfig)
     if config.name is None and config.config is None:
         config = _of_bundle(config)
@@ -195,16 +201,6 @@ def load_weights(backbone: Backbone, bundle: Path, *, source: str) -> None:
         load_model(backbone, str(file), strict=True)
     except (RuntimeError, SafetensorError) as error:
         raise ValueError(f"{file} does not match {source}: {one_line(error, 1000)}") from error
-
-
-def _imported(config: ImportedBackbone, image: ImageConfig | None) -> Backbone:
-    encoder = import_component(config.kind, key="backbone")(**config.arguments)
-    if not isinstance(encoder, nn.Module):
-        raise ValueError(
-            f"backbone.kind is {config.kind}, which returns an object of type "
-            f"{type(encoder).__name__}: make it return an nn.Module"
-        )
-    return _wrapped(encoder, config, image)
 
 
 def _wrapped(encoder: nn.Module, config: BackboneOptions, image: ImageConfig | None) -> Backbone:
@@ -259,7 +255,7 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
         settings.check_image_size(image.size, image.size)
     try:
         if config.pooling == "classifier":
-            encoder = _classifier(config, settings)
+            encoder = _model(classifier_class(settings), config, settings)
             take_last_layer(encoder)
         else:
             encoder = _encoder(config, settings)
@@ -276,27 +272,21 @@ def _encoder(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedMo
     model: Any = MODEL_MAPPING[type(settings)]
     parameters = inspect.signature(model).parameters
     options = {"add_pooling_layer": False} if "add_pooling_layer" in parameters else {}
-    if config.weights == "pretrained":
-        return AutoModel.from_pretrained(
-            str(config.name),
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=must_use_cache(str(config.name)),
-            **options,
-        )
-    return AutoModel.from_config(settings, trust_remote_code=False, **options)
+    return _model(AutoModel, config, settings, **options)
 
 
-def _classifier(config: BackboneConfig, settings: PretrainedConfig) -> PreTrainedModel:
-    model = classifier_class(settings)
-    if config.weights == "pretrained":
-        return model.from_pretrained(
-            str(config.name),
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=must_use_cache(str(config.name)),
-        )
-    return model.from_config(settings, trust_remote_code=False)
+def _model(
+    auto: Any, config: BackboneConfig, settings: PretrainedConfig, **options: Any
+) -> PreTrainedModel:
+    if config.weights != "pretrained":
+        return auto.from_config(settings, trust_remote_code=False, **options)
+    return auto.from_pretrained(
+        str(config.name),
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=must_use_cache(str(config.name)),
+        **options,
+    )
 
 
 def _settings(config: BackboneConfig) -> PretrainedConfig:

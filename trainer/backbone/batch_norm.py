@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads.collectives import all_gather_equal, all_reduce_sum, broadcast
 
@@ -22,7 +21,8 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 # Shape legend: R ranks, C channels. Activations are [b, C, ...].
 
 
-class _AnyBatchNorm(_BatchNorm):
+class _AnyBatchNorm(nn.BatchNorm2d):
+    # For activations with any number of spatial dimensions.
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import _dynamo as dynamo
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -47,7 +46,8 @@ def compile_blocks(encoder: nn.Module) -> None:
     # The recompile limit applies per code object, which all blocks share. Each block may be
     # compiled for several shapes and modes.
     limit = _SHAPES_PER_BLOCK * len(blocks)
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, limit)
+    config = torch.compiler.config
+    config.recompile_limit = max(config.recompile_limit, limit)
 
 
 def checkpoint_blocks(encoder: nn.Module) -> None:

@@ -25,6 +25,7 @@ from data.text.tokenizer import Tokenizer, open_tokenizer
 from heads.logits import ClassRows
 from heads.losses import score
 from trainer.backbone.backbone import Backbone, build_backbone, load_weights
+from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.precision import Precision, check_device
@@ -41,15 +42,12 @@ from trainer.bundle.spec import (
     read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds, Threshold
-from trainer.config import BackboneConfig, BackboneOptions, ImportedBackbone
 from trainer.imports import check_allowed, source_version
 from trainer.recipe import make_component
 
 __all__ = ["Bundle", "onnx_is_installed"]
 
 _log = logging.getLogger("kway.bundle")
-
-_DEFAULT_CACHE_BYTES = 64 * 2**20
 
 
 class Bundle:
@@ -60,7 +58,7 @@ class Bundle:
     is None if the bundle contains none. `version` identifies the contents of all files.
     """
 
-    def __init__(self, path: Path, manifest: BundleManifest, *, cache_bytes: int) -> None:
+    def __init__(self, path: Path, manifest: BundleManifest) -> None:
         self.path = path
         self.spec, self.version = manifest.model, manifest.version
         self._files = manifest.files
@@ -73,21 +71,17 @@ class Bundle:
             else None
         )
         self._rows = RowFile(
-            path / WEIGHTS,
-            name=TENSOR,
-            num_rows=num_classes,
-            width=self.spec.width,
-            cache_bytes=cache_bytes,
+            path / WEIGHTS, name=TENSOR, num_rows=num_classes, width=self.spec.width
         )
 
     @classmethod
-    def open(cls, path: Path, *, cache_bytes: int = _DEFAULT_CACHE_BYTES) -> "Bundle":
+    def open(cls, path: Path) -> "Bundle":
         """Open the bundle folder `path` after checking its specification and the sizes of its
         files.
 
-        Up to `cache_bytes` of recently used class weights stay in memory. Raises FileNotFoundError
-        if the bundle or one of its files is missing, and ValueError if it is damaged or has an
-        unsupported format. Use `verify` to compare checksums, which reads all files.
+        Raises FileNotFoundError if the bundle or one of its files is missing, and ValueError if it
+        is damaged or has an unsupported format. Use `verify` to compare checksums, which reads all
+        files.
         """
         manifest = read_manifest(path)
         for name, expected in manifest.files.items():
@@ -101,7 +95,7 @@ class Bundle:
                     f"{file} has {file.stat().st_size} bytes instead of {expected.bytes}: "
                     "export or copy the bundle again"
                 )
-        return cls(path, manifest, cache_bytes=cache_bytes)
+        return cls(path, manifest)
 
     def close(self) -> None:
         """Close the files of class weights and classes."""
@@ -138,16 +132,16 @@ class Bundle:
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
         """Read the rows, float32 [n, dim], and the biases of classes from disk."""
-        stored = self._rows.read(class_ids)
-        bias = stored[:, self.spec.dim] if self.spec.bias else None
-        return ClassRows(torch.tensor(class_ids), stored[:, : self.spec.dim], bias)
+        return self._class_rows(torch.tensor(class_ids), self._rows.read(class_ids))
 
     def blocks(self) -> Iterator[ClassRows]:
         """Yield the rows of all classes, in blocks of consecutive classes."""
         for first, stored in self._rows.blocks():
-            bias = stored[:, self.spec.dim] if self.spec.bias else None
-            ids = torch.arange(first, first + len(stored))
-            yield ClassRows(ids, stored[:, : self.spec.dim], bias)
+            yield self._class_rows(torch.arange(first, first + len(stored)), stored)
+
+    def _class_rows(self, ids: Tensor, stored: Tensor) -> ClassRows:
+        bias = stored[:, self.spec.dim] if self.spec.bias else None
+        return ClassRows(ids, stored[:, : self.spec.dim], bias)
 
     def scores(self, features: Tensor, class_ids: Sequence[int]) -> Tensor:
         """Return the scores [B, n] of classes for features [B, dim], for comparison with

@@ -5,7 +5,8 @@ from disk. Memory therefore holds the features and the scores of one block.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,37 +84,100 @@ def calibrate(
     contain other inputs than the model reads, classes that the bundle does not have, or no samples,
     and if this machine cannot run the bundle on the device.
     """
-    with Bundle.open(path) as bundle:
+    with Bundle.open(path) as bundle, open_samples(bundle, shards, options, progress) as samples:
         check_device(bundle.spec.precision, options.device)
-        manifest = Manifest.load(shards)
-        check_inputs(bundle, manifest, shards)
-        with open_split(shards, options.split, manifest=manifest) as split:
-            ids = class_ids_of(bundle, manifest, split, options.class_map)
-            batches = open_batches(bundle, shards, split, options)
-            features, labels = compute_features(bundle, batches, options, progress)
-        found = calibration_of(bundle, features, torch.from_numpy(ids)[labels], options)
-        card = with_thresholds(
-            (path / CARD).read_text(encoding="utf-8"),
-            found.thresholds,
-            source=f"split `{options.split}` of {manifest.source}",
-            num_samples=found.num_samples,
-            accuracy=found.accuracy,
-        )
+        features, labels = samples.features()
+        found = calibration_of(bundle, features, labels, options)
+        card = samples.model_card((path / CARD).read_text(encoding="utf-8"), found)
     rewrite_bundle(path, out, thresholds=found.thresholds, model_card=card)
     return found
 
 
-def check_inputs(bundle: Bundle, manifest: Manifest, shards: Path | str) -> None:
-    """Raise ValueError if the shards contain other inputs than the model reads."""
-    stored = "texts" if manifest.modality == "text" else "images"
-    if stored != bundle.spec.reads:
-        raise ValueError(
-            f"{shards} contains {stored}, but the model of {bundle.path} reads "
-            f"{bundle.spec.reads}: pass other shards"
+@dataclass(frozen=True)
+class LabeledSamples:
+    """A split of labeled shards, as inputs of a bundle's backbone. `class_ids` are the bundle's IDs
+    of the classes of the shards.
+    """
+
+    bundle: Bundle
+    data: DataConfig
+    manifest: Manifest
+    split: Split
+    class_ids: Tensor
+    options: CalibrationOptions
+    progress: Callable[[int], None]
+
+    @torch.inference_mode()
+    def features(
+        self,
+        *,
+        precision: Precision | None = None,
+        onnx: Path | None = None,
+        each_batch: Callable[[Batch], None] = lambda batch: None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the features [N, dim] and the labels [N], in the bundle's precision or in another
+        one (see `Bundle.load_as_calibrated`). Labels are IDs of the bundle.
+        """
+        device = torch.device(self.options.device)
+        backbone, features, labels = None, [], []
+        for batch in EvalLoader(self.split, self.data, batch=self.options.batch, device=device):
+            each_batch(batch)
+            backbone = backbone or self.bundle.load_as_calibrated(
+                batch.inputs,
+                device=self.options.device,
+                allow_imports=self.options.allow_imports,
+                precision=precision,
+                onnx=onnx,
+            )
+            features.append(backbone(batch.inputs).float().cpu())
+            labels.append(batch.labels.cpu())
+            self.progress(len(batch.labels))
+        if not features:
+            raise ValueError(f"split {self.options.split} is empty: choose a split with samples")
+        return torch.cat(features), self.class_ids[torch.cat(labels)]
+
+    def model_card(self, card: str, found: Calibration) -> str:
+        """Return a model card with the section about the thresholds from these samples."""
+        return with_thresholds(
+            card,
+            found.thresholds,
+            source=f"split `{self.options.split}` of {self.manifest.source}",
+            num_samples=found.num_samples,
+            accuracy=found.accuracy,
         )
 
 
-def class_ids_of(
+@contextmanager
+def open_samples(
+    bundle: Bundle,
+    shards: Path | str,
+    options: CalibrationOptions,
+    progress: Callable[[int], None],
+) -> Iterator[LabeledSamples]:
+    """Open the split of `shards` that the options name. Raises ValueError if the model of the
+    bundle does not read them or does not have one of their classes.
+    """
+    spec, manifest = bundle.spec, Manifest.load(shards)
+    stored = "texts" if manifest.modality == "text" else "images"
+    if stored != spec.reads:
+        raise ValueError(
+            f"{shards} contains {stored}, but the model of {bundle.path} reads {spec.reads}: pass "
+            "other shards"
+        )
+    text = None
+    if spec.text is not None:
+        tokenizer = str(bundle.path / TOKENIZER)
+        text = TextConfig(tokenizer=tokenizer, max_length=spec.text.max_length)
+    image = {} if spec.image is None else {"image": spec.image}
+    data = DataConfig(
+        shards=shards, eval_split=options.split, text=text, workers=options.workers, **image
+    )
+    with open_split(shards, options.split, manifest=manifest) as split:
+        ids = torch.from_numpy(_class_ids(bundle, manifest, split, options.class_map))
+        yield LabeledSamples(bundle, data, manifest, split, ids, options, progress)
+
+
+def _class_ids(
     bundle: Bundle, manifest: Manifest, split: Split, class_map: Path | None
 ) -> NDArray[np.int64]:
     """Return the bundle's ID of each class of the shards, or -1 for a class without samples that
@@ -154,56 +218,6 @@ def _class_map(file: Path) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ValueError(f'{file} is not a JSON object of names, such as {{"cat": "tabby cat"}}')
     return found
-
-
-def open_batches(
-    bundle: Bundle, shards: Path | str, split: Split, options: CalibrationOptions
-) -> EvalLoader:
-    """Return the batches of a split, as inputs of the bundle's backbone."""
-    spec = bundle.spec
-    text = None
-    if spec.text is not None:
-        tokenizer = str(bundle.path / TOKENIZER)
-        text = TextConfig(tokenizer=tokenizer, max_length=spec.text.max_length)
-    image = {} if spec.image is None else {"image": spec.image}
-    data = DataConfig(
-        shards=shards,
-        eval_split=options.split,
-        text=text,
-        workers=options.workers,
-        **image,
-    )
-    return EvalLoader(split, data, batch=options.batch, device=torch.device(options.device))
-
-
-@torch.inference_mode()
-def compute_features(
-    bundle: Bundle,
-    batches: Iterable[Batch],
-    options: CalibrationOptions,
-    progress: Callable[[int], None],
-    *,
-    precision: Precision | None = None,
-    onnx: Path | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the features [N, dim] and the labels [N] of batches, in the bundle's precision or in
-    another one (see `Bundle.load_as_calibrated`).
-    """
-    backbone, features, labels = None, [], []
-    for batch in batches:
-        backbone = backbone or bundle.load_as_calibrated(
-            batch.inputs,
-            device=options.device,
-            allow_imports=options.allow_imports,
-            precision=precision,
-            onnx=onnx,
-        )
-        features.append(backbone(batch.inputs).float().cpu())
-        labels.append(batch.labels.cpu())
-        progress(len(batch.labels))
-    if not features:
-        raise ValueError(f"split {options.split} is empty: choose a split with samples")
-    return torch.cat(features), torch.cat(labels)
 
 
 def calibration_of(

@@ -5,7 +5,7 @@ these scores with those in float32.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from data.loading.batch import Batch
-from data.shards.manifest import Manifest
-from data.shards.split import open_split
 from trainer.backbone.onnx_backbone import check_packages, write_onnx
 from trainer.backbone.precision import LowPrecision, check_device
 from trainer.backbone.quantization import BF16, write_int8
@@ -23,13 +21,9 @@ from trainer.bundle.calibration import (
     Calibration,
     CalibrationOptions,
     calibration_of,
-    check_inputs,
-    class_ids_of,
-    compute_features,
-    open_batches,
+    open_samples,
     scores_of_blocks,
 )
-from trainer.bundle.model_card import with_thresholds
 from trainer.bundle.spec import CARD, ONNX
 from trainer.bundle.writing import rewrite_bundle
 
@@ -68,55 +62,41 @@ def quantize(
     check_device(precision, "cpu")
     if precision == "int8":
         check_packages("--precision int8")
-    with Bundle.open(path) as bundle, tempfile.TemporaryDirectory(prefix="kway-") as folder:
+    with (
+        Bundle.open(path) as bundle,
+        open_samples(bundle, shards, options, progress) as samples,
+        tempfile.TemporaryDirectory(prefix="kway-") as folder,
+    ):
         if bundle.spec.precision != "float32":
             raise ValueError(f"{path} is in {bundle.spec.precision}: pass the bundle in float32")
-        manifest = Manifest.load(shards)
-        check_inputs(bundle, manifest, shards)
-        onnx = Path(folder) / "int8.onnx" if precision == "int8" else None
-        with open_split(shards, options.split, manifest=manifest) as split:
-            ids = torch.from_numpy(class_ids_of(bundle, manifest, split, options.class_map))
-            samples: list[dict[str, Tensor]] = []
-            batches = open_batches(bundle, shards, split, options)
-            kept = _keep(batches, max(1, len(split) // _NUM_RANGE_SAMPLES), samples)
-            before, _ = compute_features(bundle, kept, options, progress)
-            if onnx is not None:
-                write_int8(_float32_onnx(bundle, Path(folder), options), samples, onnx)
-            batches = open_batches(bundle, shards, split, options)
-            after, labels = compute_features(
-                bundle, batches, options, progress, precision=precision, onnx=onnx
-            )
-        found = _compare(bundle, before, after, ids[labels], options)
-        card = with_thresholds(
-            _with_precision((path / CARD).read_text(encoding="utf-8"), precision, found),
-            found.calibration.thresholds,
-            source=f"split `{options.split}` of {manifest.source}",
-            num_samples=found.calibration.num_samples,
-            accuracy=found.calibration.accuracy,
-        )
+        every = max(1, len(samples.split) // _NUM_RANGE_SAMPLES)
+        seen, kept = 0, []
+
+        def keep(batch: Batch) -> None:
+            nonlocal seen
+            for row in range(-seen % every, len(batch.labels), every):
+                kept.append(
+                    {name: part[row : row + 1].clone() for name, part in batch.inputs.items()}
+                )
+            seen += len(batch.labels)
+
+        before, _ = samples.features(each_batch=keep)
+        onnx = None
+        if precision == "int8":
+            onnx = Path(folder) / "int8.onnx"
+            write_int8(_float32_onnx(bundle, Path(folder), options), kept, onnx)
+        after, labels = samples.features(precision=precision, onnx=onnx)
+        found = _compare(bundle, before, after, labels, options)
+        card = _with_precision((path / CARD).read_text(encoding="utf-8"), precision, found)
         rewrite_bundle(
             path,
             out,
             thresholds=found.calibration.thresholds,
-            model_card=card,
+            model_card=samples.model_card(card, found.calibration),
             precision=precision,
             onnx=onnx,
         )
     return found
-
-
-def _keep(
-    batches: Iterable[Batch], every: int, samples: list[dict[str, Tensor]]
-) -> Iterator[Batch]:
-    """Yield the batches, and add every `every`-th sample to `samples`, as a batch of one."""
-    seen = 0
-    for batch in batches:
-        for row in range(-seen % every, len(batch.labels), every):
-            samples.append(
-                {name: part[row : row + 1].clone() for name, part in batch.inputs.items()}
-            )
-        seen += len(batch.labels)
-        yield batch
 
 
 def _float32_onnx(bundle: Bundle, folder: Path, options: CalibrationOptions) -> Path:

@@ -6,9 +6,7 @@ tensor.
 
 import json
 import os
-import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
@@ -24,10 +22,6 @@ _MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
 # The format's limit on the header size. Without it, a damaged length could cause a read of
 # gigabytes.
 _MAX_HEADER_BYTES = 100_000_000
-# Approximate overhead of a cached row in Python.
-_EXTRA_BYTES = 250
-# Reads larger than 1 / 8 of the cache are not cached, because they would evict everything else.
-_LARGE_SHARE = 8
 _BLOCK_BYTES, _MAX_BLOCK_ROWS = 1 << 26, 1 << 16
 
 
@@ -72,18 +66,15 @@ def header_of(name: str, num_rows: int, width: int) -> bytes:
 
 
 class RowFile:
-    """A thread-safe reader for individual rows of a float32 matrix on disk, with a cache of
-    recently used rows.
+    """A thread-safe reader for individual rows of a float32 matrix on disk.
 
     It uses `pread` instead of a memory map, because the kernel reads megabytes ahead in a mapped
-    file: reading an uncached row would take milliseconds instead of 0.06 ms.
+    file: reading an uncached row would take milliseconds instead of 0.06 ms. The kernel also keeps
+    recently used rows in memory.
     """
 
-    def __init__(
-        self, path: Path, *, name: str, num_rows: int, width: int, cache_bytes: int = 0
-    ) -> None:
+    def __init__(self, path: Path, *, name: str, num_rows: int, width: int) -> None:
         self.path, self.num_rows, self.width = path, num_rows, width
-        self._cache = RowCache(max_bytes=cache_bytes)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         try:
@@ -104,10 +95,8 @@ class RowFile:
         if outside:
             raise ValueError(f"class ID {outside[0]} is out of range 0 … {self.num_rows - 1}")
         out = np.empty((len(rows), self.width), dtype="<f4")
-        missing = self._cache.take(rows, out)
-        for run in self._runs(rows, missing):
+        for run in self._runs(rows):
             self._read_run(rows[run[0]], [out[position] for position in run])
-        self._cache.keep(rows, missing, out)
         return torch.from_numpy(out)
 
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
@@ -123,11 +112,11 @@ class RowFile:
         for first in range(0, self.num_rows, most):
             yield first, torch.from_numpy(matrix[first : first + most])
 
-    def _runs(self, rows: Sequence[int], positions: list[int]) -> Iterator[list[int]]:
-        """Group positions into runs of rows that are consecutive in the file."""
+    def _runs(self, rows: Sequence[int]) -> Iterator[list[int]]:
+        """Group the positions in `rows` into runs of rows that are consecutive in the file."""
         longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
         run: list[int] = []
-        for position in sorted(positions, key=rows.__getitem__):
+        for position in sorted(range(len(rows)), key=rows.__getitem__):
             if run and (rows[position] != rows[run[-1]] + 1 or len(run) == longest):
                 yield run
                 run = []
@@ -176,50 +165,3 @@ def _parse_header(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return header if isinstance(header, dict) else {}
-
-
-class RowCache:
-    """A thread-safe LRU cache of rows by number."""
-
-    def __init__(self, *, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._rows: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, rows: Sequence[int], out: np.ndarray) -> list[int]:
-        """Copy cached rows to `out` [n, width] and return the positions of rows that are not in the
-        cache.
-        """
-        if self._is_large(rows, out):
-            return list(range(len(rows)))
-        missing = []
-        with self._lock:
-            for position, row in enumerate(rows):
-                cached = self._rows.get(row)
-                if cached is None:
-                    missing.append(position)
-                    continue
-                out[position] = cached
-                self._rows.move_to_end(row)
-        return missing
-
-    def keep(self, rows: Sequence[int], positions: Sequence[int], out: np.ndarray) -> None:
-        """Cache the rows of `out` [n, width] at `positions`."""
-        if self._is_large(rows, out):
-            return
-        max_rows = self._max_bytes // _bytes_of(out)
-        with self._lock:
-            for position in positions:
-                self._rows[rows[position]] = out[position].copy()
-            while len(self._rows) > max_rows:
-                self._rows.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def _is_large(self, rows: Sequence[int], out: np.ndarray) -> bool:
-        return len(rows) * _bytes_of(out) * _LARGE_SHARE > self._max_bytes
-
-
-def _bytes_of(out: np.ndarray) -> int:
-    return int(out.shape[1]) * out.itemsize + _EXTRA_BYTES

@@ -23,8 +23,8 @@ from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
 from heads.losses import ScoreKind
+from trainer.backbone.config import Pooling
 from trainer.backbone.precision import Precision
-from trainer.config import Pooling
 
 Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

@@ -4,7 +4,8 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
+from trainer.backbone.config import BackboneOptions, ImportedBackbone
 from trainer.backbone.precision import Precision
 from trainer.bundle.class_list import write_classes
 from trainer.bundle.row_file import write_rows
@@ -35,7 +37,6 @@ from trainer.bundle.spec import (
     read_manifest,
 )
 from trainer.bundle.thresholds import ClassThresholds
-from trainer.config import BackboneOptions, ImportedBackbone
 from trainer.imports import source_version
 
 # AT_FDCWD and RENAME_EXCHANGE of Linux.
@@ -72,35 +73,30 @@ def write_bundle(
         )
     if backbone.dim != spec.dim:
         raise ValueError(f"the backbone has dim {backbone.dim}, but the bundle has dim {spec.dim}")
-    path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
-    try:
-        _write_classes(temporary, spec, classes, thresholds)
+    with _written(path, replace=force) as folder:
+        num_classes = write_classes(folder, classes)
+        if num_classes != spec.num_classes:
+            raise ValueError(f"received {num_classes} classes, expected {spec.num_classes}")
+        if thresholds is not None:
+            thresholds.write(folder, num_classes)
         write_rows(
-            temporary / WEIGHTS,
+            folder / WEIGHTS,
             weight_blocks,
             name=TENSOR,
             num_rows=spec.num_classes,
             width=spec.width,
         )
-        save_model(backbone, str(temporary / BACKBONE))
+        save_model(backbone, str(folder / BACKBONE))
         if spec.backbone is None:
-            backbone.settings.save_pretrained(temporary / ENCODER)
+            backbone.settings.save_pretrained(folder / ENCODER)
         if tokenizer is not None:
-            tokenizer.save(temporary / TOKENIZER)
+            tokenizer.save(folder / TOKENIZER)
         if write_onnx is not None:
-            write_onnx(temporary / ONNX)
-        (temporary / CARD).write_text(model_card, encoding="utf-8")
-        manifest = BundleManifest(model=spec, files=_describe_files(temporary))
-        (temporary / SPEC).write_text(_json_of(manifest) + "\n", encoding="utf-8")
+            write_onnx(folder / ONNX)
+        (folder / CARD).write_text(model_card, encoding="utf-8")
+        _write_manifest(folder, BundleManifest(model=spec, files=_describe_files(folder)))
         if check is not None:
-            check(temporary)
-        _make_durable(temporary)
-        _publish(temporary, path, force=force)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            check(folder)
 
 
 def backbone_spec(config: BackboneOptions) -> BackboneSpec | None:
@@ -133,21 +129,31 @@ def rewrite_bundle(
         changes["precision"] = precision
         kept -= {ONNX}
     model = manifest.model.model_copy(update=changes)
-    out = Path(os.path.realpath(out))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f"{out.name}.partial-", dir=out.parent))
-    try:
-        thresholds.write(temporary, model.num_classes)
-        (temporary / CARD).write_text(model_card, encoding="utf-8")
+    with _written(out, replace=True) as folder:
+        thresholds.write(folder, model.num_classes)
+        (folder / CARD).write_text(model_card, encoding="utf-8")
         if onnx is not None:
-            shutil.copyfile(onnx, temporary / ONNX)
-        files = {name: manifest.files[name] for name in kept} | _describe_files(temporary)
+            shutil.copyfile(onnx, folder / ONNX)
+        files = {name: manifest.files[name] for name in kept} | _describe_files(folder)
         for name in kept:
-            _link(path / name, temporary / name)
-        renewed = BundleManifest(model=model, files=dict(sorted(files.items())))
-        (temporary / SPEC).write_text(_json_of(renewed) + "\n", encoding="utf-8")
-        _make_durable(temporary)
-        _publish(temporary, out, force=True)
+            _link(path / name, folder / name)
+        _write_manifest(folder, BundleManifest(model=model, files=dict(sorted(files.items()))))
+
+
+@contextmanager
+def _written(path: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder. It becomes `path` if there is no error; otherwise it is removed."""
+    path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    try:
+        yield temporary
+        # Sync every file to disk and make it readable by all users, because safetensors creates
+        # files with mode 0600.
+        for entry in [*temporary.rglob("*"), temporary]:
+            entry.chmod(0o755 if entry.is_dir() else 0o644)
+            sync(entry)
+        _publish(temporary, path, replace=replace)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -161,21 +167,8 @@ def _link(file: Path, target: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _write_classes(
-    folder: Path,
-    spec: BundleSpec,
-    classes: Iterable[ClassEntry],
-    thresholds: ClassThresholds | None,
-) -> None:
-    written = write_classes(folder, classes)
-    if written != spec.num_classes:
-        raise ValueError(f"received {written} classes, expected {spec.num_classes}")
-    if thresholds is not None:
-        thresholds.write(folder, written)
-
-
-def _json_of(manifest: BundleManifest) -> str:
-    """Return the manifest as JSON. Keys that older versions reject are omitted if they have their
+def _write_manifest(folder: Path, manifest: BundleManifest) -> None:
+    """Write `bundle.json`. Keys that older versions reject are omitted if they have their
     defaults.
     """
     model = manifest.model
@@ -185,7 +178,8 @@ def _json_of(manifest: BundleManifest) -> str:
     if model.image is not None:
         added = {"interpolation", "keep_aspect", "crop_offset"}
         unused["image"] = added - model.image.model_dump(exclude_defaults=True).keys()
-    return manifest.model_dump_json(indent=1, exclude={"model": unused})
+    text = manifest.model_dump_json(indent=1, exclude={"model": unused})
+    (folder / SPEC).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _describe_files(folder: Path) -> dict[str, FileEntry]:
@@ -198,17 +192,8 @@ def _describe_files(folder: Path) -> dict[str, FileEntry]:
     }
 
 
-def _make_durable(folder: Path) -> None:
-    """Sync every file to disk and make it readable by all users, because safetensors creates files
-    with mode 0600.
-    """
-    for entry in [*folder.rglob("*"), folder]:
-        entry.chmod(0o755 if entry.is_dir() else 0o644)
-        sync(entry)
-
-
-def _publish(temporary: Path, path: Path, *, force: bool) -> None:
-    if force and path.exists():
+def _publish(temporary: Path, path: Path, *, replace: bool) -> None:
+    if replace and path.exists():
         if not _exchanged(temporary, path):  # readers find no bundle between these two renames
             old = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-old-", dir=path.parent))
             os.rename(path, old / path.name)

@@ -21,6 +21,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -50,8 +51,7 @@ from trainer.checkpoints.manifest import (
     FileDigest,
     Manifest,
 )
-from trainer.checkpoints.pieces import Piece
-from trainer.checkpoints.shard_file import write_file, write_shard
+from trainer.checkpoints.pieces import Piece, write_file, write_shard
 from trainer.world import World
 
 # Keys that the writer adds to state.json.
@@ -84,18 +84,15 @@ def superseded(stored: Sequence[StoredCheckpoint], retention: Retention) -> set[
     kept = set(sorted(entry.step for entry in stored)[-retention.last :])
     if retention.every_steps is not None:
         kept |= {entry.step for entry in stored if entry.step % retention.every_steps == 0}
-    if retention.mode is not None:
-        kept |= _best(stored, sign=1 if retention.mode == "max" else -1)
-    return {entry.step for entry in stored} - kept
-
-
-def _best(stored: Sequence[StoredCheckpoint], *, sign: int) -> set[int]:
+    sign = -1 if retention.mode == "min" else 1
     measured = [
         (sign * entry.best, -entry.step)
         for entry in stored
         if entry.best is not None and math.isfinite(entry.best)
     ]
-    return {-max(measured)[1]} if measured else set()
+    if retention.mode is not None and measured:
+        kept.add(-max(measured)[1])
+    return {entry.step for entry in stored} - kept
 
 
 @dataclass
@@ -130,8 +127,16 @@ class Commit:
         rejected, because the run does not resume from them (collective). Raises OSError on all
         ranks.
         """
+
+        def start() -> list[int]:
+            if not self.world.is_main or not self.root.is_dir():
+                return []
+            remove_leftovers(self.root)
+            steps = [step_of(path) or 0 for path in committed_folders(self.root)]
+            return [later for later in steps if later > step]
+
         what = f"incomplete checkpoints in {self.root} could not be deleted"
-        self.rejected.update(self._together(what, lambda: self._start(step))[0])
+        self.rejected.update(self._together(what, start)[0])
 
     def write(self, save: Save) -> Path:
         """Write and commit a save. Returns its folder (collective). Raises OSError on all ranks."""
@@ -145,7 +150,8 @@ class Commit:
             self._on_main(what, lambda: publish(temporary, folder))
         except OSError:
             if self.world.is_main:
-                self._clear()
+                with suppress(OSError):  # the next save or start cleans up
+                    remove_leftovers(self.root)
             raise
         self.rejected.discard(save.step)
         return folder
@@ -153,8 +159,18 @@ class Commit:
     def retire(self, step: int) -> None:
         """Delete the checkpoints that are superseded by the checkpoint of `step`
         (collective)."""
-        what = f"older checkpoints in {self.root} could not be deleted"
-        self._on_main(what, lambda: self._retire(step))
+
+        def retire() -> None:
+            for path in candidate_folders(self.root):
+                of_path = step_of(path) or 0
+                if of_path <= step and path.suffix == REPLACED and of_path not in self.rejected:
+                    settle_replaced(path)
+            stored = [self._stored(path, step) for path in committed_folders(self.root)]
+            expired = superseded([entry for entry in stored if entry], self.retention)
+            for old in expired:
+                discard(step_folder(self.root, old))
+
+        self._on_main(f"older checkpoints in {self.root} could not be deleted", retire)
 
     def _on_main(self, what: str, stage: Callable[[], None]) -> None:
         self._together(what, lambda: stage() if self.world.is_main else None)
@@ -176,13 +192,6 @@ class Commit:
                 where = f" on rank {rank}" if self.world.size > 1 else ""
                 raise disk_failure(f"{what}{where}: {line}", transient=transient)
         return [result for result, _ in results]
-
-    def _start(self, step: int) -> list[int]:
-        if not self.world.is_main or not self.root.is_dir():
-            return []
-        remove_leftovers(self.root)
-        steps = [step_of(path) or 0 for path in committed_folders(self.root)]
-        return [later for later in steps if later > step]
 
     def _make(self, temporary: Path) -> None:
         self.root.mkdir(parents=True, exist_ok=True)
@@ -212,28 +221,6 @@ class Commit:
         _check_complete(temporary, files)
         manifest = Manifest(step=save.step, world_size=self.world.size, best=save.best, files=files)
         write_file(temporary / MANIFEST_FILE, [memoryview(manifest.render())])
-
-    def _clear(self) -> None:
-        """Clean up after a failed save. If this fails too, the next save or start cleans up."""
-        try:
-            remove_leftovers(self.root)
-        except OSError:
-            return
-
-    def _retire(self, step: int) -> None:
-        folders = [path for path in candidate_folders(self.root) if (step_of(path) or 0) <= step]
-        for path in folders:
-            if path.suffix == REPLACED and step_of(path) not in self.rejected:
-                settle_replaced(path)
-        stored = {
-            path: entry
-            for path in committed_folders(self.root)
-            if (entry := self._stored(path, step)) is not None
-        }
-        expired = superseded(list(stored.values()), self.retention)
-        for path, entry in stored.items():
-            if entry.step in expired:
-                discard(path)
 
     def _stored(self, path: Path, step: int) -> StoredCheckpoint | None:
         """Return the step and result of a checkpoint, or None if it is rejected or altered. File

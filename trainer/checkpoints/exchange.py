@@ -43,16 +43,13 @@ def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:
         case _:
             fix = "check the disk, then start again"
     where = f" ({error.filename})" if error.filename else ""
-    return f"{reason}{where}; {_free(root)}: {fix}"
+    folder = next(path for path in (root, *root.absolute().parents) if path.exists())
+    usage = shutil.disk_usage(folder)
+    free = f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}"
+    return f"{reason}{where}; {free}: {fix}"
 
 
 def disk_failure(line: str, *, transient: bool) -> OSError:
     """Return the exception that every rank raises for a disk error on any rank. Its type determines
     the exit code, which is then the same on all ranks."""
     return RetriesExhaustedError(line) if transient else OSError(line)
-
-
-def _free(root: Path) -> str:
-    folder = next(path for path in (root, *root.absolute().parents) if path.exists())
-    usage = shutil.disk_usage(folder)
-    return f"{usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}"

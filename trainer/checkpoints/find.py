@@ -19,7 +19,6 @@ from trainer.checkpoints.folders import candidate_folders, committed_folders, mo
 from trainer.checkpoints.manifest import (
     MANIFEST_FILE,
     STATE_FILE,
-    FileDigest,
     Manifest,
     read_manifest,
 )
@@ -162,7 +161,11 @@ def _inspected(folder: Path) -> Manifest:
 
     what = f"checkpoint {folder}"
     if retried(what, lambda: mode_of(folder)) is None:
-        raise FileNotFoundError(_missing(folder))
+        steps = ", ".join(str(step_of(path)) for path in committed_folders(folder.parent))
+        fix = f"choose one of the steps {steps}" if steps else "it has none yet, so train it first"
+        raise FileNotFoundError(
+            f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {fix}"
+        )
     try:
         return retried(what, inspect)
     except OSError as error:
@@ -195,12 +198,6 @@ def _raise(described: list[str]) -> NoReturn:
     raise _TYPES[kind](line)
 
 
-def _missing(folder: Path) -> str:
-    steps = ", ".join(str(step_of(path)) for path in committed_folders(folder.parent))
-    existing = f"choose one of the steps {steps}" if steps else "it has none yet, so train it first"
-    return f"run {folder.parent.parent} has no checkpoint of step {step_of(folder)}: {existing}"
-
-
 def inspect_checkpoint(folder: Path) -> Manifest:
     """Return the manifest of a checkpoint after checking the names and sizes of its files. Contents
     are not read.
@@ -220,19 +217,15 @@ def inspect_checkpoint(folder: Path) -> Manifest:
         what = "is missing" if name in manifest.files else "is not in the manifest"
         raise ValueError(f"checkpoint {folder}: {name} {what}; delete the folder")
     for name, expected in manifest.files.items():
-        _check_kind_and_size(folder, name, expected)
+        # A link could point outside the folder, and opening a pipe would block forever.
+        status = (folder / name).lstat()
+        if not stat.S_ISREG(status.st_mode):
+            raise _altered(folder, name, "not a regular file")
+        if status.st_size != expected.bytes:
+            raise _altered(folder, name, f"{status.st_size} bytes instead of {expected.bytes}")
     if STATE_FILE not in manifest.files:
         raise ValueError(f"checkpoint {folder}: {STATE_FILE} is missing; delete the folder")
     return manifest
-
-
-def _check_kind_and_size(folder: Path, name: str, expected: FileDigest) -> None:
-    # A link could point outside the folder, and opening a pipe would block forever.
-    status = (folder / name).lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise _altered(folder, name, "not a regular file")
-    if status.st_size != expected.bytes:
-        raise _altered(folder, name, f"{status.st_size} bytes instead of {expected.bytes}")
 
 
 def _read_state(folder: Path, manifest: Manifest) -> dict[str, Any]:

@@ -8,8 +8,6 @@ The data loader is stateless: it derives its random numbers from (seed, sample).
 import base64
 import hashlib
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from data.retry import is_transient, retried
 from trainer.checkpoints.exchange import disk_failure
 from trainer.checkpoints.find import Checkpoint
-from trainer.world import World
+from trainer.world import World, random_state, set_random_state
 
 
 class StoredTensor(NamedTuple):
@@ -54,7 +52,8 @@ def load_tensors(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
     stored = _metadata(checkpoint)
     for name, tensor in entries.items():
         _check_matches(checkpoint, name, tensor, stored.state_dict_metadata.get(name))
-    with _single_process_warning_ignored():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
         try:
             dcp.load(
                 entries,
@@ -100,18 +99,9 @@ def _check_matches(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: ob
         )
 
 
-@contextmanager
-def _single_process_warning_ignored() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or")
-        yield
-
-
 def packed_random_state(world: World) -> str:
     """Return this rank's random state, base64-encoded."""
-    state = torch.get_rng_state()
-    if world.device.type == "cuda":
-        state = torch.cat([state, torch.cuda.get_rng_state(world.device)])
+    state = torch.cat(random_state(world.device))
     return base64.b64encode(state.numpy().tobytes()).decode()
 
 
@@ -119,20 +109,18 @@ def restore_random_state(checkpoint: Checkpoint, world: World, *, seed: int) -> 
     """Restore the generators whose state is stored, and seed the others from (seed, step, rank)."""
     mixed = hashlib.sha256(f"{seed}/{checkpoint.step}/{world.rank}".encode()).digest()
     torch.manual_seed(int.from_bytes(mixed[:8], "big") >> 1)  # seeds the CPU and every CUDA device
-    states = stored_states(checkpoint, world)
-    if "cpu" in states:
-        torch.set_rng_state(states["cpu"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], world.device)
+    if states := stored_states(checkpoint, world):
+        set_random_state(states, world.device)
 
 
-def stored_states(checkpoint: Checkpoint, world: World) -> dict[str, Tensor]:
-    """Return the states that this rank can restore, by device type. The result is empty if the
-    world size differs. It has no CUDA state if the checkpoint was written on CPUs.
+def stored_states(checkpoint: Checkpoint, world: World) -> list[Tensor]:
+    """Return the states of the generators on the CPU and on CUDA that this rank can restore. The
+    result is empty if the world size differs. It has no CUDA state if the checkpoint was written on
+    CPUs.
     """
     if checkpoint.state["world_size"] != world.size:
-        return {}
+        return []
     packed = base64.b64decode(checkpoint.state["random_states"][world.rank])
     state = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     cpu, cuda = state.tensor_split([torch.get_rng_state().numel()])
-    return {"cpu": cpu, "cuda": cuda} if len(cuda) and world.device.type == "cuda" else {"cpu": cpu}
+    return [cpu, cuda] if len(cuda) and world.device.type == "cuda" else [cpu]

@@ -59,7 +59,8 @@ class Manifest(_Strict):
         same content always gives the same bytes.
         """
         content = self.model_dump()
-        digest = hashlib.sha256(_compact(content)).hexdigest()
+        compact = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        digest = hashlib.sha256(compact).hexdigest()
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
 
 
@@ -83,10 +84,21 @@ def read_manifest(folder: Path) -> Manifest:
     raw = path.read_bytes()
     try:
         version = _Versioned.model_validate_json(raw).format_version
-        _check_version(folder, version)
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"checkpoint {folder} has a newer format than this version of kway supports: "
+                "update kway"
+            )
+        if version < FORMAT_VERSION:
+            raise ValueError(
+                f"checkpoint {folder} has format {version}, but this version of kway reads format "
+                f"{FORMAT_VERSION}: use a new run folder"
+            )
         sealed = _SealedManifest.model_validate_json(raw)
     except ValidationError as error:
-        raise ValueError(f"{name} is unreadable: {_first(error)}; delete the folder") from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip().replace("\n", " ")
+        raise ValueError(f"{name} is unreadable: {reason}; delete the folder") from None
     manifest = Manifest(**{key: getattr(sealed, key) for key in Manifest.model_fields})
     # Compare the canonical bytes, which also rejects duplicate keys and a wrong digest.
     if manifest.render() != raw:
@@ -94,25 +106,3 @@ def read_manifest(folder: Path) -> Manifest:
             f"{name} was altered after it was written (SHA-256 differs); delete the folder"
         )
     return manifest
-
-
-def _check_version(folder: Path, version: int) -> None:
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"checkpoint {folder} has a newer format than this version of kway supports: update "
-            "kway"
-        )
-    if version < FORMAT_VERSION:
-        raise ValueError(
-            f"checkpoint {folder} has format {version}, but this version of kway reads format "
-            f"{FORMAT_VERSION}: use a new run folder"
-        )
-
-
-def _compact(content: object) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip().replace("\n", " ")

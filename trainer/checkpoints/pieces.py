@@ -1,10 +1,19 @@
-"""The pieces of tensors on each rank, and their assignment to the ranks that write them."""
+"""The pieces of tensors on each rank, their assignment to the ranks that write them, and the file
+that a rank writes: a safetensors file in DCP's layout.
+
+DCP's `HuggingFaceStorageReader` reads these files. Its `HuggingFaceStorageWriter` is not used
+because it builds the entire file in memory, as a second copy of all tensors, and because computing
+the SHA-256 would require reading the file again.
+"""
 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+import os
+import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint import DefaultSavePlanner
 
 from trainer.checkpoints.exchange import exchange
+from trainer.checkpoints.manifest import FileDigest
 
 _DTYPES = {
     torch.float64: "F64",
@@ -28,19 +38,8 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_BLOCK_BYTES = 8 * 2**20
 Description = list[str]  # key, name, elements of the tensor, elements of the piece, bytes
-
-
-def stored_name(name: str, dtype: torch.dtype) -> str:
-    """Return the safetensors name of `dtype`. Raises ValueError, with the tensor's `name`, for a
-    dtype that is not supported.
-    """
-    if dtype not in _DTYPES:
-        raise ValueError(
-            f"tensor {name} has dtype {dtype}, which checkpoints do not support: use one of "
-            + ", ".join(str(known).removeprefix("torch.") for known in _DTYPES)
-        )
-    return _DTYPES[dtype]
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class Piece:
     def key(self) -> str:
         return f"{self.name}@{','.join(map(str, self.offsets))}"
 
-    def description(self) -> "Description":
-        whole = [self.name, str(math.prod(self.shape))]
-        return [self.key, *whole, str(self.tensor.numel()), str(self.tensor.nbytes)]
+    def description(self) -> Description:
+        sizes = (math.prod(self.shape), self.tensor.numel(), self.tensor.nbytes)
+        return [self.key, self.name, *map(str, sizes)]
 
 
 class Ownership:
@@ -97,7 +96,11 @@ def pieces_of(entries: dict[str, Tensor]) -> list[Piece]:
         assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
         # Check dtypes here, where all ranks see the same dtypes and all raise the error. If only
         # some ranks raised an error in the writer thread, the other ranks would wait for them.
-        stored_name(item.index.fqn, item.tensor_data.properties.dtype)
+        if (dtype := item.tensor_data.properties.dtype) not in _DTYPES:
+            raise ValueError(
+                f"tensor {item.index.fqn} has dtype {dtype}, which checkpoints do not support: use "
+                f"one of {', '.join(str(known).removeprefix('torch.') for known in _DTYPES)}"
+            )
         tensor = planner.resolve_data(item)
         assert isinstance(tensor, Tensor)
         shape = tuple(item.tensor_data.size)
@@ -146,3 +149,63 @@ def _check_complete(held: Sequence[Sequence[Description]]) -> None:
         found[name] = found.get(name, 0) + int(here)
     for name, count in expected.items():
         assert found[name] == count, f"the ranks have {found[name]} of {count} elements of {name}"
+
+
+# ---------------------------------------------------------------- the file of a rank
+
+
+def write_shard(path: Path, pieces: Sequence[Piece]) -> FileDigest:
+    """Write this rank's pieces and return the digest of the file. Raises OSError if writing
+    fails."""
+    # Put the widest elements first, because the reader creates views of the file, which require
+    # aligned offsets.
+    wide_first = sorted(pieces, key=lambda piece: (-piece.tensor.element_size(), piece.key))
+    return write_file(path, _blocks(wide_first))
+
+
+def _blocks(pieces: Sequence[Piece]) -> Iterator[memoryview]:
+    header = _header(pieces)
+    yield memoryview(struct.pack("<Q", len(header)) + header)
+    for piece in pieces:
+        # This copies one piece at a time from the device to the host.
+        content = bytes_of(piece.tensor.cpu().contiguous()).data
+        for begin in range(0, len(content), _BLOCK_BYTES):
+            yield content[begin : begin + _BLOCK_BYTES]
+
+
+def _header(pieces: Sequence[Piece]) -> bytes:
+    offsets = {piece.name: {"saved_offsets": piece.offsets} for piece in pieces}
+    assert len(offsets) == len(pieces), "a rank writes at most one box of a tensor"
+    # DCP's reader gets the offsets of each piece in its tensor from here.
+    header: dict[str, object] = {"__metadata__": {"DCP_SHARDING_INFO": json.dumps(offsets)}}
+    begin = 0
+    for piece in pieces:
+        end = begin + piece.tensor.nbytes
+        header[piece.name] = {
+            "dtype": _DTYPES[piece.tensor.dtype],
+            "shape": list(piece.tensor.shape),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return text + b" " * (-len(text) % 8)
+
+
+def write_file(path: Path, blocks: Iterable[memoryview]) -> FileDigest:
+    """Write a new file, sync it to disk and return its digest.
+
+    Raises OSError if not everything could be written. After an error, write the whole file again: a
+    second fsync can succeed even if the first one lost pages.
+    """
+    digest, written = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for block in blocks:
+            file.write(block)
+            digest.update(block)
+            written += len(block)
+        file.flush()
+        os.fsync(file.fileno())
+        size = os.fstat(file.fileno()).st_size
+    if size != written:
+        raise OSError(f"{path.name} has {size} bytes, but {written} were written")
+    return FileDigest(bytes=written, sha256=digest.hexdigest())

@@ -5,6 +5,7 @@ while the thread writes the copies.
 """
 
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
 
 from trainer.checkpoints.commit import RESERVED_KEYS, Commit, Retention, Save
 from trainer.checkpoints.load import packed_random_state
@@ -46,44 +46,28 @@ class Staging:
         """Copy the pieces into the buffer and return pieces that are views of it. Overwrites the
         copies of the previous save, which must already be on disk.
         """
-        begins = self.reserve(pieces)
-        copies = []
-        for piece, begin in zip(pieces, begins, strict=True):
-            copy = self._view(begin, piece.tensor)
-            _copy_tensor(piece.tensor, copy)
-            copies.append(replace(piece, tensor=copy))
-        if _on_cuda(pieces):
-            torch.cuda.current_stream().synchronize()
-        return copies
-
-    def reserve(self, pieces: Sequence[Piece]) -> list[int]:
-        """Allocate a buffer for these pieces and return the byte offset of each."""
+        is_on_cuda = any(piece.tensor.is_cuda for piece in pieces)
         ends = [0]
         for piece in pieces:
             ends.append(ends[-1] + -(-piece.tensor.nbytes // _ALIGNMENT) * _ALIGNMENT)
         if len(self._buffer) != ends[-1]:
             self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old one first
-            pinned = _on_cuda(pieces)
-            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
-            self._buffer.fill_(0)  # the kernel allocates pages on first write
-        return ends[:-1]
-
-    def _view(self, begin: int, like: Tensor) -> Tensor:
-        part = self._buffer[begin : begin + like.nbytes]
-        return part.view(like.dtype).view(like.shape)
-
-
-def _on_cuda(pieces: Sequence[Piece]) -> bool:
-    return any(piece.tensor.is_cuda for piece in pieces)
-
-
-def _copy_tensor(source: Tensor, into: Tensor) -> None:
-    if source.is_cuda or not source.is_contiguous():
-        into.copy_(source, non_blocking=source.is_cuda)
-    else:
-        # numpy copies in one thread. torch would use all cores and wait for those that are busy
-        # with data loader workers; on a loaded machine, this was 20 times slower.
-        np.copyto(bytes_of(into), bytes_of(source))
+            self._buffer = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=is_on_cuda)
+        copies = []
+        for piece, begin in zip(pieces, ends, strict=False):
+            source = piece.tensor
+            part = self._buffer[begin : begin + source.nbytes]
+            copy = part.view(source.dtype).view(source.shape)
+            if source.is_cuda or not source.is_contiguous():
+                copy.copy_(source, non_blocking=source.is_cuda)
+            else:
+                # numpy copies in one thread. torch would use all cores and wait for those that are
+                # busy with data loader workers; on a loaded machine, this was 20 times slower.
+                np.copyto(bytes_of(copy), bytes_of(source))
+            copies.append(replace(piece, tensor=copy))
+        if is_on_cuda:
+            torch.cuda.current_stream().synchronize()
+        return copies
 
 
 @dataclass(frozen=True)
@@ -137,7 +121,9 @@ class CheckpointWriter:
         retention = Retention(config.keep_last, keep_every_steps, mode)
         # The thread has its own process group. Otherwise its collectives would interleave with
         # training's collectives in a different order on each rank.
-        group = _own_group(world, timeout_seconds)
+        group = None
+        if world.size > 1:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
         self._commit = Commit(root, world, group, retention, self._measure)
         self._commit.start(start_step)
         self._ownership = Ownership(group, world.rank)
@@ -164,14 +150,6 @@ class CheckpointWriter:
             if self._thread is not None:
                 self._thread.shutdown(wait=False)
 
-    def reserve(self, entries: dict[str, Tensor]) -> None:
-        """Allocate the staging memory for these entries now (collective). Calling this is optional;
-        it makes the first save as fast as later ones.
-        """
-        if self._staging is not None:
-            self.finish()
-            self._staging.reserve(self._ownership.choose(entries))
-
     def save(
         self, entries: dict[str, Tensor], state: dict[str, Any], *, best: float | None = None
     ) -> float:
@@ -186,15 +164,26 @@ class CheckpointWriter:
         ranks if a save in the foreground fails.
         """
         assert not RESERVED_KEYS & state.keys(), f"{sorted(RESERVED_KEYS)} are reserved"
-        waited, failed = 0.0, False
+        step, failed = int(state["step"]), False
+        is_waiting = self._pending is not None and not self._pending.done()
+        started = time.perf_counter()
         try:
-            waited = self._wait_for_previous_save(int(state["step"]))
+            self.finish()
         except OSError:  # raised on all ranks, and already in `failures`
             failed = True
+        waited = time.perf_counter() - started if is_waiting and not failed else 0.0
+        if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
+            self._print_line(
+                f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
+                f"{self._pending_step}: save less often, or save to a faster disk"
+            )
+        result = None
+        if self._measure is not None and best is not None and math.isfinite(best):
+            result = Best(measure=self._measure, value=best)
         save = Save(
-            step=int(state["step"]),
+            step=step,
             state=json.dumps(state, allow_nan=False),
-            best=_best_of(self._measure, best),
+            best=result,
             random_state=packed_random_state(self._world),
             pieces=self._ownership.choose(entries),
         )
@@ -221,19 +210,6 @@ class CheckpointWriter:
         if pending is not None:
             pending.result()
 
-    def _wait_for_previous_save(self, step: int) -> float:
-        if self._pending is None:
-            return 0.0
-        was_done, started = self._pending.done(), time.perf_counter()
-        self.finish()
-        waited = 0.0 if was_done else time.perf_counter() - started
-        if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
-            self._print_line(
-                f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
-                f"{self._pending_step}: save less often, or save to a faster disk"
-            )
-        return waited
-
     def _write(self, save: Save) -> Path:
         try:
             folder = self._commit.write(save)
@@ -258,15 +234,3 @@ def save_checkpoint(
     with CheckpointWriter(root, config, world, start_step=state["step"]) as writer:
         writer.save(entries, state)
         return writer.committed()[0]
-
-
-def _own_group(world: World, timeout_seconds: float) -> ProcessGroup | None:
-    if world.size == 1:
-        return None
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
-
-
-def _best_of(measure: str | None, value: float | None) -> Best | None:
-    if measure is None or value is None or value != value or abs(value) == float("inf"):
-        return None
-    return Best(measure=measure, value=value)

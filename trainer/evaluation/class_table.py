@@ -1,20 +1,17 @@
-"""The per-class results of an evaluation as sorted rows and as CSV."""
+"""The per-class results of an evaluation as rows and as CSV."""
 
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from data.files import temporary_path
 from trainer.evaluation.measure import Evaluation
 
-Order = Literal["index", "positives", "accuracy", "average_precision"]
-
 
 class ClassTable:
-    """The per-class results of an evaluation: columns [K] and sorted class IDs."""
+    """The per-class results of an evaluation: columns [K]."""
 
     def __init__(self, evaluation: Evaluation, names: Sequence[str]) -> None:
         """`names` [K] must be in class-list order. Raises ValueError if their number is wrong."""
@@ -34,21 +31,11 @@ class ClassTable:
         self.precision_at = classes.precision_at.numpy()
         self.threshold = classes.threshold.numpy()
 
-    def order(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Return the class IDs sorted by `by`. Ties are broken by ID; classes without samples come
-        last.
-        """
-        if by == "index":
-            ids = np.arange(len(self.names))
-            return ids[::-1] if descending else ids
-        values = np.asarray(getattr(self, by), dtype=np.float64)
-        key = np.where(self.positives > 0, -values if descending else values, np.inf)
-        return np.argsort(key, kind="stable")
-
-    def measured(self, by: Order, *, descending: bool = False) -> np.ndarray:
-        """Like `order`, but excludes classes without samples."""
-        ids = self.order(by, descending=descending)
-        return ids[self.positives[ids] > 0]
+    def worst(self, num: int) -> list[int]:
+        """Return the IDs of `num` classes with the lowest average precision. Omits classes without
+        samples."""
+        ids = np.argsort(self.average_precision, kind="stable")  # NaN comes last
+        return [j for j in ids.tolist() if self.positives[j] > 0][:num]
 
     def header(self) -> list[str]:
         """Return the column names of `rows`."""
@@ -56,9 +43,9 @@ class ClassTable:
         thresholds = [f"threshold_at_recall_{recall:g}" for recall in self.recalls]
         return ["class", "name", "positives", "accuracy", "average_precision", *at, *thresholds]
 
-    def rows(self, ids: np.ndarray) -> Iterator[list[object]]:
+    def rows(self) -> Iterator[list[object]]:
         """Yield one row per class. Metrics of a class without samples are empty cells."""
-        for j in ids.tolist():
+        for j in range(len(self.names)):
             cells: list[object] = [j, self.names[j], int(self.positives[j])]
             if self.positives[j] == 0:
                 yield cells + [""] * (2 + 2 * len(self.recalls))
@@ -67,13 +54,13 @@ class ClassTable:
             yield [*cells, *(repr(float(x)) for x in measures), *map(_number, self.threshold[j])]
 
 
-def write_csv(table: ClassTable, path: Path, ids: np.ndarray) -> None:
-    """Write the classes `ids` to `path` as UTF-8 CSV with a header, in full precision."""
+def write_csv(table: ClassTable, path: Path) -> None:
+    """Write a table to `path` as UTF-8 CSV with a header, in full precision."""
     with temporary_path(path) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(table.header())
-            writer.writerows(table.rows(ids))
+            writer.writerows(table.rows())
         temporary.rename(path)
 
 

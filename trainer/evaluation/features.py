@@ -43,36 +43,28 @@ def gathered_rows(
     Every rank must have the same number of batches, including empty ones, because the forward pass
     of a sharded backbone is collective. `should_stop` is called before each batch.
     """
-    features, labels = [], []
+    features, labels, num_views = [], [], 1
     for batch in batches:
         if should_stop():
             raise EvaluationStopped("the evaluation was stopped before it finished")
-        features.append(_views(task, batch.inputs, separate=separate_views))
+        pixels = batch.inputs.get("pixel_values")
+        if separate_views and pixels is not None and pixels.ndim == 5:
+            num_views = pixels.shape[1]
+            views = task.features({**batch.inputs, "pixel_values": pixels.flatten(0, 1)})
+            features.append(views.unflatten(0, pixels.shape[:2]))
+        else:
+            features.append(task.features(batch.inputs).unsqueeze(1))
         labels.append(batch.labels.to(world.device))
         if len(batch.labels):
             progress(len(batch.labels))
-    nothing = torch.empty(0, dtype=torch.int64, device=world.device)
-    mine = torch.cat([_no_features(task, features, world), *features])
+    # Ranks without a batch need the right shape, too.
+    most_views = all_reduce_max(torch.tensor(num_views, device=world.device), world.group)
+    no_features = torch.empty((0, int(most_views), task.head.dim), device=world.device)
+    no_labels = torch.empty(0, dtype=torch.int64, device=world.device)
+    mine = torch.cat([no_features, *features])
     features.clear()  # otherwise they would be in memory twice during the gather
     group = task.head.engine.class_group
-    return SplitRows(all_rows(mine, group), all_rows(torch.cat([nothing, *labels]), group))
-
-
-def _views(task: Task, inputs: dict[str, Tensor], *, separate: bool) -> Tensor:
-    """Return the features [b, V, d] of a batch."""
-    pixels = inputs.get("pixel_values")
-    if not separate or pixels is None or pixels.ndim < 5:
-        return task.features(inputs).unsqueeze(1)
-    views = task.features({**inputs, "pixel_values": pixels.flatten(0, 1)})
-    return views.unflatten(0, (pixels.shape[0], pixels.shape[1]))
-
-
-def _no_features(task: Task, features: list[Tensor], world: World) -> Tensor:
-    """Return an empty tensor [0, V, d], so that ranks without a batch have the right shape
-    (collective)."""
-    num_views = torch.tensor(max([1, *(part.shape[1] for part in features)]), device=world.device)
-    shape = 0, int(all_reduce_max(num_views, world.group)), task.head.dim
-    return torch.empty(shape, device=world.device)
+    return SplitRows(all_rows(mine, group), all_rows(torch.cat([no_labels, *labels]), group))
 
 
 def all_rows(tensor: Tensor, group: ProcessGroup | None) -> Tensor:

@@ -9,7 +9,6 @@ sigma_(k-1)(e without e_i and e_j) / sigma_k(e), so classes are ordered by their
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,16 +32,6 @@ _VIEWS_AT_ONCE = 2048  # with more views, class rows are read less often, but in
 _COPIES = 8  # copies of a block's scores in memory at the same time during backward
 
 
-@dataclass(frozen=True)
-class MarginalTopK:
-    """The values of k, each from 1 to 100, and the `temperature` t that divides the scores. The
-    temperature is 1 in appendix C and k tau in the loss `smooth_topk`.
-    """
-
-    ks: tuple[int, ...]
-    temperature: float = 1.0
-
-
 def num_pieces(rows: SplitRows) -> int:
     """Return the number of pieces in which `marginal_top` processes the rows."""
     return len(rows.features.split(_images_at_once(rows)))
@@ -52,8 +41,9 @@ def marginal_top(
     head: ClassHead, rows: SplitRows, k: int, temperature: float, before_piece: Callable[[], None]
 ) -> Tensor:
     """Return the k classes [n, k] with the highest mean marginals, best first. k must be less than
-    the number of classes. The call is collective over the class group, whose ranks must all pass
-    the same rows.
+    the number of classes, and at most 100. The `temperature` t is 1 in appendix C and k tau in the
+    loss `smooth_topk`. The call is collective over the class group, whose ranks must all pass the
+    same rows.
 
     Scores are computed twice: first for the polynomials of each view over all classes, then for the
     marginals, which depend on these polynomials. The full matrix of scores, n x K, is never in

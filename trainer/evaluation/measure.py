@@ -6,7 +6,7 @@ group gather the features of these rows (n x d), and each rank scores its own cl
 counts are then summed over the groups.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from data.loading.batch import Batch
 from data.loading.loader import EvalLoader
 from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
@@ -26,7 +25,7 @@ from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
 from trainer.evaluation.class_scores import count_samples_above, score_classes
 from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
-from trainer.evaluation.marginals import MarginalTopK, marginal_top, num_pieces
+from trainer.evaluation.marginals import marginal_top, num_pieces
 from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
@@ -56,49 +55,6 @@ class Evaluation:
     confusions: Tensor
 
 
-def evaluate(
-    task: Task,
-    batches: Iterable[Batch],
-    config: EvalConfig,
-    world: World,
-    *,
-    label_vectors: Tensor | None,
-    marginal: MarginalTopK | None = None,
-    progress: Callable[[int], None] = lambda samples: None,
-    should_stop: ShouldStop = never_stop,
-) -> Evaluation:
-    """Evaluate the `batches` of all ranks (collective).
-
-    Every rank must have the same number of batches. `label_vectors` [K, D] adds the similarity
-    accuracy SA, and `marginal` adds the marginalized top-k accuracy over the views of each image.
-    `progress` is called with the number of samples in each batch on this rank. `should_stop` is
-    called the same number of times on every rank and must return the same value on all of them; if
-    it returns true, all ranks raise EvaluationStopped.
-    """
-    was_training = task.training
-    task.eval()
-    try:
-        rows = gathered_rows(
-            task,
-            batches,
-            world,
-            separate_views=marginal is not None,
-            progress=progress,
-            should_stop=should_stop,
-        )
-        return measure(
-            task.head,
-            rows,
-            config,
-            world,
-            label_vectors=label_vectors,
-            marginal=marginal,
-            should_stop=should_stop,
-        )
-    finally:
-        task.train(was_training)
-
-
 def evaluate_split(
     task: Task,
     recipe: Recipe,
@@ -109,34 +65,45 @@ def evaluate_split(
     progress: Callable[[int], None] = lambda samples: None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
-    """Run `evaluate` on the recipe's evaluation split (collective). Pass the `manifest` of the
-    shards if it is already loaded.
+    """Evaluate the recipe's evaluation split (collective). Pass the `manifest` of the shards if it
+    is already loaded.
+
+    `label_vectors` [K, D] adds the similarity accuracy SA. `progress` is called with the number of
+    samples in each batch on this rank. `should_stop` is called the same number of times on every
+    rank and must return the same value on all of them; if it returns true, all ranks raise
+    EvaluationStopped.
     """
-    data = recipe.data
+    data, config, was_training = recipe.data, recipe.evaluation, task.training
     manifest = manifest or load_manifest(data)
-    with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
-        loader = EvalLoader(
-            split,
-            recipe.data,
-            batch=recipe.evaluation.batch,
-            rank=world.rank,
-            world_size=world.size,
-            device=world.device,
-        )
-        config = recipe.evaluation
-        marginal = None
-        if config.marginal_topk:
-            marginal = MarginalTopK(config.marginal_topk, config.marginal_temperature)
-        return evaluate(
-            task,
-            loader,
+    task.eval()
+    try:
+        with open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest) as split:
+            loader = EvalLoader(
+                split,
+                data,
+                batch=config.batch,
+                rank=world.rank,
+                world_size=world.size,
+                device=world.device,
+            )
+            rows = gathered_rows(
+                task,
+                loader,
+                world,
+                separate_views=bool(config.marginal_topk),
+                progress=progress,
+                should_stop=should_stop,
+            )
+        return measure(
+            task.head,
+            rows,
             config,
             world,
-            marginal=marginal,
             label_vectors=None if label_vectors is None else torch.from_numpy(label_vectors),
-            progress=progress,
             should_stop=should_stop,
         )
+    finally:
+        task.train(was_training)
 
 
 def measure(
@@ -146,7 +113,6 @@ def measure(
     world: World,
     *,
     label_vectors: Tensor | None = None,
-    marginal: MarginalTopK | None = None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
     """Compute all metrics. Each class group passes its own `rows` (collective).
@@ -165,7 +131,7 @@ def measure(
         head,
         rows,
         positives,
-        k=min(num_classes, max([*config.topk, *(marginal.ks if marginal else ())])),
+        k=min(num_classes, max(*config.topk, *config.marginal_topk, 1)),
         recalls=config.recalls,
         world=world,
         should_stop=should_stop,
@@ -174,13 +140,15 @@ def measure(
     metrics = {
         f"top{k}": _share(correct[:, :k].any(1), num_samples, data_group) for k in config.topk
     }
-    if marginal is not None:
-        for k in marginal.ks:
-            stop_checks = StopChecks(num_pieces(rows), should_stop, world)
-            best = _marginal_best(head, rows, k, marginal, scores.predicted, stop_checks)
-            stop_checks.check_remaining()
-            hits = (best == labels.unsqueeze(1)).any(1)
-            metrics[f"marginal_top{k}"] = _share(hits, num_samples, data_group)
+    for k in config.marginal_topk:
+        stop_checks = StopChecks(num_pieces(rows), should_stop, world)
+        best = scores.predicted[:, :k]
+        # With one view, or if k covers all classes, these are the top k by score.
+        if rows.features.shape[1] > 1 and k < num_classes and len(labels):
+            best = marginal_top(head, rows, k, config.marginal_temperature, stop_checks.check)
+        stop_checks.check_remaining()
+        hits = (best == labels.unsqueeze(1)).any(1)
+        metrics[f"marginal_top{k}"] = _share(hits, num_samples, data_group)
     first = scores.predicted[:, 0]
     if label_vectors is not None:
         sa = similarity_accuracy(label_vectors, labels, first, group=data_group)
@@ -221,21 +189,6 @@ def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) 
 def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
     """Return the fraction of all ranks' samples that are hits (collective)."""
     return int(all_reduce_sum(hits.sum(), group)) / num_samples
-
-
-def _marginal_best(
-    head: ClassHead,
-    rows: SplitRows,
-    k: int,
-    marginal: MarginalTopK,
-    predicted: Tensor,
-    stop_checks: StopChecks,
-) -> Tensor:
-    """Return the k classes [n, k] with the highest mean marginals over the views."""
-    # With one view, or if k covers all classes, these are the top k by score.
-    if rows.features.shape[1] == 1 or k >= head.num_classes or not len(predicted):
-        return predicted[:, :k]
-    return marginal_top(head, rows, k, marginal.temperature, stop_checks.check)
 
 
 def most_confused(

@@ -1,11 +1,11 @@
 """Evaluates a run's checkpoint on a split, with optional settings, and saves the result."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
@@ -17,6 +17,8 @@ from trainer.world import World
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
 # Settings that do not affect the result.
 _IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
+
+_MAX_NAME = 255  # bytes, the limit of Linux
 
 
 @dataclass(frozen=True)
@@ -52,31 +54,32 @@ class EvaluationRequest:
     def folder(self) -> Path:
         """Return the folder for the results. Results for a different split or different settings
         are saved in a separate folder, so that they do not replace the results that `kway export`
-        uses.
+        uses. Raises ValueError if the settings are too long for the name of a folder.
         """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
-        others = _changed_settings(own, recipe)
+        before = settings_of(own)
+        others = [
+            f"{key}={json.dumps(value, separators=(',', ':'))}"
+            for key, value in sorted(settings_of(recipe).items())
+            if key not in _IRRELEVANT and (key not in before or before[key] != value)
+        ]
         if recipe.data.eval_split == own.data.eval_split and not others:
             return run_folder.evaluations
-        return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
-
-
-def _changed_settings(own: Recipe, requested: Recipe) -> list[str]:
-    """Return `key=value` for each setting that differs from the recipe and affects the result."""
-    before = settings_of(own)
-    return [
-        f"{key}={json.dumps(value, separators=(',', ':'))}"
-        for key, value in sorted(settings_of(requested).items())
-        if key not in _IRRELEVANT and (key not in before or before[key] != value)
-    ]
+        name = ",".join([recipe.data.eval_split, *others])
+        if (length := len(os.fsencode(name))) > _MAX_NAME:
+            raise ValueError(
+                f"--set changes settings whose text has {length} bytes, but the folder of the "
+                f"results is named after them and at most {_MAX_NAME} fit: change fewer settings, "
+                "or shorten a list"
+            )
+        return run_folder.evaluations / name
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:
     """Return the split on which a recipe is evaluated."""
     data = recipe.data
-    manifest = Manifest.load(data.shards, data.cache, generation=data.generation)
-    return open_split(data.shards, data.eval_split, cache=data.cache, manifest=manifest)
+    return open_split(data.shards, data.eval_split, cache=data.cache)
 
 
 def evaluate_run(
@@ -88,7 +91,7 @@ def evaluate_run(
     """Run the evaluation, save the result to `request.folder()` and return the checkpoint's step
     (collective).
     """
-    recipe = request.recipe()
+    recipe, folder = request.recipe(), request.folder()
     step = {} if request.checkpoint is None else {"step": request.checkpoint}
     trained = open_trained(request.run, world, allow_imports=request.allow_imports, **step)
     result = evaluate_split(
@@ -100,6 +103,6 @@ def evaluate_run(
         progress=progress,
     )
     if world.is_main:
-        save_evaluation(request.folder(), result, step=trained.step)
+        save_evaluation(folder, result, step=trained.step)
     world.barrier()
     return trained.step

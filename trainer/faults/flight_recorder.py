@@ -2,12 +2,12 @@
 
 The recorder is a ring buffer that torch's C++ code fills for gloo and for NCCL, so it also covers
 the collectives of DDP, FSDP and DeepSpeed. It is disabled unless TORCH_FR_BUFFER_SIZE is set before
-the process group is created.
+the process group is created. torch documents these functions in its tutorial on the recorder; it
+has no public one that a process can call for itself.
 """
 
 import json
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,11 @@ from torch._C import _distributed_c10d as c10d
 
 # The recorder of gloo and other CPU backends, and the NCCL recorder, which exists only in CUDA
 # builds.
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_DUMPS = [
+    getattr(c10d, name)
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+    if hasattr(c10d, name)
+]
 _POLLS_PER_READING = 10
 _WORLD_GROUP = "default_pg"
 
@@ -33,80 +37,49 @@ class Collective:
         return f"{self.name} #{self.number}{of_group}"
 
 
-@dataclass(frozen=True)
-class RecordedCollectives:
-    """The collectives in the recorder: `newest` is the last one that this rank issued, and
-    `pending` is the oldest one that has not completed.
+class FlightRecorder:
+    """The collectives in the recorder, over all groups and backends: `newest` is the last one that
+    this rank issued, and `pending` is the oldest one that has not completed.
 
     `pending_seconds` is the time since `pending` was issued. It is measured with the wall clock, so
     it is wrong if the clock was adjusted in the meantime.
     """
 
-    newest: Collective | None
-    pending: Collective | None
-    pending_seconds: float = 0.0
-
-
-class FlightRecorder:
-    """Reads the recorder. It does a full read only at regular intervals and while a collective may
-    be pending.
-
-    A full read takes milliseconds and holds the GIL. In a large world, some rank would be reading
-    during every step, which would slow down all ranks. As long as collectives complete, nothing
-    hangs, so no full read is needed.
-    """
+    newest: Collective | None = None
+    pending: Collective | None = None
+    pending_seconds = 0.0
 
     def __init__(self) -> None:
-        self._counts: list[Any] | None = None
-        self._recorded = RecordedCollectives(None, None)
-        self._has_read = False
+        self._status: list[Any] = []
         self._num_polls = 0
 
-    def poll(self) -> RecordedCollectives:
-        """Return the newest and the pending collective of this process. While collectives complete,
-        the result may come from an earlier full read.
+    def poll(self) -> None:
+        """Update the collectives. While collectives complete, they may be those of an earlier poll.
+
+        A full read takes milliseconds and holds the GIL. In a large world, some rank would be
+        reading during every step, which would slow down all ranks. As long as collectives complete,
+        nothing hangs. One of several groups may hang while others make progress, so read regularly.
         """
-        counts = [dump(False)["pg_status"] for dump in _dumps()]
-        unchanged = counts == self._counts
-        self._has_read = self._has_read and unchanged
-        self._counts = counts
+        status = [json.loads(dump(False, False))["pg_status"] for dump in _DUMPS]
         self._num_polls += 1
-        # One of several groups may hang while others make progress, so do a full read regularly.
-        is_due = self._recorded.pending is not None or self._num_polls % _POLLS_PER_READING == 0
-        if is_due or (unchanged and not self._has_read):
-            self._recorded = self.read()
-            self._has_read = True
-        return self._recorded
+        is_due = self.pending is not None or self._num_polls % _POLLS_PER_READING == 0
+        if is_due or status == self._status:
+            self.read()
+        self._status = status
 
-    def read(self) -> RecordedCollectives:
-        """Return the newest and the pending collective of this process, over all groups and
-        backends."""
-        entries = sorted(_entries(), key=lambda entry: entry["time_created_ns"])
-        newest = _collective(entries[-1]) if entries else None
-        pending = next((entry for entry in entries if entry["pending"]), None)
-        if pending is None:
-            return RecordedCollectives(newest, None)
-        seconds = (time.time_ns() - pending["time_created_ns"]) / 1e9
-        return RecordedCollectives(newest, _collective(pending), seconds)
-
-
-def _dumps() -> list[Callable[[bool], dict[str, Any]]]:
-    """Return one function per backend. Each function returns the backend's recorder as a dict, with
-    or without entries.
-    """
-
-    def reading(name: str) -> Callable[[bool], dict[str, Any]]:
-        return lambda entries: json.loads(getattr(c10d, name)(entries, False))
-
-    return [reading(name) for name in _DUMPS if hasattr(c10d, name)]
-
-
-def _entries() -> Iterator[dict[str, Any]]:
-    for dump in _dumps():
-        recorder = dump(True)
-        status = recorder["pg_status"] or {}
-        for entry in recorder.get("entries", []):
-            yield {**entry, "pending": is_pending(entry, status)}
+    def read(self) -> None:
+        """Update the collectives with a full read."""
+        entries = []
+        for dump in _DUMPS:
+            recorder = json.loads(dump(True, False))
+            status = recorder["pg_status"] or {}
+            entries += [(entry, is_pending(entry, status)) for entry in recorder.get("entries", [])]
+        entries.sort(key=lambda each: each[0]["time_created_ns"])
+        oldest = next((entry for entry, pending in entries if pending), None)
+        self.newest = _collective(entries[-1][0]) if entries else None
+        self.pending = _collective(oldest) if oldest else None
+        if oldest:
+            self.pending_seconds = (time.time_ns() - oldest["time_created_ns"]) / 1e9
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:

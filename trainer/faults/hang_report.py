@@ -1,18 +1,14 @@
 """The state of a rank, and the one-line description of a hang from the states of all ranks."""
 
 import json
-import sys
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from types import FrameType
-from typing import Any
 
 from trainer.faults.flight_recorder import Collective
 
-_LIBRARIES = ("torch", "deepspeed", "contextlib")
 # Only the first few groups of ranks are listed, so that the line stays readable.
 _MAX_GROUPS = 4
+_GONE = "not responding (stopped, exited or unreachable)"
 
 
 @dataclass(frozen=True)
@@ -37,27 +33,16 @@ class RankState:
     @staticmethod
     def from_json(text: str) -> "RankState":
         fields = json.loads(text)
-        fields["newest"] = _collective(fields["newest"])
-        fields["pending"] = _collective(fields["pending"])
+        for name in ("newest", "pending"):
+            fields[name] = fields[name] and Collective(**fields[name])
         return RankState(**fields)
 
-
-def _collective(fields: dict[str, Any] | None) -> Collective | None:
-    return None if fields is None else Collective(**fields)
-
-
-def main_thread_location() -> str:
-    """Return the innermost line of the main thread outside the libraries and this package, as
-    `module:line`."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None and _is_library(frame):
-        frame = frame.f_back
-    return "" if frame is None else f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno}"
-
-
-def _is_library(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
+    def __str__(self) -> str:
+        phase = f" in {self.phase}" if self.phase else ""
+        location = f" ({self.location})" if self.location else ""
+        last = f", after {self.newest}" if self.newest else ""
+        waiting = f"waiting in {self.pending} " if self.pending else ""
+        return f"{waiting}at step {self.step}{phase}{location}{'' if waiting else last}"
 
 
 def describe_hang(
@@ -68,21 +53,34 @@ def describe_hang(
     A rank counts as unresponsive if its state is missing or if its beat did not increase in
     between. `size` is the world size.
     """
-    silent = [rank for rank in range(size) if not _is_alive(before.get(rank), after.get(rank))]
-    responding = {rank: state for rank, state in after.items() if rank not in silent}
-    waiting = {rank: state for rank, state in responding.items() if state.pending}
-    elsewhere = {rank: state for rank, state in responding.items() if not state.pending}
-    last_seen = {rank: _last_seen(after.get(rank)) for rank in silent}
+    silent, elsewhere, waiting = {}, {}, {}
+    for rank in range(size):
+        old, state = before.get(rank), after.get(rank)
+        if state is None:
+            silent[rank] = _GONE
+        elif old is not None and state.beat <= old.beat:
+            silent[rank] = f"{_GONE}, last seen {state}"
+        elif state.pending is None:
+            elsewhere[rank] = str(state)
+        else:
+            waiting[rank] = state
+    if silent:
+        fix = "check the machines and the network of the ranks that are not responding"
+    elif elsewhere:
+        fix = "if this work is slow but correct, raise train.timeout_seconds"
+    elif len({state.pending for state in waiting.values()}) > 1:
+        fix = (
+            "check whether a rank skipped a collective or groups of ranks are waiting for each "
+            "other"
+        )
+    else:
+        fix = "check the network between the ranks, because all of them have entered the collective"
     parts = [
-        *_group_ranks(
-            last_seen, "is not responding", "are not responding", "(last seen elsewhere)"
-        ),
-        *_group_ranks(
-            {rank: _describe_state(state) for rank, state in elsewhere.items()}, "is", "are"
-        ),
-        *_describe_waits(waiting),
+        *_by_text(silent, "not responding"),
+        *_by_text(elsewhere, "at other locations"),
+        *_by_text(_with_seconds(waiting), "waiting at other locations"),
     ]
-    return f"{'; '.join(parts)}: {_suggestion(silent, elsewhere, waiting)}"
+    return f"{'; '.join(parts)}: {fix}"
 
 
 def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
@@ -91,7 +89,8 @@ def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
     """
     return (
         f"{host}, which hosts the store of the process group, is not responding (stopped, exited "
-        f"or unreachable); {_describe_waits({rank: own})[0]}: check that machine and its network"
+        f"or unreachable); {format_ranks([rank])}: {_with_seconds({rank: own})[rank]}: check that "
+        "machine and its network"
     )
 
 
@@ -113,74 +112,24 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if several else ''} {', '.join(words)}"
 
 
-def _is_alive(before: RankState | None, after: RankState | None) -> bool:
-    return after is not None and (before is None or after.beat > before.beat)
-
-
-def _last_seen(state: RankState | None) -> str:
-    if state is None:
-        return "(stopped, exited or unreachable)"
-    return f"(stopped, exited or unreachable; last seen {_describe_state(state)})"
-
-
-def _describe_state(state: RankState) -> str:
-    phase = f" in {state.phase}" if state.phase else ""
-    location = f" ({state.location})" if state.location else ""
-    relation = "after" if state.pending is None else "waiting in"
-    collective = state.pending or state.newest
-    return f"at step {state.step}{phase}{location}" + (
-        f", {relation} {collective}" if collective else ""
-    )
-
-
-def _describe_waits(states: Mapping[int, RankState]) -> list[str]:
-    """Group the ranks that wait in the same collective, and give the longest wait of each group."""
+def _with_seconds(states: Mapping[int, RankState]) -> dict[int, str]:
+    """Add the wait to each state: the longest one of all ranks at the same location."""
     longest: dict[str, float] = {}
-    waits = {rank: _describe_wait(state) for rank, state in states.items()}
-    for rank, wait in waits.items():
-        longest[wait] = max(longest.get(wait, 0.0), states[rank].waited_seconds)
-    return _group_ranks(
-        {rank: f"{wait} for {longest[wait]:.0f} s" for rank, wait in waits.items()},
-        "has been waiting",
-        "have been waiting",
-    )
+    for state in states.values():
+        longest[str(state)] = max(longest.get(str(state), 0.0), state.waited_seconds)
+    return {rank: f"{state} for {longest[str(state)]:.0f} s" for rank, state in states.items()}
 
 
-def _describe_wait(state: RankState) -> str:
-    phase = f" of {state.phase}" if state.phase else ""
-    location = f" ({state.location})" if state.location else ""
-    return f"in {state.pending}{phase} at step {state.step}{location}"
-
-
-def _group_ranks(
-    texts: Mapping[int, str], singular: str, plural: str, rest: str = "at other locations"
-) -> list[str]:
-    """Return one item per distinct text, such as `ranks 0, 2 have been waiting in …`. If there are
-    too many texts, the last item lists all remaining ranks with the text `rest`.
+def _by_text(texts: Mapping[int, str], rest: str) -> list[str]:
+    """Return one item per distinct text, such as `ranks 0, 2: waiting in …`. If there are too many
+    texts, the last item lists all remaining ranks with the text `rest`.
     """
     by_text: dict[str, list[int]] = {}
     for rank in sorted(texts):
-        by_text.setdefault(texts[rank], []).append(rank)
+        text = texts[rank]
+        by_text.setdefault(text, []).append(rank)
     groups = list(by_text.items())
     if len(groups) > _MAX_GROUPS:
         others = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
         groups = [*groups[: _MAX_GROUPS - 1], (rest, others)]
-    return [
-        f"{format_ranks(ranks)} {singular if len(ranks) == 1 else plural} {text}"
-        for text, ranks in groups
-    ]
-
-
-def _suggestion(
-    silent: Sequence[int], elsewhere: Mapping[int, RankState], waiting: Mapping[int, RankState]
-) -> str:
-    if silent:
-        return "check the machines and the network of the ranks that are not responding"
-    if elsewhere:
-        return "if this work is slow but correct, raise train.timeout_seconds"
-    if len({state.pending for state in waiting.values()}) > 1:
-        return (
-            "check whether a rank skipped a collective or groups of ranks are waiting for each "
-            "other"
-        )
-    return "check the network between the ranks, because all of them have entered the collective"
+    return [f"{format_ranks(ranks)}: {text}" for text, ranks in groups]

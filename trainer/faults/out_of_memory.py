@@ -1,13 +1,12 @@
 """Detects out-of-memory errors and suggests changes to the recipe.
 
-The phase is determined from the traceback. Suggestions are ordered by their cost in that phase,
-cheapest first, and exclude settings that the recipe already has.
+The phase is determined from the traceback. Suggestions exclude settings that the recipe already
+has.
 """
 
 import errno
 import re
 import traceback
-from collections.abc import Iterator
 from types import FrameType
 
 import torch
@@ -24,31 +23,35 @@ _MESSAGES = (
     "Cannot allocate memory",
     "MemoryError",  # from a data loader worker, whose error is passed on as text
 )
-# The phase for each kway, torch or transformers module in the traceback. The first match is used.
-_PHASES = {
-    "building": ("(building)",),
-    "evaluation": ("trainer.evaluation",),
-    "checkpoint": ("trainer.checkpoints", "torch.distributed.checkpoint"),
-    "data": ("data.",),
-    "head": ("heads.",),
-    "optimizer": ("trainer.optimizers", "trainer.steps.ema", "torch.optim"),
-    "backward": ("torch.autograd",),
-    "forward": ("trainer.steps.", "trainer.backbone.", "trainer.strategies", "transformers."),
-}
 _TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
-_ORDER = {
-    "building": ("groups", "strategy", "rows"),
-    "forward": _TRAINING,
-    "backward": _TRAINING,
-    "head": ("head", "groups", "micro", "precision", "rows", "strategy", "recompute"),
-    "optimizer": ("strategy", "groups", "rows", "ema", "micro", "precision", "recompute"),
-    "evaluation": ("evaluation", "head", "groups", "strategy", "precision"),
-    "checkpoint": ("background", "strategy", "groups"),
-    "data": ("workers", "background"),
+# For each phase: the modules in the traceback that indicate it (the first phase with a match is
+# used), and the changes in `_changes` that save memory in it, in the order of their cost.
+_PHASES = {
+    "building": (("(building)",), ("groups", "strategy", "rows")),
+    "evaluation": (
+        ("trainer.evaluation",),
+        ("evaluation", "head", "groups", "strategy", "precision"),
+    ),
+    "checkpoint": (
+        ("trainer.checkpoints", "torch.distributed.checkpoint"),
+        ("background", "strategy", "groups"),
+    ),
+    "data": (("data.",), ("workers", "background")),
+    "head": (
+        ("heads.",),
+        ("head", "groups", "micro", "precision", "rows", "strategy", "recompute"),
+    ),
+    "optimizer": (
+        ("trainer.optimizers", "trainer.ema", "torch.optim"),
+        ("strategy", "groups", "rows", "ema", "micro", "precision", "recompute"),
+    ),
+    "backward": (("torch.autograd",), _TRAINING),
+    "forward": (
+        ("trainer.step.", "trainer.backbone.", "trainer.strategies", "transformers."),
+        _TRAINING,
+    ),
 }
 _MAX_SUGGESTIONS = 4
-_NO_SUGGESTION = "no other recipe setting saves memory: use more ranks or a smaller backbone"
-_NO_SUGGESTION_FOR_EVALUATION = "the batches cannot be smaller: use a machine with more memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -66,37 +69,45 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
 
     If `evaluating` is true, suggest options of `kway eval` instead.
     """
-    phase = _phase(error)
-    on_device = world.device.type != "cpu" and _is_of_device(error)
-    owner = f"{world.device.type} device {world.device.index or 0}" if on_device else "the machine"
-    during = f" in {phase}" if phase else ""
+    text, kind = str(error), world.device.type
+    phase = "data" if "DataLoader worker" in text else _phase(error)
+    on_device = kind != "cpu" and (
+        isinstance(error, torch.OutOfMemoryError)
+        or any(word in text.upper() for word in ("CUDA", "CUBLAS", "NCCL", "CUDNN"))
+    )
+    keys = ["evaluation"] if evaluating else list(_PHASES[phase or "forward"][1])
+    # Data loader workers use host memory. On CPUs, the model does, too, so it comes first.
+    if kind == "cpu":
+        keys += ["workers"] if evaluating else ["workers", "background"]
+    elif not on_device:
+        keys.insert(0, "workers")
+    changes = _changes(recipe, world)
+    found = [change for key in dict.fromkeys(keys) if (change := changes[key]) is not None]
     if evaluating:
-        suggestions = list(_evaluation_suggestions(error, recipe, world, on_device=on_device))
-        last = _NO_SUGGESTION_FOR_EVALUATION
+        found = [f"--set {change}" for change in found]
+        # Each process has its own device, but the processes on a host share the host memory.
+        if on_device or world.size > 1:
+            found.append(f"--nproc {2 * world.size if on_device else world.size // 2}")
+    if on_device and _is_fragmented(text):
+        found.insert(0, "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True")
+    if found:
+        fix = f"try {', then '.join(found[:_MAX_SUGGESTIONS])}"
+    elif evaluating:
+        fix = "the batches cannot be smaller: use a machine with more memory"
     else:
-        suggestions = list(_suggestions(error, recipe, world, phase, on_device=on_device))
-        last = _NO_SUGGESTION
-    change = f"try {', then '.join(suggestions[:_MAX_SUGGESTIONS])}" if suggestions else last
-    return f"{owner} ran out of memory{during}: {_requested(error)}; {change}"
-
-
-def _is_of_device(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    words = ("CUDA", "CUBLAS", "NCCL", "CUDNN")
-    return isinstance(error, RuntimeError) and any(word in str(error).upper() for word in words)
+        fix = "no other recipe setting saves memory: use more ranks or a smaller backbone"
+    owner = f"{kind} device {world.device.index or 0}" if on_device else "the machine"
+    during = f" in {phase}" if phase else ""
+    requested = _requested(text) or type(error).__name__
+    return f"{owner} ran out of memory{during}: {requested}; {fix}"
 
 
 def _phase(error: BaseException) -> str | None:
-    if "DataLoader worker" in str(error):
-        return "data"
     modules = [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    found = (
-        phase
-        for phase, parts in _PHASES.items()
-        if any(f"{module}.".startswith(part) for module in modules for part in parts)
-    )
-    return next(found, None)
+    for phase, (parts, _) in _PHASES.items():
+        if any(f"{module}.".startswith(part) for module in modules for part in parts):
+            return phase
+    return None
 
 
 def _module(frame: FrameType) -> str:
@@ -111,122 +122,60 @@ def _module(frame: FrameType) -> str:
     return name
 
 
-def _requested(error: BaseException) -> str:
-    """Return the amount of memory that was requested, or the error itself if it does not contain
-    the amount.
+def _requested(text: str) -> str:
+    """Return the amount of memory that was requested, or the first line of the error if it does not
+    contain the amount.
     """
-    text = str(error)
     if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return f"an allocation of {_readable_size(int(found[1]))} failed"
+        return f"an allocation of {int(found[1]) / 2**30:.3g} GiB failed"
     if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
         total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
         left = f" with {total[2]} of {total[1]} free" if total else ""
         return f"an allocation of {found[1]} failed{left}"
-    return text.splitlines()[0] if text else type(error).__name__
+    return text.partition("\n")[0]
 
 
-def _readable_size(size: int) -> str:
-    """Return a size as text, such as `3.5 GiB`."""
-    power = min(6, max(0, size.bit_length() - 1) // 10)
-    return f"{size / 1024**power:.3g} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB', 'EiB')[power]}"
-
-
-def _suggestions(
-    error: BaseException, recipe: Recipe, world: World, phase: str | None, *, on_device: bool
-) -> Iterator[str]:
-    if on_device and (settings := _fragmented(error)):
-        yield settings
-    keys = list(_ORDER[phase or "forward"])
-    if not on_device:
-        # Data loader workers use host memory. On CPUs, the model also uses host memory, so
-        # suggestions about the model come first. With an accelerator, the workers are the more
-        # likely cause.
-        keys = (
-            [*keys, "workers", "background"] if world.device.type == "cpu" else ["workers", *keys]
-        )
-    available = _available(recipe, world)
-    for key in dict.fromkeys(keys):
-        if key in available:
-            yield available[key]
-
-
-def _evaluation_suggestions(
-    error: BaseException, recipe: Recipe, world: World, *, on_device: bool
-) -> Iterator[str]:
-    """Yield options of `kway eval` that need less memory."""
-    if on_device and (settings := _fragmented(error)):
-        yield settings
-    available = _available(recipe, world)
-    keys = ("evaluation", "workers") if world.device.type == "cpu" else ("workers", "evaluation")
-    for key in ("evaluation",) if on_device else keys:
-        if key in available:
-            yield f"--set {available[key]}"
-    # Each process has its own device, but the processes on a host share the host memory.
-    if on_device:
-        yield f"--nproc {2 * world.size}"
-    elif world.size > 1:
-        yield f"--nproc {world.size // 2}"
-
-
-def _available(recipe: Recipe, world: World) -> dict[str, str]:
-    """Return the changes that this recipe does not already contain, as `key=value`."""
-    train = recipe.train
-    rows = train.global_batch // world.size
-    found = {
-        "micro": f"train.micro_batches={2 * train.micro_batches}"
-        if 2 * train.micro_batches <= rows
-        else None,
-        "precision": "train.precision=bf16" if train.precision == "fp32" else None,
-        "recompute": None
-        if train.activation_checkpointing
-        else "train.activation_checkpointing=true",
-        "strategy": _sharding(recipe) if world.size > 1 else None,
-        "groups": _larger_groups(recipe, world),
-        "head": _smaller_blocks(recipe, world),
-        "rows": "head.dtype=bf16" if recipe.can_have_bf16_rows else None,
-        "ema": "train.ema=null" if train.ema is not None else None,
-        "evaluation": f"evaluation.batch={recipe.evaluation.batch // 2}"
-        if recipe.evaluation.batch > 1
-        else None,
-        "background": "checkpoint.in_background=false" if recipe.checkpoint.in_background else None,
-        "workers": f"data.workers={recipe.data.workers // 2}" if recipe.data.workers else None,
-    }
-    return {key: change for key, change in found.items() if change is not None}
-
-
-def _smaller_blocks(recipe: Recipe, world: World) -> str | None:
-    """Return the change that halves the memory for logits on this rank's device."""
-    limit = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
-    return f"head.memory_mib={limit // 2}" if limit > 1 else None
-
-
-def _sharding(recipe: Recipe) -> str | None:
-    """Return the change that selects the next strategy with lower memory use per rank."""
-    strategy = recipe.train.strategy
-    smaller = strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
-    return None if smaller is None else strategy.change_to(smaller)
-
-
-def _larger_groups(recipe: Recipe, world: World) -> str | None:
-    """Return the change that shards the classes over all ranks, so that each rank has fewer of
-    them.
-    """
-    group = recipe.train.class_group
-    ranks = {"world": world.size, "node": world.local_size}.get(str(group), group)
-    return "train.class_group=world" if ranks != world.size else None
-
-
-def _fragmented(error: BaseException) -> str | None:
-    """Return the setting to change if torch has reserved enough memory, but in fragments that are
-    too small.
-    """
-    found = re.search(r"([\d.]+) (\w+) is reserved by PyTorch but unallocated", str(error))
-    requested = re.search(r"Tried to allocate ([\d.]+) (\w+)", str(error))
-    if not found or not requested or _bytes(found) < _bytes(requested):
-        return None
-    return "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True"
-
-
-def _bytes(found: "re.Match[str]") -> float:
+def _is_fragmented(text: str) -> bool:
+    """Return whether torch has reserved enough memory, but in fragments that are too small."""
     units = ("bytes", "KiB", "MiB", "GiB", "TiB")
-    return float(found[1]) * 1024 ** units.index(found[2])
+    sizes = [
+        float(found[1]) * 1024 ** units.index(found[2])
+        for pattern in ("Tried to allocate {}", "{} is reserved by PyTorch but unallocated")
+        if (found := re.search(pattern.format(rf"([\d.]+) ({'|'.join(units)})"), text))
+    ]
+    return len(sizes) == 2 and sizes[0] <= sizes[1]
+
+
+def _changes(recipe: Recipe, world: World) -> dict[str, str | None]:
+    """Return the change `key=value` for each key in `_PHASES`, or None if the recipe already has
+    it or cannot have it.
+    """
+    train, data, batch = recipe.train, recipe.data, recipe.evaluation.batch
+    smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
+    group = str(train.class_group)
+    ranks = {"world": str(world.size), "node": str(world.local_size)}.get(group, group)
+    memory_mib = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
+    table = {
+        "micro": (
+            2 * train.micro_batches <= train.global_batch // world.size,
+            f"train.micro_batches={2 * train.micro_batches}",
+        ),
+        "precision": (train.precision == "fp32", "train.precision=bf16"),
+        "recompute": (
+            not train.activation_checkpointing,
+            "train.activation_checkpointing=true",
+        ),
+        "strategy": (
+            smaller is not None and world.size > 1,
+            "" if smaller is None else train.strategy.change_to(smaller),
+        ),
+        # Each rank then has fewer classes.
+        "groups": (ranks != str(world.size), "train.class_group=world"),
+        "head": (memory_mib > 1, f"head.memory_mib={memory_mib // 2}"),
+        "rows": (recipe.can_have_bf16_rows, "head.dtype=bf16"),
+        "ema": (train.ema is not None, "train.ema=null"),
+        "evaluation": (batch > 1, f"evaluation.batch={batch // 2}"),
+        "background": (recipe.checkpoint.in_background, "checkpoint.in_background=false"),
+        "workers": (data.workers > 0, f"data.workers={data.workers // 2}"),
+    }
+    return {key: change if applies else None for key, (applies, change) in table.items()}

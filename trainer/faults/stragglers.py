@@ -4,11 +4,10 @@ Ranks are compared by their busy seconds, the time per step in which a rank does
 (`Phases.take_busy`). The wall-clock duration of a synchronous step is the same on all ranks.
 """
 
-import statistics
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 # Minimum difference in seconds per step. If steps are short, a large factor alone is not
 # significant.
@@ -30,7 +29,7 @@ class Stragglers:
         self._steps: deque[Sequence[float]] = deque(maxlen=window)
         self._size, self._factor = size, factor
         self._seconds_between = 60 * minutes_between
-        self._reported_at: float | None = None
+        self._reported_at = float("-inf")
 
     def add(self, busy_seconds: Sequence[float]) -> None:
         """Add the busy seconds of one step: one number per rank, in rank order."""
@@ -39,7 +38,7 @@ class Stragglers:
 
     def busy_seconds(self) -> list[float]:
         """Return each rank's median over the window. The list is empty before the first step."""
-        return [statistics.median(seconds) for seconds in zip(*self._steps, strict=True)]
+        return [median(seconds) for seconds in zip(*self._steps, strict=True)]
 
     def slow_ranks(self) -> dict[int, float]:
         """Return the slow ranks, each with the ratio of its median to the median of the other
@@ -48,13 +47,15 @@ class Stragglers:
         if len(self._steps) < (self._steps.maxlen or 0) or self._size == 1:
             return {}
         busy = self.busy_seconds()
-        order = sorted(busy)
-        others = [_median_without(order, seconds) for seconds in busy]
-        return {
-            rank: mine / other if other else float("inf")
-            for rank, (mine, other) in enumerate(zip(busy, others, strict=True))
-            if mine > self._factor * other and mine - other > _MIN_DIFFERENCE_SECONDS
-        }
+        least, found = self._factor * min(busy), {}
+        for rank, mine in enumerate(busy):
+            # The median of the others, which is at least the minimum, takes long with many ranks.
+            if mine <= least:
+                continue
+            other = median(busy[:rank] + busy[rank + 1 :])
+            if mine > self._factor * other and mine - other > _MIN_DIFFERENCE_SECONDS:
+                found[rank] = mine / other if other else float("inf")
+        return found
 
     def notice(self, now: float | None = None) -> str | None:
         """Return a message about the slowest rank if a rank is slow and enough time has passed
@@ -63,10 +64,7 @@ class Stragglers:
         `now` is the time in seconds of any monotonic clock.
         """
         now = time.monotonic() if now is None else now
-        if self._reported_at is not None and now - self._reported_at < self._seconds_between:
-            return None
-        slow = self.slow_ranks()
-        if not slow:
+        if now - self._reported_at < self._seconds_between or not (slow := self.slow_ranks()):
             return None
         self._reported_at = now
         rank = max(slow, key=lambda rank: slow[rank])
@@ -76,16 +74,3 @@ class Stragglers:
             f"{self.busy_seconds()[rank]:.3g} s per step, {slow[rank]:.2g} times as long as the "
             "other ranks; check its machine: clock rates, temperature, disk and other processes"
         )
-
-
-def _median_without(order: Sequence[float], value: float) -> float:
-    """Return the median of the sorted list `order`, which has at least 2 values, after removing
-    `value`.
-    """
-    index = bisect_left(order, value)
-    # Removing `value` shifts the elements after it down by one.
-    low, high = (
-        order[middle + (middle >= index)]
-        for middle in ((len(order) - 2) // 2, (len(order) - 1) // 2)
-    )
-    return (low + high) / 2

@@ -14,17 +14,12 @@ ranks exit silently.
 import sys
 import threading
 import time
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Self
 
-from trainer.faults.flight_recorder import Collective, FlightRecorder, RecordedCollectives
-from trainer.faults.hang_report import (
-    RankState,
-    describe_hang,
-    describe_lost_store,
-    main_thread_location,
-)
-from trainer.faults.rank_store import RankStore
+from trainer.faults.flight_recorder import Collective, FlightRecorder
+from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store
+from trainer.faults.rank_store import RankStore, host_of_store
 from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
@@ -32,7 +27,7 @@ from trainer.world import World, is_lost_rank, leave
 # Time between the two reads of all states. A live rank writes its state several times in between.
 _GAP_SECONDS = 4.0
 _POLLS_PER_GAP = 8
-_STORE_TIMEOUT_SECONDS = 2.0
+_LIBRARIES = ("torch", "deepspeed", "contextlib")
 
 _States = dict[int, RankState]
 
@@ -63,8 +58,7 @@ class Watchdog:
         self._gap = min(_GAP_SECONDS, timeout_seconds / 2)
         self._interval = self._gap / _POLLS_PER_GAP
         self._recorder = FlightRecorder()
-        self._step = 0
-        self._beat = 0
+        self._step = self._beat = 0
         self._pending: Collective | None = None
         self._since = 0.0
         self._failed: Collective | None = None
@@ -79,14 +73,13 @@ class Watchdog:
         if self._world.size == 1:
             return self
         store = self._world.new_store()
-        if self._recorder.read().newest is None:
+        self._recorder.read()
+        if self._recorder.newest is None:
             raise RuntimeError(
                 "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
-        self._store = RankStore(
-            store, rank=self._world.rank, size=self._world.size, interval=self._interval
-        )
+        self._store = RankStore(store, rank=self._world.rank, size=self._world.size)
         # Publish now, so that a state exists even if this rank stops immediately afterwards.
         self._store.publish(self._observe().to_json())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -105,11 +98,12 @@ class Watchdog:
         """
         if "Timed out waiting" not in str(error):
             # The launcher reports the rank that exited. This rank only needs to exit promptly.
-            over = self._store.over or self._store.is_over(limit_seconds=_STORE_TIMEOUT_SECONDS)
-            return None if over else "another rank exited during a step"
+            return None if self._store.is_over() else "another rank exited during a step"
         with self._report_lock:
-            recorded = self._recorder.read()
-            self._failed = recorded.pending or self._pending or recorded.newest
+            recorder = FlightRecorder()  # of this thread
+            recorder.read()
+            # The recorder no longer lists a collective as pending once it has raised an error.
+            self._failed = recorder.pending or self._pending or recorder.newest
             before = self._states()
             time.sleep(self._gap)
             return self._investigate(before)
@@ -123,7 +117,13 @@ class Watchdog:
         if self._world.size == 1:
             return
         if error is None:
-            error = self._wait_for_all()
+            # Keep watching until all ranks have finished: one may have skipped a collective.
+            try:
+                self._world.barrier()
+            except RuntimeError as lost:
+                if not is_lost_rank(lost):
+                    raise
+                error = lost
         if error is not None and is_lost_rank(error):
             line = self.explain(error)
             self._wait_for_readers()
@@ -133,18 +133,6 @@ class Watchdog:
         if error is None:
             # The rank that hosts the store must not exit while another rank is still writing to it.
             self._world.barrier()
-
-    def _wait_for_all(self) -> RuntimeError | None:
-        """Keep watching until all ranks have finished, because one of them may have skipped a
-        collective.
-        """
-        try:
-            self._world.barrier()
-        except RuntimeError as error:
-            if not is_lost_rank(error):
-                raise
-            return error
-        return None
 
     def _close(self) -> None:
         self._closed.set()
@@ -169,34 +157,29 @@ class Watchdog:
                         self._end(self._investigate(self._before))
 
     def _observe(self) -> RankState:
-        recorded = self._recorded()
-        now = time.monotonic()
-        if recorded.pending != self._pending:
+        recorder, now = self._recorder, time.monotonic()
+        newest = pending = self._failed
+        if self._failed is None:
+            recorder.poll()
+            newest, pending = recorder.newest, recorder.pending
+        if pending != self._pending:
             # The collective was issued before this poll saw it. The wall clock may have been
             # adjusted, so trust it only up to a few poll intervals.
-            late = min(max(recorded.pending_seconds, 0.0), 3 * self._interval)
-            self._pending, self._since = recorded.pending, now - late
+            late = min(max(recorder.pending_seconds, 0.0), 3 * self._interval)
+            self._pending, self._since = pending, now - late
         self._beat += 1
         return RankState(
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
-            location=main_thread_location(),
-            newest=recorded.newest,
-            pending=recorded.pending,
-            waited_seconds=now - self._since if recorded.pending else 0.0,
+            location=_main_thread_location(),
+            newest=newest,
+            pending=pending,
+            waited_seconds=now - self._since if pending else 0.0,
         )
 
-    def _recorded(self) -> RecordedCollectives:
-        """Return the recorder's collectives. The recorder no longer lists a collective as pending
-        once it has raised an error, so add it here.
-        """
-        if self._failed is not None:
-            return RecordedCollectives(newest=self._failed, pending=self._failed)
-        return self._recorder.poll()
-
     def _states(self) -> _States | None:
-        texts = self._store.read(limit_seconds=_STORE_TIMEOUT_SECONDS)
+        texts = self._store.read()
         if texts is None:
             return None
         return {rank: RankState.from_json(text) for rank, text in texts.items()}
@@ -205,10 +188,9 @@ class Watchdog:
         """Return the message, or None if another rank reports the hang."""
         after = self._states()
         if before is None or after is None:
-            return describe_lost_store(
-                self._observe(), rank=self._world.rank, host=self._store.host
-            )
-        is_first = self._store.claim(limit_seconds=_STORE_TIMEOUT_SECONDS)
+            rank, host = self._world.rank, host_of_store()
+            return describe_lost_store(self._observe(), rank=rank, host=host)
+        is_first = self._store.claim()
         return None if is_first is False else describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
@@ -225,3 +207,18 @@ class Watchdog:
         When a rank exits, its connections break, and the other ranks may be waiting on them.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
+
+
+def _main_thread_location() -> str:
+    """Return the innermost line of the main thread outside the libraries and this package, as
+    `module:line`.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_back is not None and _is_library(frame):
+        frame = frame.f_back
+    return "" if frame is None else f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno}"
+
+
+def _is_library(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)

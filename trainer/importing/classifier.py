@@ -5,13 +5,17 @@ the backbone (`trainer/backbone/classifiers.py`). Before the bundle is published
 compared with those of the original library for the same images or texts.
 """
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from data.messages import kway_command, one_line
@@ -22,9 +26,8 @@ from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import NO_THRESHOLDS
-from trainer.bundle.spec import BundleSpec, LossSpec
+from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
 from trainer.bundle.writing import write_bundle
-from trainer.importing.class_names import class_entries, names_in_file, names_of_config
 from trainer.importing.examples import Examples, image_examples, text_examples
 from trainer.importing.source import open_source
 
@@ -77,36 +80,44 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     config = _config(folder, source)
     loss = _loss(config, source)
     model = _load(folder, config, source)
-    examples = _examples(folder, model, source, options)
-    num_classes = config.num_labels or 0
+    architecture, num_classes = type(model).__name__, config.num_labels or 0
+    if reads_texts(model):
+        examples = text_examples(folder, model, source, options.max_length)
+    elif options.max_length is None:
+        examples = image_examples(folder, model, source)
+    else:
+        raise ValueError(f"{source} reads images: remove --max-length")
     expected = _logits(model, examples, num_classes, source)
-    layer = _last_layer(model, source)
-    names = (
-        names_of_config(config.id2label or {}, num_classes)
-        if options.class_names is None
-        else names_in_file(options.class_names, num_classes)
-    )
-    entries = class_entries(names)
-    architecture = type(model).__name__
+    with _explained(f"{source}: ", ValueError):
+        layer = take_last_layer(model)
+    # Without the number of classes in its configuration, the last layer costs no memory when the
+    # backbone is built again.
+    model.config.architectures, model.config.num_labels = [architecture], 1
+    backbone = Backbone(model, pooling="classifier", image=examples.image).eval()
+    id2label: Mapping[Any, str] = config.id2label or {}
+    names = [str(id2label.get(number, "")) for number in range(num_classes)]
+    if options.class_names is not None:
+        names = _names_in_file(options.class_names, num_classes)
+    entries = _class_entries(names)
+    rows = layer.weight.detach()
+    if layer.bias is not None:
+        rows = torch.cat([rows, layer.bias.detach().unsqueeze(1)], 1)
     difference = 0.0
 
     def check(bundle: Path) -> None:
         nonlocal difference
-        try:
-            with Bundle.open(bundle) as opened:
-                difference = _difference(opened, examples, expected)
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{source}: kway does not support {architecture}, because it does not work with "
-                f"its last linear layer alone removed: {one_line(error)}"
-            ) from error
+        what = (
+            f"{source}: kway does not support {architecture}, because it does not work with its "
+            "last linear layer alone removed: "
+        )
+        with _explained(what, ValueError, RuntimeError), Bundle.open(bundle) as opened:
+            difference = _difference(opened, examples, expected)
         if not difference <= TOLERANCE:  # also true for NaN
             raise ValueError(
                 f"{source}: the logits of {architecture} would differ by {difference:.1e} of the "
                 f"largest logit: kway supports models that {_REQUIRED[examples.image is None]}"
             )
 
-    backbone = _backbone(model, examples)
     write_bundle(
         out,
         backbone=backbone,
@@ -123,7 +134,7 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
         ),
         classes=entries,
         thresholds=None,
-        weight_blocks=_rows(layer).split(_CLASSES_AT_ONCE),
+        weight_blocks=rows.split(_CLASSES_AT_ONCE),
         model_card=_model_card(source, architecture, num_classes, loss, examples, entries[0].name),
         tokenizer=examples.tokenizer,
         write_onnx=(
@@ -136,23 +147,29 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     return Imported(architecture, num_classes, renamed, difference)
 
 
-def _config(folder: Path, source: str) -> PretrainedConfig:
+@contextmanager
+def _explained(message: str, *errors: type[Exception]) -> Iterator[None]:
+    """Convert errors of a library to a ValueError of one line that starts with `message`."""
     try:
+        yield
+    except errors as error:
+        raise ValueError(f"{message}{one_line(error)}") from error
+
+
+def _config(folder: Path, source: str) -> PretrainedConfig:
+    what = (
+        f"{source}: config.json does not describe a model of transformers or timm that is "
+        "installed here: "
+    )
+    with _explained(what, *CONFIGURATION_ERRORS, OSError, ImportError, RecursionError):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (*CONFIGURATION_ERRORS, OSError, ImportError, RecursionError) as error:
-        raise ValueError(
-            f"{source}: config.json does not describe a model of transformers or timm that is "
-            f"installed here: {one_line(error)}"
-        ) from error
     if is_timm(config):
         without_head_arguments(config)
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"{source} is quantized: import the model that it was made from")
-    try:
+    with _explained(f"{source}: ", ValueError):
         check_timm(config)
         classifier_class(config)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
     if config.is_encoder_decoder:
         raise ValueError(
             f"{source}: {_architecture(config)} is an encoder-decoder, which kway does not support"
@@ -182,7 +199,8 @@ def _loss(config: PretrainedConfig, source: str) -> Loss:
 
 
 def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedModel:
-    try:
+    what = f"{source}: the weights of {_architecture(config)} cannot be loaded: "
+    with _explained(what, *CONFIGURATION_ERRORS, OSError, RuntimeError, SafetensorError):
         model, loading = classifier_class(config).from_pretrained(
             folder,
             config=config,
@@ -191,10 +209,6 @@ def _load(folder: Path, config: PretrainedConfig, source: str) -> PreTrainedMode
             dtype=torch.float32,
             output_loading_info=True,
         )
-    except (*CONFIGURATION_ERRORS, OSError, RuntimeError, SafetensorError) as error:
-        raise ValueError(
-            f"{source}: the weights of {_architecture(config)} cannot be loaded: {one_line(error)}"
-        ) from error
     untrained = sorted(loading["missing_keys"]) or sorted(loading["mismatched_keys"])
     if untrained:
         raise ValueError(
@@ -208,26 +222,12 @@ def _architecture(config: PretrainedConfig) -> str:
     return (config.architectures or [config.model_type])[0]
 
 
-def _examples(
-    folder: Path, model: PreTrainedModel, source: str, options: ImportOptions
-) -> Examples:
-    if reads_texts(model):
-        return text_examples(folder, model, source, options.max_length)
-    if options.max_length is not None:
-        raise ValueError(f"{source} reads images: remove --max-length")
-    return image_examples(folder, model, source)
-
-
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, examples: Examples, num_classes: int, source: str) -> Tensor:
     """Return the logits [B, K] of the original model."""
-    try:
+    what = f"{source}: {type(model).__name__} cannot process inputs of its own processor: "
+    with _explained(what, ValueError, RuntimeError, TypeError, IndexError, AttributeError):
         logits = torch.cat([model(**inputs).logits for inputs in examples.original])
-    except (ValueError, RuntimeError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(
-            f"{source}: {type(model).__name__} cannot process inputs of its own processor: "
-            f"{one_line(error)}"
-        ) from error
     if logits.shape != (len(examples.original), num_classes):
         raise ValueError(
             f"{source}: {type(model).__name__} returns logits of shape {list(logits.shape)} for "
@@ -236,27 +236,37 @@ def _logits(model: PreTrainedModel, examples: Examples, num_classes: int, source
     return logits
 
 
-def _last_layer(model: PreTrainedModel, source: str) -> nn.Linear:
-    try:
-        return take_last_layer(model)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
+def _names_in_file(file: Path, num_classes: int) -> list[str]:
+    with _explained(f"{file} is not UTF-8 text: save it as UTF-8: ", UnicodeDecodeError):
+        names = file.read_text(encoding="utf-8").splitlines()
+    if len(names) != num_classes:
+        raise ValueError(
+            f"{file} has {len(names):,} lines, but the model has {num_classes:,} classes: write "
+            "one class name per line, in the order of the logits"
+        )
+    return names
 
 
-def _backbone(model: PreTrainedModel, examples: Examples) -> Backbone:
-    """Return the model without its last layer. The number of classes is removed from its
-    configuration, so that the layer costs no memory when the backbone is built again.
+def _class_entries(names: Sequence[str]) -> list[ClassEntry]:
+    """Return classes with unique names that are not empty.
+
+    An empty name becomes `class 5`, for class 5. A name that several classes have gets the number
+    of each of these classes, as in `crane (134)` and `crane (517)`; the original name is then in
+    the attribute `label`.
     """
-    model.config.architectures = [type(model).__name__]
-    model.config.num_labels = 1
-    return Backbone(model, pooling="classifier", image=examples.image).eval()
-
-
-def _rows(layer: nn.Linear) -> Tensor:
-    weight = layer.weight.detach()
-    if layer.bias is None:
-        return weight
-    return torch.cat([weight, layer.bias.detach().unsqueeze(1)], 1)
+    counts = Counter(names)
+    taken = {name for name, count in counts.items() if count == 1}
+    entries = []
+    for number, name in enumerate(names):
+        if name and counts[name] == 1:
+            entries.append(ClassEntry(name=name))
+            continue
+        unique = f"{name} ({number})" if name else f"class {number}"
+        while unique in taken:
+            unique += "'"
+        taken.add(unique)
+        entries.append(ClassEntry(name=unique, attributes={"label": name} if name else {}))
+    return entries
 
 
 @torch.inference_mode()
@@ -266,13 +276,12 @@ def _difference(bundle: Bundle, examples: Examples, expected: Tensor) -> float:
     """
     backbone = bundle.load_backbone()
     features = torch.cat([backbone(inputs) for inputs in examples.inputs])
-    num_classes = bundle.spec.num_classes
-    largest = 0.0
-    for start in range(0, num_classes, _CLASSES_AT_ONCE):
-        ids = range(start, min(start + _CLASSES_AT_ONCE, num_classes))
-        found = bundle.logits(features, ids)
-        largest = max(largest, float((found - expected[:, ids.start : ids.stop]).abs().max()))
-    return largest / max(float(expected.abs().max()), 1e-30)
+    differences = [
+        (bundle.logits(features, ids) - expected[:, ids.start : ids.stop]).abs().max()
+        for start in range(0, expected.shape[1], _CLASSES_AT_ONCE)
+        if (ids := range(start, min(start + _CLASSES_AT_ONCE, expected.shape[1])))
+    ]
+    return float(torch.stack(differences).max()) / max(float(expected.abs().max()), 1e-30)
 
 
 def _model_card(

@@ -38,7 +38,7 @@ def open_source(source: str, *, max_gib: float) -> Path:
                 f"{HUB}{source} for a model on the hub"
             )
     files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    check_files(source, files, max_gib)
+    _check_files(source, files, max_gib)
     if not (folder / CONFIG).is_file():
         raise FileNotFoundError(
             f"{source} has no {CONFIG}: pass the folder of a transformers or timm model"
@@ -46,13 +46,19 @@ def open_source(source: str, *, max_gib: float) -> Path:
     return folder
 
 
-def check_files(source: str, files: dict[str, int], max_gib: float) -> None:
+def _check_files(source: str, files: dict[str, int], max_gib: float) -> None:
     """Check the names and sizes of a model's files. Raises ValueError as `open_source` does."""
     weights = {name: size for name, size in files.items() if Path(name).match(_WEIGHTS)}
     if not weights:
-        pickles = [name for name in files if is_pickle(Path(name))]
+        pickles = [name for name in files if _is_pickle(name)]
         if pickles:
-            raise ValueError(f"{source} has only {pickles[0]}, {conversion_of_folder(source)}")
+            name = source.removeprefix(HUB)
+            raise ValueError(
+                f"{source} has only {pickles[0]}, a pickle, which kway does not read: convert it "
+                'with `python -c "import transformers as t; '
+                f"n = '{name}'; m = getattr(t, t.AutoConfig.from_pretrained(n).architectures[0]); "
+                "m.from_pretrained(n).save_pretrained('converted')\"`, and copy the other files"
+            )
         raise ValueError(
             f"{source} has no {_WEIGHTS} file: save the model with save_pretrained and pass its "
             "folder"
@@ -71,27 +77,16 @@ def check_files(source: str, files: dict[str, int], max_gib: float) -> None:
             )
 
 
-def is_pickle(path: Path) -> bool:
-    """Return whether a file name has the extension of a pickle."""
-    return any(path.match(kind) for kind in _PICKLES)
-
-
-def conversion_of_folder(source: str) -> str:
-    """Return the part of a message that explains how to convert a folder with a pickle."""
-    name = source.removeprefix(HUB)
-    return (
-        'a pickle, which kway does not read: convert it with `python -c "import transformers as t; '
-        f"n = '{name}'; m = getattr(t, t.AutoConfig.from_pretrained(n).architectures[0]); "
-        "m.from_pretrained(n).save_pretrained('converted')\"`, and copy the other files"
-    )
+def _is_pickle(name: str) -> bool:
+    return any(Path(name).match(kind) for kind in _PICKLES)
 
 
 def _not_a_folder(file: Path) -> str:
-    if is_pickle(file):
+    if _is_pickle(file.name):
         return (
             f"{file} is a pickle, which kway does not read: save the model with save_pretrained "
             "(transformers) or timm.models.save_for_hf (timm, with safe_serialization=True), and "
-            "pass the folder; for Partial FC, convert it as in docs/import.md"
+            "pass the folder"
         )
     return f"{file} is a file: pass the folder that contains it and {CONFIG}"
 
@@ -99,7 +94,7 @@ def _not_a_folder(file: Path) -> str:
 def _downloaded(name: str, max_gib: float) -> Path:
     try:
         listed = snapshot_download(name, dry_run=True, ignore_patterns=["*/*"])
-        check_files(
+        _check_files(
             f"{HUB}{name}", {file.filename: file.file_size or 0 for file in listed}, max_gib
         )
         return Path(snapshot_download(name, allow_patterns=list(_READ), ignore_patterns=["*/*"]))

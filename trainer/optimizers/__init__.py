@@ -15,6 +15,7 @@ from trainer.optimizers.base import (
     build_head_optimizer,
     build_optimizer,
     create_moments_of,
+    create_momentum,
     set_rate,
     tensors_of,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "build_head_optimizer",
     "build_optimizer",
     "create_moments_of",
+    "create_momentum",
     "set_rate",
     "tensors_of",
 ]

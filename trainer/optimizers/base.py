@@ -172,6 +172,18 @@ def create_moments_of(optimizer: Optimizer) -> None:
         group["lr"] = rate
 
 
+def create_momentum(optimizer: Optimizer | None) -> None:
+    """Initialize the momentum of torch's SGD to zero. The result of the first step stays the same.
+
+    Without this, fused SGD leaves the momentum uninitialized if the first step is skipped (torch
+    2.13).
+    """
+    if isinstance(optimizer, torch.optim.SGD):
+        for group in optimizer.param_groups:
+            for parameter in group["params"] if group["momentum"] else ():
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     """Set the learning rate, times the `lr_factor` of each parameter group that has one."""
     for group in optimizer.param_groups:

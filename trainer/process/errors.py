@@ -5,7 +5,7 @@ import sys
 import time
 
 from data.extras import missing_extra
-from data.loading.workers import LOST_WORKER, is_lost_worker
+from data.loading.workers import lost_worker
 from trainer.config import Recipe
 from trainer.faults import LostRankError, advice, is_out_of_memory
 from trainer.process.exit_codes import BAD_INPUT, FAILED, code_of
@@ -37,8 +37,8 @@ def report_error(
         return print_error(str(error), code_of(error))
     if isinstance(error, LostRankError):
         return FAILED if error.is_reported else print_error(str(error), FAILED)
-    if isinstance(error, RuntimeError) and is_lost_worker(error):
-        return print_error(LOST_WORKER, FAILED)
+    if isinstance(error, RuntimeError) and (reason := lost_worker(error)) is not None:
+        return print_error(reason, FAILED)
     if is_lost_rank(error):
         return print_error("another rank exited during a step", FAILED)
     if recipe is not None and world is not None and is_out_of_memory(error):

@@ -4,6 +4,7 @@ the run.
 
 import fcntl
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from tempfile import TemporaryFile
 from typing import IO, Any
 
 from data.files import commit
-from data.retry import retried
+from data.retry import TransientError, retried
 from trainer.checkpoints import committed_folders
 from trainer.config import Recipe
 from trainer.imports import at_key, import_paths, setting_of, with_component
@@ -30,9 +31,8 @@ _FREE = (
     "head.min_init_share",
 )
 
-# The generation of the shards if a recipe does not contain it because it was stored by a version of
-# kway that could not append samples.
-_FIRST = 1
+
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,17 @@ class RunFolder:
         return self.path / "evaluations"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the folder for this process. Raises ValueError if another process is training in
-        it, and OSError if the folder cannot be created or written."""
+    def locked(self, *, wait_seconds: float = 0) -> Iterator[None]:
+        """Lock the folder for this process.
+
+        Raises TransientError if another process still holds the lock after `wait_seconds`, and
+        OSError if the folder cannot be created or written.
+        """
         with self._writable():
             retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
             lock = retried(str(self._lock), lambda: self._lock.open("w"))
         with lock as file:
-            self._claim(file, fcntl.LOCK_EX)
+            self._claim(file, fcntl.LOCK_EX, wait_seconds)
             yield
 
     def check_writable(self) -> None:
@@ -71,12 +74,24 @@ class RunFolder:
         """
         with self._writable():
             for folder in (self.path, self.checkpoints):
-                with TemporaryFile(dir=_nearest_existing(folder)) as file:
+                existing = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+                with TemporaryFile(dir=existing) as file:
                     file.write(b"kway")
             lock = self._lock.open("r+") if self._lock.exists() else None
         if lock is not None:
             with lock as file:
                 self._claim(file, fcntl.LOCK_SH)
+
+    def is_locked(self) -> bool:
+        """Return whether a process is training in the folder."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no lock file, or the file system has no locks
+            return False
+        return False
 
     @property
     def _lock(self) -> Path:
@@ -93,14 +108,22 @@ class RunFolder:
                 "choose another folder with run=FOLDER"
             ) from error
 
-    def _claim(self, lock: IO[str], mode: int) -> None:
-        try:
-            fcntl.flock(lock, mode | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"run {self.path} is being trained by another process: wait for that process, stop "
-                "it, or choose another run folder"
-            ) from None
+    def _claim(self, lock: IO[str], mode: int, wait_seconds: float = 0) -> None:
+        deadline, is_waiting = time.monotonic() + wait_seconds, False
+        while True:
+            try:
+                fcntl.flock(lock, mode | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                in_use = f"run {self.path} is being trained by another process"
+                if time.monotonic() >= deadline:
+                    raise TransientError(
+                        f"{in_use}: wait for that process, stop it, or choose another run folder"
+                    ) from None
+            if not is_waiting:
+                print(f"{in_use}: waiting for up to {wait_seconds:.0f} s", flush=True)
+                is_waiting = True
+            time.sleep(_POLL_SECONDS)
 
     def load_recipe(
         self, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
@@ -114,22 +137,7 @@ class RunFolder:
                 f"{self.path} is not a run: {self.recipe.name} is missing. Pass the folder in the "
                 "`run` key of the recipe"
             )
-        stored = load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
-        return _at_known_generations(stored)
-
-    def generations(self, addresses: Sequence[str]) -> list[int | None]:
-        """Return the generation of the shards at each of `addresses` (`DataConfig.addresses`) on
-        which the run in this folder was started, or None if it has no checkpoints or was started on
-        other shards.
-        """
-        if not (committed_folders(self.checkpoints) and self.recipe.is_file()):
-            return [None] * len(addresses)
-        data = read_recipe(self.recipe)["data"]
-        stored = {
-            (number, one["shards"]): one.get("generation") or _FIRST
-            for number, one in enumerate((data, *data.get("mixture", ())))
-        }
-        return [stored.get(key) for key in enumerate(addresses)]
+        return load_stored_recipe(self.recipe, overrides, allow_imports=allow_imports)
 
     def check(self, recipe: Recipe) -> None:
         """Check that a recipe may continue the run in this folder.
@@ -143,8 +151,7 @@ class RunFolder:
                     f"run {self.path} contains checkpoints, but resume=never is set: choose "
                     "another run folder, or set resume=auto to continue the run"
                 )
-            settings = settings_of(_at_known_generations(recipe))
-            changed = _differences(self._stored_settings(recipe), settings)
+            changed = _differences(self._stored_settings(recipe), settings_of(recipe))
             if changed:
                 raise ValueError(
                     f"run {self.path} was started with different values of {', '.join(changed)}: "
@@ -160,28 +167,13 @@ class RunFolder:
         for key in others:
             tree = with_component(tree, key, at_key(recipe, key))
         stored = build_recipe(tree, origin=f"recipe {self.recipe}", allow_imports=trusted.values())
-        before = settings_of(_at_known_generations(stored))
-        known = {k: value for k, value in before.items() if not _under(k, others)}
+        known = {k: value for k, value in settings_of(stored).items() if not _under(k, others)}
         return known | {f"{key}.kind": path for key, path in others.items()}
 
     def write(self, recipe: Recipe) -> None:
         """Store the resolved recipe in the folder."""
         retried(str(self.path), lambda: self.path.mkdir(parents=True, exist_ok=True))
         commit(self.recipe, dump_recipe(recipe).encode())
-
-
-def with_generations(recipe: Recipe, numbers: Sequence[int]) -> Recipe:
-    """Return `recipe` with the generations of its shards; see `DataConfig.generations`."""
-    return recipe.model_copy(update={"data": recipe.data.with_generations(numbers)})
-
-
-def _at_known_generations(recipe: Recipe) -> Recipe:
-    return with_generations(recipe, [number or _FIRST for number in recipe.data.generations])
-
-
-def _nearest_existing(path: Path) -> Path:
-    """Return `path` itself or, if it does not exist, the nearest existing folder above it."""
-    return next(folder for folder in (path, *path.parents) if os.path.lexists(folder))
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -194,16 +186,11 @@ def _differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     kinds = {key.removesuffix(".kind") for key in changed if key.endswith(".kind")}
     named = sorted(key for key in changed if key.endswith(".kind") or not _under(key, kinds))
     if "data.mixture" in named:
-        sets = _changed_sets(before.get("data.mixture", []), after.get("data.mixture", []))
-        named[named.index("data.mixture")] = f"data.mixture ({sets})"
+        old, new = before.get("data.mixture", []), after.get("data.mixture", [])
+        sets = [one for one in (*old, *new) if one not in old or one not in new]
+        names = ", ".join(dict.fromkeys(f"{one['shards']} {one['split']}" for one in sets))
+        named[named.index("data.mixture")] = f"data.mixture ({names or 'the order of the sets'})"
     return named
-
-
-def _changed_sets(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> str:
-    """Return the sets of a mixture that differ."""
-    changed = [one for one in (*before, *after) if one not in before or one not in after]
-    names = dict.fromkeys(f"{one['shards']} {one['split']}" for one in changed)
-    return ", ".join(names) or "the order of the sets"
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -10,18 +10,13 @@ from data.loading.stream import Stream
 from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
 from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
-from trainer.checkpoints import Checkpoint, find_checkpoint, open_checkpoint
+from trainer.checkpoints import find_checkpoint, open_checkpoint
 from trainer.checkpoints.entries import averaged_entries, load_entries, model_entries
 from trainer.checkpoints.folders import step_folder
 from trainer.config import Recipe
 from trainer.run.folder import RunFolder
-from trainer.run.training_data import (
-    class_counts_of,
-    class_paths_of,
-    label_vectors_of,
-    open_training,
-)
-from trainer.task import Task, build_task
+from trainer.run.training_data import RunData
+from trainer.task import Task
 from trainer.world import World
 
 
@@ -53,38 +48,24 @@ def open_trained(
     """
     folder = RunFolder(path)
     recipe = folder.load_recipe(allow_imports=allow_imports)
-    data = recipe.data
-    manifest = load_manifest(data)
-    label_vectors = label_vectors_of(recipe, manifest)
-    checkpoint = _checkpoint(folder, world, step)
-    training = open_training(data, manifest)
-    class_counts = class_counts_of(training, data)
-    if not isinstance(training, Stream):
-        training.close()
-    task = build_task(
-        recipe,
-        class_names=manifest.class_names,
-        label_vectors=label_vectors,
-        world=world,
-        class_counts=class_counts,
-        class_paths=class_paths_of(recipe, manifest),
-    )
+    manifest = load_manifest(recipe.data)
+    if step is None:
+        checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
+        if checkpoint is None:
+            reason = f": {rejected[0]}" if rejected else ": train it first"
+            raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
+    else:
+        checkpoint = open_checkpoint(step_folder(folder.checkpoints, step), world)
+    data = RunData.open(recipe, manifest)
+    if not isinstance(data.training, Stream):
+        data.training.close()
+    task = data.build_task(recipe, world)
     if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(
-            f"checkpoint {checkpoint.folder} has a different label tree than {data.shards}: "
+            f"checkpoint {checkpoint.folder} has a different label tree than {recipe.data.shards}: "
             "restore the shards that the run was trained on"
         )
     check_tokenizer(checkpoint, tokenizer_digest(recipe))
     entries = model_entries(task) if recipe.train.ema is None else averaged_entries(task)
     load_entries(checkpoint, entries, world)
-    return TrainedRun(folder, recipe, manifest, label_vectors, task.eval(), checkpoint.step)
-
-
-def _checkpoint(folder: RunFolder, world: World, step: int | None) -> Checkpoint:
-    if step is not None:
-        return open_checkpoint(step_folder(folder.checkpoints, step), world)
-    checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
-    if checkpoint is None:
-        reason = f": {rejected[0]}" if rejected else ": train it first"
-        raise FileNotFoundError(f"run {folder.path} has no checkpoint to load{reason}")
-    return checkpoint
+    return TrainedRun(folder, recipe, manifest, data.label_vectors, task.eval(), checkpoint.step)

@@ -6,7 +6,7 @@ the global batch. A strategy's tensors are either full weights or this rank's pi
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -16,10 +16,7 @@ from data.base_config import FrozenConfig
 from heads.gradients import squared_norm
 from trainer.optimizers import create_moments_of, tensors_of
 from trainer.strategies.cost import Shapes, Spread
-
-if TYPE_CHECKING:  # these modules import the recipe, which imports the strategies
-    from trainer.backbone.backbone import Backbone
-    from trainer.world import World
+from trainer.world import World
 
 
 class StrategyKind(FrozenConfig, ABC):
@@ -34,7 +31,7 @@ class StrategyKind(FrozenConfig, ABC):
     # Whether `Strategy.weights` are DTensors that are sharded by row.
     weights_are_dtensors: ClassVar[bool] = False
     # Whether `Strategy.step` has no effect if the optimizer's `found_inf` is set; see
-    # `trainer/steps/deferred.py`.
+    # `trainer/step.py`.
     can_defer: ClassVar[bool] = True
 
     kind: str
@@ -70,7 +67,7 @@ class StrategyKind(FrozenConfig, ABC):
         return self.kind
 
     @abstractmethod
-    def start(self, backbone: "Backbone", world: "World") -> "Strategy":
+    def start(self, backbone: nn.Module, world: World) -> "Strategy":
         """Distribute `backbone` over the ranks (collective). The backbone must already be on its
         device, and the world must have at least two ranks.
         """
@@ -114,6 +111,8 @@ class StrategyKind(FrozenConfig, ABC):
 class Strategy:
     """The strategy of a single process: the backbone is not distributed.
 
+    `backbone` is a `Backbone`, which maps the inputs of a batch to features.
+
     Call `attach` once with the optimizer of `parameters`, the trainable parameters. All ranks must
     call `forward` and `backward` the same number of times, with zero rows if necessary. `last`
     marks the forward pass whose backward pass sums the gradients over ranks.
@@ -123,7 +122,7 @@ class Strategy:
     # row.
     shard_group: ProcessGroup | None = None
 
-    def __init__(self, backbone: "Backbone") -> None:
+    def __init__(self, backbone: nn.Module) -> None:
         self.backbone = backbone
         self.parameters = trainable_parameters(backbone)
 
@@ -213,6 +212,6 @@ class Strategy:
         """Release all objects that hold a process group."""
 
 
-def trainable_parameters(backbone: "Backbone") -> list[nn.Parameter]:
+def trainable_parameters(backbone: nn.Module) -> list[nn.Parameter]:
     """Return the trainable parameters. This walks all modules, so do not call it in every step."""
     return [p for p in backbone.parameters() if p.requires_grad]

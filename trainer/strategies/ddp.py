@@ -3,22 +3,18 @@
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from heads.gradients import sum_gradients
 from trainer.backbone.batch_norm import BufferCopies
-from trainer.steps.micro_batches import random_state, set_random_state
 from trainer.strategies.base import Strategy, StrategyKind
 from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
 from trainer.strategies.fsdp import FSDP
-
-if TYPE_CHECKING:
-    from trainer.backbone.backbone import Backbone
-    from trainer.world import World
+from trainer.world import World, random_state, set_random_state
 
 _BUCKET = 25 << 20  # in bytes; torch's default
 # torch 2.11, which `benchmarks.gpu` also supports, has only the older name of the option.
@@ -26,7 +22,6 @@ _OPTIONS = inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS_IN_FORWARD: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _OPTIONS else "broadcast_buffers": False
 }
-_NEVER = (1 << 31) - 1
 
 
 class DDP(StrategyKind):
@@ -36,7 +31,7 @@ class DDP(StrategyKind):
 
     kind: Literal["ddp"] = "ddp"
 
-    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+    def start(self, backbone: nn.Module, world: World) -> Strategy:
         return DDPStrategy(backbone)
 
     def spread(
@@ -73,13 +68,10 @@ class DDPStrategy(Strategy):
     first step. Otherwise, a resumed run would not be bitwise identical to an uninterrupted one.
     """
 
-    def __init__(self, backbone: "Backbone") -> None:
+    def __init__(self, backbone: nn.Module) -> None:
         super().__init__(backbone)
         self._wrapper = DistributedDataParallel(backbone, **_NO_BUFFERS_IN_FORWARD)
         self._wrapper.register_comm_hook(None, sum_gradients)
-        # By default, DDP waits for its timing events in every hundredth forward pass. With this
-        # setting, it does so only in the first ten.
-        self._wrapper._set_ddp_runtime_logging_sample_rate(_NEVER)
         self._has_warmed_up = False
 
     def forward(self, inputs: dict[str, Tensor], *, last: bool = True) -> Tensor:

@@ -10,7 +10,7 @@ import logging
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +42,7 @@ from trainer.strategies.private_deepspeed import (
     set_weight_or_moment,
     weight_piece,
 )
-
-if TYPE_CHECKING:
-    from trainer.backbone.backbone import Backbone
-    from trainer.world import World
+from trainer.world import World
 
 _NEVER = 1_000_000_000
 # DeepSpeed's defaults, in elements: the size of the gradient bucket and the limit on gathered
@@ -76,7 +73,7 @@ class DeepSpeed(StrategyKind):
     def label(self) -> str:
         return f"deepspeed stage {self.stage}"
 
-    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+    def start(self, backbone: nn.Module, world: World) -> Strategy:
         return DeepSpeedStrategy(backbone, self, world)
 
     def spread(
@@ -126,7 +123,7 @@ class DeepSpeed(StrategyKind):
 class DeepSpeedStrategy(Strategy):
     """`deepspeed.initialize` applied to the backbone and its optimizer."""
 
-    def __init__(self, backbone: "Backbone", config: DeepSpeed, world: "World") -> None:
+    def __init__(self, backbone: nn.Module, config: DeepSpeed, world: World) -> None:
         super().__init__(backbone)
         self.stage, self._world = config.stage, world
         self._names = dict(backbone.named_parameters())
@@ -316,7 +313,7 @@ class DeepSpeedStrategy(Strategy):
         return sharded_rows(tensor[begin:end].clone(), self._mesh, tensor.shape)
 
 
-def _import_quietly(world: "World") -> Any:
+def _import_quietly(world: World) -> Any:
     if world.device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"  # read on import; the default is a GPU
     import deepspeed
@@ -329,7 +326,7 @@ def _import_quietly(world: "World") -> Any:
     return deepspeed
 
 
-def _settings(stage: int, world: "World", *, numel: int) -> dict[str, Any]:
+def _settings(stage: int, world: World, *, numel: int) -> dict[str, Any]:
     """Return the DeepSpeed configuration. It leaves batch sizes, precision, learning rates and
     clipping to the trainer.
     """

@@ -12,7 +12,7 @@ bf16 weights.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from heads.collectives import all_reduce_sum, hook_pre_forward
 from heads.dtensors import local, sharded_rows
 from heads.gradients import sum_sharded_gradients
+from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
 from trainer.strategies.base import Strategy, StrategyKind
@@ -38,12 +38,7 @@ from trainer.strategies.cost import (
     scattered,
     summed,
 )
-from trainer.world import RankGroup, group_ranks
-
-if TYPE_CHECKING:
-    from trainer.backbone.backbone import Backbone
-    from trainer.world import World
-
+from trainer.world import RankGroup, World, group_ranks
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -91,7 +86,7 @@ class FSDP(StrategyKind):
         key = "train.strategy.shard_group"
         return group_ranks(self.shard_group, key=key, size=size, local_size=local_size)
 
-    def start(self, backbone: "Backbone", world: "World") -> Strategy:
+    def start(self, backbone: nn.Module, world: World) -> Strategy:
         return FSDPStrategy(backbone, self, world)
 
     def spread(
@@ -209,7 +204,7 @@ class FSDPStrategy(Strategy):
     operations takes time on the host.
     """
 
-    def __init__(self, backbone: "Backbone", config: FSDP, world: "World") -> None:
+    def __init__(self, backbone: nn.Module, config: FSDP, world: World) -> None:
         super().__init__(backbone)
         ranks = config.shard_ranks(world.size, world.local_size)
         both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
@@ -218,7 +213,7 @@ class FSDPStrategy(Strategy):
         self.shard_group = self._mesh.get_group()
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
-            if not isinstance(module, _BatchNorm):  # see `_shard`
+            if not isinstance(module, BATCH_NORMS):  # see `_shard`
                 hook_pre_forward(module, "all_gather")
         self._sharded = {  # fully_shard replaced the parameters
             name: p for name, p in backbone.named_parameters() if p.requires_grad
@@ -285,11 +280,11 @@ class FSDPStrategy(Strategy):
             module.reshard()
 
 
-def _shard(backbone: "Backbone", config: FSDP, mesh: DeviceMesh) -> None:
+def _shard(backbone: nn.Module, config: FSDP, mesh: DeviceMesh) -> None:
     """Apply `fully_shard` to the parts of a backbone (collective)."""
     reduce_dtype = _DTYPES[config.reduce_dtype]
     param_dtype = None if config.param_dtype == "fp32" else _DTYPES[config.param_dtype]
-    norms = [module for module in backbone.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in backbone.modules() if isinstance(module, BATCH_NORMS)]
     if norms and param_dtype is not None:
         # The weights and the statistics of batch norm must have the same dtype. They are small, so
         # one unit for all layers, which remains gathered until backward, adds little traffic.
@@ -303,7 +298,8 @@ def _shard(backbone: "Backbone", config: FSDP, mesh: DeviceMesh) -> None:
         reshard_after_forward=config.reshard_after_forward,
         mp_policy=policy,
     )
-    for block in (*repeated_blocks(backbone.encoder), *large_tables(backbone.encoder)):
+    encoder = backbone.get_submodule("encoder")
+    for block in (*repeated_blocks(encoder), *large_tables(encoder)):
         if any(True for _ in block.parameters()):
             shard(block)
     shard(backbone)

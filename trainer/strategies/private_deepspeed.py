@@ -4,7 +4,7 @@ the version.
 DeepSpeed 0.19 has no public API to compute a gradient norm over its flat pieces, to read and write
 a checkpoint that does not depend on the number of ranks, or to average weights. Each function
 raises RuntimeError if the installed DeepSpeed does not have the name that it needs;
-`tests/trainer/test_private_names.py` checks all of them.
+`tests/trainer/test_strategies.py` uses all of them.
 
 Stages 1 and 2 use one flat float32 tensor per parameter group, and each rank stores a piece of it.
 Stage 3 splits every weight into equal pieces, one per rank.

@@ -18,7 +18,8 @@ from data.images.config import ImageConfig
 from data.messages import one_line
 from heads.config import HeadConfig
 from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.config import BackboneOptions, Recipe
+from trainer.backbone.config import BackboneOptions
+from trainer.config import Recipe
 from trainer.devices import Precision, device_named
 
 # The backward pass requires twice as many operations as the forward pass, because it computes the

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -48,9 +48,7 @@ class Phases:
         self.current: Phase | None = None
         self.operation: str | None = None  # the collective that this process is running
         self.counted: Phase | None = None  # the phase to which the time is added
-        self._timeline: _Timeline = (
-            _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
-        )
+        self._timeline = _StreamTimeline(device) if device.type == "cuda" else _HostTimeline()
         self._seconds: dict[Phase, float] = defaultdict(float)
         self._busy_seconds = 0.0
 
@@ -58,11 +56,13 @@ class Phases:
     def __call__(self, name: Phase) -> Iterator[None]:
         assert name in PHASES, name
         outer, counted = self.current, self.counted
-        self._enter(name, counted if counted in OUTSIDE_STEPS else name)
+        self.current, self.counted = name, counted if counted in OUTSIDE_STEPS else name
+        self._timeline.switch(self.counted)
         try:
             yield
         finally:
-            self._enter(outer, counted)
+            self.current, self.counted = outer, counted
+            self._timeline.switch(counted)
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -104,62 +104,57 @@ class Phases:
             if name not in _NOT_BUSY:
                 self._busy_seconds += seconds
 
-    def _enter(self, current: Phase | None, counted: Phase | None) -> None:
-        self.current, self.counted = current, counted
-        self._timeline.switch(counted)
-
-
-class _Timeline(Protocol):
-    def switch(self, name: Phase | None) -> None:
-        """Start adding time to the phase `name`, or to None outside of phases."""
-
-    def take(self) -> dict[Phase | None, float]:
-        """Return the measured seconds since the last call."""
-
 
 class _HostTimeline:
+    """The seconds per phase, measured with the clock of the host."""
+
     def __init__(self) -> None:
         self._seconds: dict[Phase | None, float] = defaultdict(float)
         self._name: Phase | None = None
-        self._since = time.perf_counter()
+        self._since: Any = self._now()
 
     def switch(self, name: Phase | None) -> None:
-        now = time.perf_counter()
-        self._seconds[self._name] += now - self._since
+        """Start adding time to the phase `name`, or to None outside of phases."""
+        now = self._now()
+        self._add(self._name, self._since, now)
         self._name, self._since = name, now
 
     def take(self) -> dict[Phase | None, float]:
+        """Return the measured seconds since the last call."""
         taken, self._seconds = dict(self._seconds), defaultdict(float)
         return taken
 
+    def _now(self) -> Any:
+        return time.perf_counter()
 
-class _StreamTimeline:
+    def _add(self, name: Phase | None, start: Any, end: Any) -> None:
+        self._seconds[name] += end - start
+
+
+class _StreamTimeline(_HostTimeline):
+    """The seconds per phase, measured with events on the stream of a CUDA device."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds: dict[Phase | None, float] = defaultdict(float)
         self._pieces: deque[tuple[Phase | None, torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._name: Phase | None = None
-        self._since = self._event()
-
-    def switch(self, name: Phase | None) -> None:
-        now = self._event()
-        self._pieces.append((self._name, self._since, now))
-        self._name, self._since = name, now
-        if len(self._pieces) > _MAX_UNREAD_EVENTS:
-            self._sum_up()
+        super().__init__()
 
     def take(self) -> dict[Phase | None, float]:
         self._sum_up()
-        taken, self._seconds = dict(self._seconds), defaultdict(float)
-        return taken
+        return super().take()
+
+    def _now(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _add(self, name: Phase | None, start: Any, end: Any) -> None:
+        self._pieces.append((name, start, end))
+        if len(self._pieces) > _MAX_UNREAD_EVENTS:
+            self._sum_up()
 
     def _sum_up(self) -> None:
         """Sum the times between events that the stream has passed."""
         while self._pieces and self._pieces[0][2].query():
             name, start, end = self._pieces.popleft()
             self._seconds[name] += start.elapsed_time(end) / 1000
-
-    def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event

@@ -5,15 +5,15 @@ lines.
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
 from textwrap import fill
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
-from rich.table import Column
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # Number of reports used to estimate the remaining time. It is large enough to include evaluations
 # and checkpoints, but small enough to soon exclude the first steps, which compile and warm up.
@@ -63,101 +63,89 @@ def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
     return used
 
 
-def limiting_memory(used: dict[MemoryKind, int]) -> int:
-    """Return the kind of memory that usually runs out first: host memory on CPUs, otherwise device
-    memory.
+def line_of(
+    numbers: Mapping[str, Any], remaining_seconds: float, columns: int | None = None
+) -> str:
+    """Return the numbers of a logged step as text. `columns` is the width of a terminal that also
+    shows a progress bar; by default, the text is a line of its own.
     """
-    return used.get("device_reserved", used["resident"])
-
-
-@dataclass(frozen=True)
-class StepSummary:
-    """The numbers of a logged step that are shown on the console."""
-
-    loss: float
-    learning_rate: float
-    samples_per_second: float
-    data_wait_ratio: float
-    memory_bytes: int
-    remaining_seconds: float
-    mfu: float | None
-
-    def line(self) -> str:
-        speed = f"{self._speed()}  data wait {self.data_wait_ratio:.0%}"
-        loss = f"loss {self.loss:.4f}  lr {self.learning_rate:.2e}"
-        return f"{loss}  {speed}{self._mfu()}  {self._memory()}  ETA {self._remaining()}"
-
-    def compact(self, columns: int) -> str:
-        if columns >= _WIDE_COLUMNS:
-            speed = f"{self._speed()}  data wait {self.data_wait_ratio:.0%}"
-            numbers = f"loss {self.loss:.4f}  {speed}{self._mfu()}  {self._memory()}"
-        else:
-            speed = f"{self._speed()}  wait {self.data_wait_ratio:.0%}"
-            numbers = f"loss {self.loss:.3f}  {speed}"
-        return f"{numbers}  ETA {self._remaining()}"
-
-    def _speed(self) -> str:
-        digits = 0 if self.samples_per_second >= 10 else 2
-        return f"{self.samples_per_second:.{digits}f} samples/s"
-
-    def _mfu(self) -> str:
-        return "" if self.mfu is None else f"  MFU {self.mfu:.0%}"
-
-    def _memory(self) -> str:
-        mebibytes = self.memory_bytes / 2**20
-        return f"{mebibytes:.0f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:.1f} GiB"
-
-    def _remaining(self) -> str:
-        minutes, seconds = divmod(round(self.remaining_seconds), 60)
-        hours, minutes = divmod(minutes, 60)
-        days, rest = divmod(hours, 24)
-        return f"{days}d{rest:02}h" if days > 1 else f"{hours}:{minutes:02}:{seconds:02}"
+    rate, wait = numbers["samples_per_second"], numbers["data_wait_ratio"]
+    speed = f"{rate:.{0 if rate >= 10 else 2}f} samples/s"
+    minutes, seconds = divmod(round(remaining_seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, rest = divmod(hours, 24)
+    remaining = f"{days}d{rest:02}h" if days > 1 else f"{hours}:{minutes:02}:{seconds:02}"
+    if columns is not None and columns < _WIDE_COLUMNS:
+        return f"loss {numbers['loss']:.3f}  {speed}  wait {wait:.0%}  ETA {remaining}"
+    # Host memory usually runs out first on CPUs, otherwise device memory.
+    used = numbers["memory"]
+    mebibytes = used.get("device_reserved", used["resident"]) / 2**20
+    parts = [
+        f"loss {numbers['loss']:.4f}",
+        f"lr {numbers['learning_rate']:.2e}" if columns is None else None,
+        speed,
+        f"data wait {wait:.0%}",
+        f"MFU {numbers['mfu']:.0%}" if "mfu" in numbers else None,
+        f"{mebibytes:.0f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:.1f} GiB",
+        f"ETA {remaining}",
+    ]
+    return "  ".join(part for part in parts if part is not None)
 
 
 class Screen:
-    """The console output of rank 0: lines and the progress bar."""
+    """The console output of rank 0: lines and, on a terminal, the progress bar."""
 
     def __init__(self, *, start_step: int, num_steps: int) -> None:
-        self.num_steps = num_steps
-        self.console = Console(
-            file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
-        )
-        self.bar, self.bar_task = self._start_bar(start_step)
+        self._num_steps = num_steps
+        self._bar: Progress | None = None
+        if sys.stdout.isatty():
+            self._start_bar(start_step)
 
     def print_line(self, line: str) -> None:
         """Print one line. It is wrapped at word boundaries only on a terminal."""
-        if self.bar is not None:
-            width = self.console.width
-            line = fill(line, width, break_long_words=False, break_on_hyphens=False)
-        self.console.print(line)
+        if self._bar is None:
+            print(line, flush=True)
+        else:
+            width = self._bar.console.width
+            self._bar.console.print(
+                fill(line, width, break_long_words=False, break_on_hyphens=False)
+            )
 
     def beat(self, step: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.bar_task, completed=step)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
 
-    def step(self, step: int, shown: StepSummary) -> None:
-        if self.bar is not None:
-            numbers = shown.compact(self.console.width)
-            self.bar.update(self.bar_task, completed=step, numbers=numbers)
+    def step(self, step: int, numbers: Mapping[str, Any], remaining_seconds: float) -> None:
+        if self._bar is not None:
+            text = line_of(numbers, remaining_seconds, self._bar.console.width)
+            self._bar.update(self._task, completed=step, numbers=text)
         else:
-            self.print_line(f"step {step}/{self.num_steps}  {shown.line()}")
+            text = line_of(numbers, remaining_seconds)
+            self.print_line(f"step {step}/{self._num_steps}  {text}")
 
     def close(self) -> None:
-        if self.bar is not None:
-            self.bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
-    def _start_bar(self, start_step: int) -> tuple[Progress | None, TaskID]:
-        # Check isatty too, because rich treats a file as a terminal if FORCE_COLOR is set.
-        if not (sys.stdout.isatty() and self.console.is_interactive):
-            return None, TaskID(0)
-        bar = Progress(
+    def _start_bar(self, start_step: int) -> None:
+        # Imported here, because its import takes time and a run off a terminal does not use it.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.table import Column
+
+        console = Console(
+            file=sys.stdout, highlight=False, markup=False, emoji=False, soft_wrap=True
+        )
+        if not console.is_interactive:
+            return
+        self._bar = Progress(
             TextColumn("step"),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None),  # use the rest of the line
             TextColumn("{task.fields[numbers]}", table_column=Column(no_wrap=True)),
-            console=self.console,
+            console=console,
             expand=True,
         )
-        bar.start()
-        self.console.show_cursor(True)  # a killed rank could not restore the cursor
-        return bar, bar.add_task("", total=self.num_steps, completed=start_step, numbers="")
+        self._bar.start()
+        console.show_cursor(True)  # a killed rank could not restore the cursor
+        self._task = self._bar.add_task("", total=self._num_steps, completed=start_step, numbers="")

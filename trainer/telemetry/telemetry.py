@@ -1,5 +1,4 @@
-"""Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, the console, and
-the status of a TrainJob.
+"""Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, and the console.
 
 All of these receive the same numbers at the same steps. Only rank 0 writes files and prints.
 """
@@ -10,9 +9,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry
 from torch import Tensor
 
 from trainer.checkpoints.folders import step_of
@@ -21,13 +19,12 @@ from trainer.faults.stragglers import Stragglers
 from trainer.telemetry.jsonl import JsonLines, drop_lines_after
 from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
-from trainer.telemetry.progress import Pace, Screen, StepSummary, limiting_memory, memory_bytes
-from trainer.telemetry.prometheus import Endpoint, Metrics
+from trainer.telemetry.progress import Pace, Screen, memory_bytes
 from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
-from trainer.telemetry.trainjob import TrainJobStatus
 from trainer.world import World
 
-_REPORTED_NUMBERS = ("loss", "learning_rate", "samples_per_second")
+if TYPE_CHECKING:
+    from trainer.telemetry.prometheus import Endpoint, Metrics
 
 
 class Telemetry(AbstractContextManager["Telemetry"]):
@@ -60,29 +57,31 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
         self.skipped_steps = skipped_steps
         self.restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        # Both are None without a port.
+        self.metrics: Metrics | None = None
         self.endpoint: Endpoint | None = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        # The latest numbers of steps and evaluations, for a TrainJob.
-        self._newest: dict[str, float] = {}
         peak = None
         if flops is not None:
             peak = peak_flops(world.device, flops.precision, config.peak_tflops)
         self._utilization = Utilization(flops, peak, self.print_line)
 
     def __enter__(self) -> "Telemetry":
-        self.metrics = Metrics(
-            self.world,
-            start_step=self.start_step,
-            num_steps=self.num_steps,
-            global_batch=self.global_batch,
-            restarts=self.restarts,
-            phases=self._phases,
-            checkpoint_every=self.checkpoint_every,
-            skipped_steps=self.skipped_steps,
-        )
         with ExitStack() as stack:
             if self.config.port is not None:  # open this first: its port may be in use
+                from trainer.telemetry.prometheus import Endpoint, Metrics
+
+                self.metrics = Metrics(
+                    self.world,
+                    start_step=self.start_step,
+                    num_steps=self.num_steps,
+                    global_batch=self.global_batch,
+                    restarts=self.restarts,
+                    phases=self._phases,
+                    checkpoint_every=self.checkpoint_every,
+                    skipped_steps=self.skipped_steps,
+                )
                 self.endpoint = stack.enter_context(
                     closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
                 )
@@ -117,7 +116,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         `busy_seconds` contains one number per rank, the result of `Phases.take_busy`. `inputs` are
         this rank's inputs, for MFU.
         """
-        self.metrics.beat(step)
+        if self.metrics is not None:
+            self.metrics.beat(step)
         if inputs is not None:
             self._utilization.add(inputs)
         if self.world.is_main:
@@ -142,7 +142,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         `bad_samples` and `skipped_steps` are totals for the run so far. `more` is written only to
         the files.
         """
-        self.metrics.beat(step)
         numbers: dict[str, Any] = {
             "loss": loss,
             "learning_rate": learning_rate,
@@ -154,14 +153,15 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "restarts": self.restarts,
             "memory": memory_bytes(self.world.device),
         }
-        self.metrics.step(numbers)
+        if self.metrics is not None:
+            self.metrics.beat(step)
+            self.metrics.step(numbers)
         if self.world.is_main:
             numbers |= self._busy_ranks()
             samples = step * self.global_batch
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
-            self.screen.step(step, self._shown(numbers))
-            self._report_to_trainjob(step, {name: numbers[name] for name in _REPORTED_NUMBERS})
+            self.screen.step(step, numbers, self._pace.remaining_seconds())
 
     def committed(self, folders: Sequence[Path]) -> None:
         """Report committed checkpoints."""
@@ -172,13 +172,12 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report an event at a step."""
-        self.metrics.event(name, numbers)
+        if self.metrics is not None:
+            self.metrics.event(name, numbers)
         if self.world.is_main:
             self._record({"event": name, "step": step, **numbers})
             self._draw(step, {name: numbers})
             self.print_line(line)
-            if name == "evaluation":
-                self._report_to_trainjob(step, numbers)
 
     def _record(self, record: dict[str, Any]) -> None:
         is_written = self.file.write({"time": round(time.time(), 3), **record})
@@ -201,11 +200,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.screen = stack.enter_context(
             closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
         )
-        self.trainjob = TrainJobStatus.of_environment(self.print_line)
-        if self.trainjob is not None:
-            stack.enter_context(closing(self.trainjob))
 
-    def _print_address(self, endpoint: Endpoint) -> None:
+    def _print_address(self, endpoint: "Endpoint") -> None:
         if self.world.is_main:
             last = (self.config.port or 0) + self.world.local_size - 1
             shared = self.config.port and self.world.local_size > 1
@@ -221,7 +217,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
-        self.metrics.busy(seconds, self._ranks.slow_ranks())
+        if self.metrics is not None:
+            self.metrics.busy(seconds, self._ranks.slow_ranks())
         notice = self._ranks.notice()
         if notice is not None:
             self.print_line(notice)
@@ -245,30 +242,9 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         mfu = self._utilization.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
 
-    def _report_to_trainjob(self, step: int, numbers: dict[str, float]) -> None:
-        self._newest |= numbers
-        if self.trainjob is not None:
-            self.trainjob.report(
-                step=step,
-                num_steps=self.num_steps,
-                remaining_seconds=self._pace.remaining_seconds(),
-                metrics=self._newest,
-            )
-
     def _draw(self, step: int, numbers: dict[str, Any]) -> None:
         if self.tensorboard is not None:
             self.tensorboard.write(step, numbers)
-
-    def _shown(self, numbers: dict[str, Any]) -> StepSummary:
-        return StepSummary(
-            loss=numbers["loss"],
-            learning_rate=numbers["learning_rate"],
-            samples_per_second=numbers["samples_per_second"],
-            data_wait_ratio=numbers["data_wait_ratio"],
-            memory_bytes=limiting_memory(numbers["memory"]),
-            remaining_seconds=self._pace.remaining_seconds(),
-            mfu=numbers.get("mfu"),
-        )
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
@@ -278,4 +254,8 @@ def check_telemetry(config: TelemetryConfig, world: World) -> None:
     if config.tensorboard:
         check_tensorboard()
     if config.port is not None:
+        from prometheus_client import CollectorRegistry
+
+        from trainer.telemetry.prometheus import Endpoint
+
         Endpoint(config, world.local_rank, CollectorRegistry()).close()

@@ -1,169 +1,215 @@
-"""The folder to which shards are written: a local folder, or a folder at a URL.
+"""The folder to which shards are written: a local folder, or a folder of an object store.
 
-`data/shards/writing/remote_output.py` implements it for URLs.
+Files appear atomically, and `unfinished.json` claims the folder for one source while it is
+unfinished. Local folders are also locked. An object store has no locks: two runs of the same source
+may write to it at the same time, which is safe, because both write the same bytes.
 """
 
+import fcntl
 import os
+import shutil
 import socket
+import tempfile
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from data.files import commit, temporary_path
-from data.remote.config import check_url, is_url
-from data.shards.index import INDEX_SUFFIX, ShardIndex, open_index
-from data.shards.label_vectors import load_label_vectors
-from data.shards.manifest import MANIFEST, Manifest, ShardInfo, SourceInfo
-from data.shards.writing.claim import claimed
+from pydantic import ValidationError
+
+from data.files import TEMPORARY, commit, explained, lock, temporary_path
+from data.remote.config import check_url, file_url, is_url
+from data.remote.fetch import explained as explained_url
+from data.remote.fetch import file_system
+from data.retry import retried
+from data.shards.index import INDEX_SUFFIX, ShardIndex, index_path, parse_index
+from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.skipped import REPAIRED, SKIPPED
 
 WRITABLE = ("s3", "gs")
 """The URL schemes whose objects appear atomically when their upload completes."""
 
+UNFINISHED = "unfinished.json"
+"""Describes the source of the shards. It exists while the folder is unfinished."""
+
+_PART_BYTES = 1 << 24  # of an upload; backends send up to 10 parts at the same time
+_REQUESTS_AT_ONCE = 64
 # Network file systems cache the information that a file does not exist, NFS for up to 60 s.
 _VISIBLE_SECONDS = 90
 _SHARED = "pass -o on a file system that all nodes share, or an s3:// or gs:// URL"
 
-
-@dataclass(frozen=True)
-class FinishedShard:
-    """A shard whose tar and index have been written. duplicates: the number of samples that were
-    dropped from it.
-    """
-
-    info: ShardInfo
-    duplicates: int = 0
+Answer = TypeVar("Answer")
 
 
-class OutputFolder(ABC):
+class OutputFolder:
     """A folder of shards that is being written. `str` returns the path or URL.
 
-    It is pickled for the workers of a Ray cluster, so it contains no open files. Files appear
-    atomically and are never changed in place.
+    It is pickled for the workers of a Ray cluster, so it contains no open files. Transient failures
+    are retried. Raises ValueError for a URL that is not writable.
     """
 
-    @property
-    @abstractmethod
-    def folder(self) -> Path | str:
-        """The path or the URL."""
+    def __init__(self, folder: Path | str) -> None:
+        if is_url(folder):
+            url = check_url(str(folder))
+            scheme, _, path = url.partition("://")
+            if scheme not in ("file", *WRITABLE):
+                known = " or ".join(f"{name}://" for name in WRITABLE)
+                raise ValueError(f"{url} is not writable: pass a local folder, or an {known} URL")
+            folder = Path(path) if scheme == "file" else url
+        self.folder: Path | str = (
+            folder if isinstance(folder, Path) or is_url(folder) else Path(folder)
+        )
 
-    @abstractmethod
+    def __str__(self) -> str:
+        return str(self.folder)
+
     def location(self, file: str) -> Path | str:
-        """Return the path or URL of a file, for messages."""
+        """Return the path or URL of a file."""
+        folder = self.folder
+        return folder / file if isinstance(folder, Path) else file_url(folder, file)
 
-    @abstractmethod
-    def claimed(self, about: SourceInfo) -> AbstractContextManager[Callable[[], None]]:
-        """Claim the folder while shards of the source `about` are written to it.
+    def sizes(self) -> dict[str, int]:
+        """Map the name of each file to its size in bytes."""
+        if isinstance(self.folder, Path):
+            local: dict[str, int] = {}
+            for path in self.folder.iterdir() if self.folder.is_dir() else ():
+                with suppress(FileNotFoundError):  # a temporary file of another process
+                    local[path.name] = path.stat().st_size
+            return local
+        url = self.folder
+        try:
+            entries = self._call("read", "", lambda files: files.ls(url, detail=True))
+        except FileNotFoundError:
+            return {}  # an object store does not distinguish an empty folder from a missing one
+        prefix = url.partition("://")[2] + "/"
+        names = {entry["name"].strip("/"): entry["size"] or 0 for entry in entries}
+        return {n.removeprefix(prefix): s for n, s in names.items() if n.startswith(prefix)}
 
-        Yields a function that raises ValueError if another process has taken the folder over.
-        Raises ValueError, and changes nothing, if the folder contains other files or another
-        process writes to it. If the block raises ValueError, the files written so far are deleted:
-        the input must be changed, so the run cannot be resumed. A folder that was already finished
-        keeps its shards.
-        """
-
-    @abstractmethod
-    def files(self) -> set[str]:
-        """Return the names of all files."""
-
-    @abstractmethod
     def read(self, file: str, start: int = 0, size: int | None = None) -> bytes:
         """Return a byte range of a file. Raises FileNotFoundError if the file does not exist."""
+        where = self.location(file)
+        if isinstance(where, Path):
+            with where.open("rb", buffering=0) as opened:
+                opened.seek(start)
+                return opened.read(-1 if size is None else size)
+        end = None if size is None else start + size
+        content: bytes = self._call(
+            "read", file, lambda files: files.cat_file(where, start=start or None, end=end)
+        )
+        return content
 
-    @abstractmethod
-    def read_all(self, files: Sequence[str]) -> Iterator[bytes]:
-        """Yield the content of each file."""
+    def read_all(self, files: Iterable[str]) -> Iterator[bytes]:
+        """Yield the content of each file. Several are read at the same time."""
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            yield from pool.map(self.read, files)
 
-    @abstractmethod
     def write(self, file: str, content: bytes) -> None:
         """Write a small file."""
+        where = self.location(file)
+        if isinstance(where, Path):
+            commit(where, content)
+        else:
+            self._call("written", file, lambda files: files.pipe_file(where, content))
 
-    @abstractmethod
-    def staged(self, file: str) -> AbstractContextManager[Path]:
+    @contextmanager
+    def staged(self, file: str) -> Iterator[Path]:
         """Yield the path of a new local file for `put`. It is deleted if it is not put."""
+        where = self.location(file)
+        if isinstance(where, Path):
+            with temporary_path(where) as temporary:
+                yield temporary
+                temporary.unlink(missing_ok=True)
+            return
+        # The file has no name, so its space is freed even if this process is killed.
+        with explained(Path(tempfile.gettempdir())), tempfile.TemporaryFile() as opened:
+            yield Path(f"/proc/self/fd/{opened.fileno()}")
 
-    @abstractmethod
     def put(self, staged: Path, file: str) -> None:
-        """Write a file whose content is in the local file `staged`."""
+        """Write a file whose content is in the local file `staged`, in one upload."""
+        where = self.location(file)
+        if isinstance(where, Path):
+            staged.replace(where)
+            return
+        upload = partial(_upload, staged=str(staged), url=where)
+        self._call("written", file, upload)
 
-    @abstractmethod
     def delete(self, files: Iterable[str]) -> None:
         """Delete those of `files` that exist."""
+        if isinstance(self.folder, Path):
+            for file in files:
+                (self.folder / file).unlink(missing_ok=True)
+            return
+        present = self.sizes()
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            list(pool.map(self._delete, [file for file in files if file in present]))
 
-    @abstractmethod
-    def finished(self, files: Iterable[str]) -> dict[str, FinishedShard]:
-        """Return the shards that have been written completely, by file name.
+    def _delete(self, file: str) -> None:
+        # Unlike `rm`, `rm_file` does not interpret `*` and `[` in the name as a pattern.
+        url = self.location(file)
+        with suppress(FileNotFoundError):
+            self._call("deleted", file, lambda files: files.rm_file(url))
+
+    def _call(self, operation: str, file: str, call: Callable[[Any], Answer]) -> Answer:
+        """Return `call(file system)` for a URL. Retries after a transient error."""
+        url = str(self.location(file)) if file else str(self.folder)
+
+        def attempt() -> Answer:
+            with explained_url(url, operation):
+                # Other processes write to the folder, so its listing must not be cached.
+                return call(file_system(url, use_listings_cache=False))
+
+        return retried(url, attempt)
+
+    # ---------------------------------------------------------------- shards
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest, or None if there is none."""
+        return Manifest.read(self.folder) if MANIFEST in self.sizes() else None
+
+    def index(self, file: str) -> ShardIndex:
+        """Return the index of a shard. Raises FileNotFoundError or ValueError if it is damaged."""
+        return self._parsed(file, self.read(_index_of(file)))
+
+    def _parsed(self, file: str, content: bytes) -> ShardIndex:
+        try:
+            return parse_index(content)
+        except ValueError as error:
+            raise ValueError(
+                f"{self.location(_index_of(file))} {error}: delete it and run kway shard again"
+            ) from error
+
+    def finished(self, files: Iterable[str]) -> dict[str, ShardIndex]:
+        """Return the indices of the shards that have been written completely, by file name.
 
         The index is written last, so its existence implies that the shard was complete.
         """
-
-    @abstractmethod
-    def index(self, file: str) -> ShardIndex:
-        """Return the index of a shard. Raises FileNotFoundError or ValueError if it is damaged."""
-
-    @abstractmethod
-    def has_label_vectors(self, manifest: Manifest) -> bool:
-        """Return whether the label vectors that `manifest` lists exist."""
-
-    def check_outside_sets(self) -> None:
-        """Raise ValueError if the folder is inside a set, which appending samples may delete."""
-        return
+        sizes = self.sizes()
+        complete = [file for file in files if file in sizes and _index_of(file) in sizes]
+        found = {}
+        for file, content in zip(complete, self.read_all(map(_index_of, complete)), strict=True):
+            with suppress(ValueError):  # damaged, so the shard is written again
+                index = self._parsed(file, content)
+                if (index.info.file, index.info.bytes) == (file, sizes[file]):
+                    found[file] = index
+        return found
 
     def check_shared(self) -> None:
         """Raise FileNotFoundError in a Ray task if its node does not have the folder."""
-        return
+        if isinstance(self.folder, Path) and not self.folder.is_dir():
+            raise FileNotFoundError(
+                f"{self.folder} does not exist on the Ray node {socket.gethostname()}: {_SHARED}"
+            )
 
     def check_visible(self, shard: ShardInfo) -> None:
         """Wait until a shard that a Ray task has written is visible on this machine.
 
         Raises FileNotFoundError if it is not: the task's node has another folder at this path.
         """
-        return
-
-    def manifest(self) -> Manifest | None:
-        """Return the manifest, or None if there is none."""
-        return Manifest.read(self.folder) if MANIFEST in self.files() else None
-
-    def __str__(self) -> str:
-        return str(self.folder)
-
-
-class LocalOutput(OutputFolder):
-    """A folder on this machine, or on a file system that all nodes of a Ray cluster share."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
-    def location(self, file: str) -> Path:
-        return self._folder / file
-
-    def claimed(self, about: SourceInfo) -> AbstractContextManager[Callable[[], None]]:
-        return claimed(self._folder, about)
-
-    def files(self) -> set[str]:
-        return set(os.listdir(self._folder)) if self._folder.is_dir() else set()
-
-    def check_outside_sets(self) -> None:
-        for parent in self._folder.absolute().parents:
-            if (parent / MANIFEST).is_file() and any(parent.glob(f"*{INDEX_SUFFIX}")):
-                raise ValueError(
-                    f"{self._folder} is inside the shards in {parent}: choose a folder outside, or "
-                    f"add the samples to these shards with -o {parent} --append"
-                )
-
-    def check_shared(self) -> None:
-        if not self._folder.is_dir():
-            raise FileNotFoundError(
-                f"{self._folder} does not exist on the Ray node {socket.gethostname()}: {_SHARED}"
-            )
-
-    def check_visible(self, shard: ShardInfo) -> None:
+        if not isinstance(self.folder, Path):
+            return
         end = time.monotonic() + _VISIBLE_SECONDS
         while shard.file not in self.finished([shard.file]):
             if time.monotonic() > end:
@@ -173,64 +219,105 @@ class LocalOutput(OutputFolder):
                 )
             time.sleep(0.1)
 
-    def read(self, file: str, start: int = 0, size: int | None = None) -> bytes:
-        with self.location(file).open("rb", buffering=0) as opened:
-            opened.seek(start)
-            return opened.read(-1 if size is None else size)
-
-    def read_all(self, files: Sequence[str]) -> Iterator[bytes]:
-        return map(self.read, files)
-
-    def write(self, file: str, content: bytes) -> None:
-        commit(self.location(file), content)
+    # ---------------------------------------------------------------- claim
 
     @contextmanager
-    def staged(self, file: str) -> Iterator[Path]:
-        with temporary_path(self.location(file)) as temporary:
-            yield temporary
-            temporary.unlink(missing_ok=True)
+    def claimed(self, about: SourceInfo) -> Iterator[None]:
+        """Claim the folder while shards of the source `about` are written to it.
 
-    def put(self, staged: Path, file: str) -> None:
-        staged.replace(self.location(file))
+        Raises ValueError, and changes nothing, if the folder contains other files or another
+        process writes to it. If the block raises ValueError, the files written so far are deleted:
+        the input must be changed, so the run cannot be resumed. A folder that was already finished
+        keeps its shards.
+        """
+        folder = self.folder if isinstance(self.folder, Path) else None
+        if folder is not None and folder.exists() and not folder.is_dir():
+            raise ValueError(f"{folder} is a file: choose a folder for the shards")
+        is_new = folder is not None and not folder.exists()
+        with self._locked() if folder is not None else nullcontext():
+            self._check_note(about, is_new=is_new)
+            was_finished = MANIFEST in self.sizes()
+            try:
+                yield
+            except ValueError:
+                if not was_finished:
+                    self.delete(file for file in self.sizes() if _is_written_here(file))
+                    if folder is not None and is_new:
+                        shutil.rmtree(folder)
+                raise
+            self.delete(file for file in self.sizes() if file.endswith(TEMPORARY))
+            self.delete([UNFINISHED])
 
-    def delete(self, files: Iterable[str]) -> None:
-        for file in files:
-            self.location(file).unlink(missing_ok=True)
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Lock the note of a local folder, which is created if it is missing."""
+        assert isinstance(self.folder, Path)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        note = self.folder / UNFINISHED
+        with note.open("ab", buffering=0) as held:
+            lock(held, note, f"{self} is being written by another kway shard process")
+            try:
+                yield
+            finally:
+                # A forked child also has this file open, so closing it would not release the lock.
+                fcntl.flock(held, fcntl.LOCK_UN)
 
-    def finished(self, files: Iterable[str]) -> dict[str, FinishedShard]:
-        found = {file: self._finished(self.location(file)) for file in files}
-        return {file: shard for file, shard in found.items() if shard is not None}
-
-    def _finished(self, path: Path) -> FinishedShard | None:
+    def _check_note(self, about: SourceInfo, *, is_new: bool) -> None:
+        """Check the note against `about`. If it is missing, empty or truncated, write it."""
         try:
-            index = open_index(path)
-        except (ValueError, FileNotFoundError):
-            return None  # missing or damaged, so the shard is written again
-        if not path.is_file() or path.stat().st_size != index.info.bytes:
-            return None
-        return FinishedShard(index.info, index.duplicates)
+            found = SourceInfo.model_validate_json(self.read(UNFINISHED))
+        except (FileNotFoundError, ValidationError):
+            try:
+                self._check_free(about)
+                self._write_note(about.model_dump_json(indent=1).encode())
+            except (ValueError, OSError):
+                self.delete([UNFINISHED])
+                if is_new and isinstance(self.folder, Path):
+                    with suppress(OSError):
+                        self.folder.rmdir()
+                raise
+        else:
+            check_same(self.folder, found, about)
 
-    def index(self, file: str) -> ShardIndex:
-        return open_index(self.location(file))
+    def _write_note(self, content: bytes) -> None:
+        where = self.location(UNFINISHED)
+        if isinstance(where, Path):  # write in place, because the file is locked
+            with explained(where), where.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        else:
+            self.write(UNFINISHED, content)
 
-    def has_label_vectors(self, manifest: Manifest) -> bool:
-        try:
-            load_label_vectors(self._folder, manifest)
-        except (ValueError, OSError):
-            return False
-        return True
+    def _check_free(self, about: SourceInfo) -> None:
+        """Raise ValueError unless the folder is empty or contains finished shards of `about`."""
+        if (manifest := self.manifest()) is not None:
+            check_same(self.folder, manifest.source, about)
+        elif others := sorted(self.sizes().keys() - {UNFINISHED}):
+            raise ValueError(
+                f"{self} is not empty (it contains {others[0]}), so {about} cannot be written to "
+                "it: choose an empty folder, or delete this one"
+            )
 
 
-def output_folder(folder: Path | str) -> OutputFolder:
-    """Return the folder at a path or URL. Raises ValueError for a URL that is not writable."""
-    if not is_url(folder):
-        return LocalOutput(Path(folder))
-    url = check_url(str(folder))
-    scheme, _, path = url.partition("://")
-    if scheme == "file":
-        return LocalOutput(Path(path))
-    if scheme not in WRITABLE:
-        raise ValueError(f"{url} is not writable: pass a local folder, or an s3:// or gs:// URL")
-    from data.shards.writing.remote_output import RemoteOutput
+def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> None:
+    """Raise ValueError if `folder` contains shards from a different source."""
+    if found != expected:
+        raise ValueError(
+            f"{folder} contains {found}, not {expected}: choose another folder, or delete this one"
+        )
 
-    return RemoteOutput(url)
+
+def _upload(files: Any, *, staged: str, url: str) -> None:
+    files.put_file(staged, url, chunksize=_PART_BYTES)
+
+
+def _index_of(shard: str) -> str:
+    return index_path(Path(shard)).name
+
+
+def _is_written_here(file: str) -> bool:
+    """Return whether `kway shard` writes files with this name to an unfinished folder."""
+    return file in (LABEL_VECTORS, UNFINISHED) or file.endswith(
+        (".tar", INDEX_SUFFIX, SKIPPED, REPAIRED, TEMPORARY)
+    )

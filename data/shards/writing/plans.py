@@ -1,6 +1,6 @@
 """Plans shards, and writes planned shards with processes of this machine or on a Ray cluster."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +11,6 @@ import numpy as np
 
 from data.loading.order import permuted_index
 from data.processes import in_order
-from data.shards.duplicates import HeldOut
 from data.shards.writing.output import OutputFolder
 from data.shards.writing.shard_file import WrittenShard, write_shard
 from data.skipped import Skipped
@@ -50,19 +49,15 @@ class Plan:
                 yield self.of_split[i]
 
 
-def plan_shards(
-    source: Source, samples_per_shard: int, first_numbers: Mapping[str, int]
-) -> Iterator[Plan]:
-    """Yield the shards to write, each with its range of samples. Their numbers start at
-    `first_numbers`, or at 0.
+def plan_shards(source: Source, samples_per_shard: int) -> Iterator[Plan]:
+    """Yield the shards to write, each with its range of samples.
 
     This requires about 100 bytes of memory per shard and none per sample.
     """
     for split, tasks in source.splits().items():
         if split.startswith(".") or "/" in split or "\\" in split:
             raise ValueError(f"split {split!r} would write outside the folder: rename it")
-        starts = range(0, len(tasks), samples_per_shard)
-        for number, start in enumerate(starts, first_numbers.get(split, 0)):
+        for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
             stop = min(start + samples_per_shard, len(tasks))
             yield Plan(f"{split}-{number:06d}.tar", split, tasks, start, stop)
 
@@ -70,18 +65,13 @@ def plan_shards(
 Count = Callable[[int], None]
 """A callback that receives the number of samples written since the last call."""
 
-Write = Callable[[Sequence[Plan], HeldOut | None, Count], Iterator[WrittenShard]]
-"""Writes shards and yields the results in order. Training samples that also occur in the second
-argument are dropped.
-"""
+Write = Callable[[Sequence[Plan], Count], Iterator[WrittenShard]]
+"""Writes shards and yields the results in order."""
 
 
 @contextmanager
 def shard_writer(
-    source: Source,
-    output: OutputFolder,
-    workers: int | None,
-    ray: str | None,
+    source: Source, output: OutputFolder, workers: int | None, ray: str | None
 ) -> Iterator[Write]:
     """Yield a function that writes shards, in this process or on a Ray cluster."""
     if ray is None:
@@ -98,7 +88,6 @@ def _write_here(
     output: OutputFolder,
     workers: int | None,
     plans: Sequence[Plan],
-    held_out: HeldOut | None,
     count: Count,
 ) -> Iterator[WrittenShard]:
     """Write the shards in this process. `workers` processes render the samples."""
@@ -107,8 +96,7 @@ def _write_here(
     with rendered(source, tasks, num_workers(workers, num_samples)) as samples:
         for plan in plans:
             of_shard = _counted(islice(samples, len(plan)), count)
-            kept = held_out.without(of_shard) if held_out else of_shard
-            yield write_shard(output, plan.file, plan.split, kept)
+            yield write_shard(output, plan.file, plan.split, of_shard)
 
 
 def _counted(samples: Iterable[Sample | Skipped], count: Count) -> Iterator[Sample | Skipped]:
@@ -127,16 +115,11 @@ class _Job(NamedTuple):
 
 
 def _write_on_cluster(
-    source: Source,
-    output: OutputFolder,
-    pool: "RayPool",
-    plans: Sequence[Plan],
-    held_out: HeldOut | None,
-    count: Count,
+    source: Source, output: OutputFolder, pool: "RayPool", plans: Sequence[Plan], count: Count
 ) -> Iterator[WrittenShard]:
     """Write each shard in a Ray task, which receives only its own share of the source's tasks."""
     jobs = (_Job(plan.file, plan.split, list(plan.tasks())) for plan in plans)
-    work = partial(_write_job, source, output, held_out)
+    work = partial(_write_job, source, output)
     found = in_order(pool, work, jobs, ahead=2 * pool.num_workers)
     try:
         for plan, shard in zip(plans, found, strict=True):
@@ -149,10 +132,6 @@ def _write_on_cluster(
         raise
 
 
-def _write_job(
-    source: Source, output: OutputFolder, held_out: HeldOut | None, job: _Job
-) -> WrittenShard:
+def _write_job(source: Source, output: OutputFolder, job: _Job) -> WrittenShard:
     output.check_shared()
-    samples = map(source.render, job.tasks)
-    kept = held_out.without(samples) if held_out else samples
-    return write_shard(output, job.file, job.split, kept)
+    return write_shard(output, job.file, job.split, map(source.render, job.tasks))

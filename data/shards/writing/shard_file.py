@@ -8,7 +8,6 @@ from pathlib import Path
 from webdataset.writer import TarWriter
 
 from data.files import flush, sha256_of
-from data.shards.duplicates import DUPLICATE
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import ShardInfo
 from data.shards.writing.output import OutputFolder
@@ -20,13 +19,11 @@ from data.sources.source import Sample
 class WrittenShard:
     """The result for one shard. info: None if every sample was skipped, so there is no shard.
 
-    duplicates: the number of samples dropped because they are in another split. last_skipped: the
-    last sample that was skipped, or None.
+    last_skipped: the last sample that was skipped, or None.
     """
 
     file: str
     info: ShardInfo | None
-    duplicates: int = 0
     last_skipped: Skipped | None = None
 
 
@@ -42,12 +39,12 @@ def write_shard(
     index = IndexBuilder()
     with output.staged(file) as staged:
         skipped, repaired = _write_tar(staged, index, samples)
-        _write_list(output, list_of_shard(file, SKIPPED), file, skipped)
-        _write_list(output, list_of_shard(file, REPAIRED), file, repaired)
-        duplicates = sum(one.reason == DUPLICATE for one in skipped)
+        for name, listed in ((SKIPPED, skipped), (REPAIRED, repaired)):
+            if listed:
+                output.write(list_of_shard(file, name), to_lines(listed, shard=file))
         last = skipped[-1] if skipped else None
         if not len(index):
-            return WrittenShard(file, None, duplicates, last)
+            return WrittenShard(file, None, last)
         info = ShardInfo(
             file=file,
             split=split,
@@ -57,14 +54,8 @@ def write_shard(
             index_crc32=index.crc32(),
         )
         output.put(staged, file)
-    content = index.to_bytes(info, duplicates=duplicates)
-    output.write(index_path(Path(file)).name, content)
-    return WrittenShard(file, info, duplicates, last)
-
-
-def _write_list(output: OutputFolder, name: str, shard: str, listed: list[Skipped]) -> None:
-    if listed:
-        output.write(name, to_lines(listed, shard=shard))
+    output.write(index_path(Path(file)).name, index.to_bytes(info))
+    return WrittenShard(file, info, last)
 
 
 def _write_tar(

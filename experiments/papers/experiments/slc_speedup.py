@@ -38,7 +38,7 @@ def time_network(settings: Mapping[str, Any], folders: Folders) -> Measures:
     from data.images.config import ImageConfig
     from heads import ClassHead, ClassRows, CrossEntropy
     from trainer.backbone.backbone import build_backbone
-    from trainer.config import BackboneConfig
+    from trainer.backbone.config import BackboneConfig
 
     torch.manual_seed(0)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

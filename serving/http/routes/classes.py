@@ -7,28 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from serving.http.routing import ServiceDep
+from serving.http.entry import ServiceDep
 from serving.limits import ClientLimit
-from serving.schemas import ErrorBody
+from serving.schemas import ClassFound, ClassPage, ErrorBody
 from serving.service import Service
 
 # Limit on running and waiting searches; further searches are rejected with status 429.
 _MAX_SEARCHES, _MAX_SEARCHES_PER_CLIENT = 32, 16
-
-
-class ClassFound(BaseModel):
-    id: int
-    name: str
-    attributes: dict[str, str]
-    positives: int | None
-
-
-class ClassPage(BaseModel):
-    """One page of the classes that match a search. `total` is the number of matching classes on all
-    pages."""
-
-    total: int
-    classes: list[ClassFound]
 
 
 class ClassSearch(BaseModel):
@@ -70,7 +55,7 @@ async def classes(
     Names that begin with `search` are listed first.
     """
     searches: Searches = request.app.state.searches
-    with searches.limit.slot(request.state.client):
+    with searches.limit.slots(request.state.client):
         loop = asyncio.get_running_loop()
         page = await loop.run_in_executor(searches.thread, _page, service, parameters)
     return Response(page, media_type="application/json")
@@ -79,17 +64,17 @@ async def classes(
 def _page(service: Service, parameters: ClassSearch) -> bytes:
     """Return a page of results as JSON. Call this in the search thread as well, because serializing
     a thousand classes takes a long time."""
-    found, total = service.search(
+    bundle = service.model.bundle
+    found, total = bundle.names.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )
-    page = ClassPage(total=total, classes=[_describe(service, class_id) for class_id in found])
-    return page.model_dump_json().encode()
-
-
-def _describe(service: Service, class_id: int) -> ClassFound:
-    bundle = service.model.bundle
-    entry = bundle.classes[class_id]
-    positives = bundle.positives(class_id)
-    return ClassFound(
-        id=class_id, name=entry.name, attributes=entry.attributes, positives=positives
-    )
+    described = [
+        ClassFound(
+            id=class_id,
+            name=bundle.names.names[class_id],
+            attributes=bundle.classes[class_id].attributes,
+            positives=bundle.positives(class_id),
+        )
+        for class_id in found
+    ]
+    return ClassPage(total=total, classes=described).model_dump_json().encode()

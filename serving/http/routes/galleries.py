@@ -1,6 +1,5 @@
 """`/v1/galleries`: list and search indexed collections, and return thumbnails of their items."""
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -11,13 +10,13 @@ from serving.answer import Rule
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
 from serving.galleries.searching import Galleries, Page
+from serving.http.entry import VersionDep
 from serving.http.error_responses import ERROR_RESPONSES
-from serving.http.openapi import request_body
-from serving.http.query_body import ClassesBody, check_class_count, max_values
+from serving.http.openapi import request_body, schema_of
+from serving.http.query_body import ClassesBody, max_values
 from serving.http.request_body import parse_json, read_body
-from serving.http.routing import VersionDep
+from serving.limits import check_count
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
-from serving.service import InProgress, Service
 from serving.versions import Version
 
 _MAX_LIMIT = 1000
@@ -47,10 +46,6 @@ class SearchBody(ClassesBody, Rule):
         "is at most 100",
     )
 
-    @property
-    def page(self) -> Page:
-        return Page(self.offset, self.limit, self.exact)
-
 
 router = APIRouter()
 
@@ -58,11 +53,15 @@ router = APIRouter()
 @router.get("/v1/galleries")
 async def listed(version: VersionDep) -> GalleryList:
     """List the galleries on this server."""
-    return GalleryList(galleries=[_describe(name, version) for name in version.galleries.names()])
+    galleries = version.galleries
+    names = sorted({*galleries.available, *galleries.unavailable})
+    return GalleryList(galleries=[_describe(name, version) for name in names])
 
 
 @router.post(
-    "/v1/galleries/{name}/search", responses=ERROR_RESPONSES, openapi_extra=request_body(SearchBody)
+    "/v1/galleries/{name}/search",
+    responses=ERROR_RESPONSES,
+    openapi_extra=request_body({"application/json": {"schema": schema_of(SearchBody)}}),
 )
 async def search(name: str, request: Request, version: VersionDep) -> Hits:
     """Search a gallery for classes.
@@ -72,9 +71,22 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
     service, galleries = version.service, version.galleries
     async with service.admitted(request.state.client) as progress:
         _named(galleries, name)
-        body = await _read(request, service, progress)
+        raw = await read_body(request, service, progress)
+        if not raw.strip():
+            raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
+        parsed = await service.in_thread(parse_json, raw, max_values(service.config))
+        body = validated(SearchBody, parsed, "invalid_query")
+        check_count(len(body.classes), "classes", service.config.max_classes)
+        if len(body.classes) * body.limit > _MAX_HITS:
+            raise ApiError(
+                422,
+                "invalid_query",
+                f"{len(body.classes)} classes with limit {body.limit} can return more than "
+                f"{_MAX_HITS} hits. Reduce their number or the limit",
+            )
         query = await service.make_query(body.classes, body)
-        found: Hits = await service.in_thread(partial(galleries.search, name, query, body.page))
+        page = Page(body.offset, body.limit, body.exact)
+        found: Hits = await service.in_thread(galleries.search, name, query, page)
         return found
 
 
@@ -123,18 +135,11 @@ def _describe(name: str, version: Version) -> GalleryFound:
             reads=version.service.model.reads,
             thumbnails=False,
         )
-    gallery = version.galleries[name]
-    info = gallery.info
-    index = None
-    if info.index is not None:
-        index = GalleryIndex(
-            is_default=info.index.is_default,
-            num_queries=info.index.num_queries,
-            recall=info.index.recall,
-        )
+    info = version.galleries.available[name].info
+    index = info.index and GalleryIndex.model_validate(info.index, from_attributes=True)
     return GalleryFound(
         name=name,
-        num_items=gallery.num_items,
+        num_items=info.num_items,
         reads=info.reads,
         thumbnails=info.thumbnails,
         index=index,
@@ -146,32 +151,9 @@ def _named(galleries: Galleries, name: str) -> Gallery:
     if name in galleries.unavailable:
         reason = one_line(galleries.unavailable[name])
         raise ApiError(503, "gallery_unavailable", f"gallery {name} is unavailable: {reason}")
-    try:
-        return galleries[name]
-    except KeyError as error:
-        known = ", ".join(galleries.names()) or "none (start the server with --gallery NAME=FOLDER)"
-        raise ApiError(
-            404,
-            "unknown_gallery",
-            f"unknown gallery {name[:80]!r}. Galleries on this server: {known}",
-        ) from error
-
-
-async def _read(request: Request, service: Service, progress: InProgress) -> SearchBody:
-    raw = await read_body(request, service, progress)
-    if not raw.strip():
-        raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
-    body: SearchBody = await service.in_thread(_parsed, raw, max_values(service.config))
-    check_class_count(len(body.classes), service.config.max_classes)
-    if len(body.classes) * body.limit > _MAX_HITS:
-        raise ApiError(
-            422,
-            "invalid_query",
-            f"{len(body.classes)} classes with limit {body.limit} can return more than {_MAX_HITS} "
-            "hits. Reduce their number or the limit",
-        )
-    return body
-
-
-def _parsed(raw: bytes, most: int) -> SearchBody:
-    return validated(SearchBody, parse_json(raw, most), "invalid_query")
+    if name not in galleries.available:
+        known = sorted({*galleries.available, *galleries.unavailable})
+        shown = ", ".join(known) or "none (start the server with --gallery NAME=FOLDER)"
+        message = f"unknown gallery {name[:80]!r}. Galleries on this server: {shown}"
+        raise ApiError(404, "unknown_gallery", message)
+    return galleries.available[name]

@@ -16,23 +16,19 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from serving.api_error import ApiError, validated
-from serving.http.openapi import request_body
+from serving.http.entry import ServiceDep, without_token
+from serving.http.openapi import request_body, schema_of
 from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
-from serving.http.routing import ServiceDep, without_token
 from serving.inference import tensors
 from serving.inference.tensors import (
     InferenceRequest,
     InferenceResponse,
     RequestInput,
-    array_of,
     check_model,
     check_parameters,
     elements_of,
     invalid_inference,
-    is_ready,
-    model_metadata,
-    server_metadata,
 )
 
 _HEADER = "Inference-Header-Content-Length"
@@ -50,8 +46,7 @@ _BINARY = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The model is not ready"}}
-_BODY = request_body(InferenceRequest)
-_BODY["requestBody"]["content"] |= _BINARY
+_BODY = request_body({"application/json": {"schema": schema_of(InferenceRequest)}, **_BINARY})
 
 
 class _ProtocolRoute(APIRoute):
@@ -76,7 +71,7 @@ router = APIRouter(route_class=_ProtocolRoute)
 @router.get("/v2")
 async def server() -> dict[str, Any]:
     """Return the metadata of the server."""
-    return server_metadata()
+    return tensors.server_metadata()
 
 
 # As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
@@ -91,7 +86,7 @@ async def live() -> dict[str, bool]:
 @without_token
 async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    found = is_ready(service)
+    found = tensors.is_ready(service)
     response.status_code = 200 if found else 503
     return {"ready": found}
 
@@ -100,7 +95,7 @@ async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
 async def metadata(name: str, service: ServiceDep) -> dict[str, Any]:
     """Return the inputs and outputs of the model. A dimension of -1 is variable."""
     check_model(service, name)
-    return model_metadata(service)
+    return tensors.model_metadata(service)
 
 
 @router.get("/v2/models/{name}/ready", responses=_NO_MODEL | _NOT_READY)
@@ -224,7 +219,7 @@ def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Respon
     binary: dict[int, set[str]] = {}
     for position, one in enumerate(answer.outputs):
         if is_binary.get(one.name, default) is True:
-            raw.append(array_of(one).tobytes())
+            raw.append(one.array().tobytes())
             one.parameters, binary[position] = {"binary_data_size": len(raw[-1])}, {"data"}
     head = answer.model_dump_json(exclude_unset=True, exclude={"outputs": binary}).encode()
     if not raw:

@@ -9,12 +9,11 @@ requests that their scripts send do.
 from collections.abc import Iterator
 from hashlib import sha256
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from operator import itemgetter
 
 from fastapi import APIRouter, Request, Response
 
-from serving.http.routing import without_token
+from serving.http.entry import without_token
 
 # Media types by file extension.
 _MEDIA_TYPES = {
@@ -53,48 +52,32 @@ _HEADERS = {
 }
 
 
-def _paths() -> Iterator[tuple[str, Traversable]]:
-    """Yield each file with its URL path."""
-    for file in files("serving").joinpath("page").iterdir():
-        if _media_type(file):
-            yield _PAGES.get(file.name, f"/page/{file.name}"), file
+def _files() -> Iterator[tuple[str, bytes, str]]:
+    """Yield the URL path, the content and the media type of each file."""
+    found = [(f"/page/{file.name}", file) for file in files("serving").joinpath("page").iterdir()]
     swagger = files("fastapi_offline").joinpath("static")
-    for name in _SWAGGER_FILES:
-        yield f"/docs/{name}", swagger.joinpath(name)
+    found += [(f"/docs/{name}", swagger.joinpath(name)) for name in _SWAGGER_FILES]
+    for path, file in sorted(found, key=itemgetter(0)):
+        if media_type := _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}"):
+            yield _PAGES.get(file.name, path), file.read_bytes(), media_type
 
 
-def _media_type(file: Traversable) -> str:
-    """Return the media type of a file, or "" for a file that is not served."""
-    return _MEDIA_TYPES.get(f".{file.name.rpartition('.')[2]}", "")
-
-
-class _File:
-    """A file in memory."""
-
-    def __init__(self, content: bytes, media_type: str) -> None:
-        self._content, self._media_type = content, media_type
-        self._tag = f'"{sha256(content).hexdigest()[:32]}"'
-        self._headers = {**_HEADERS, "ETag": self._tag}
-
-    def answer(self, request: Request) -> Response:
-        """Return the file, or 304 if the browser's copy is current."""
-        known = request.headers.get("If-None-Match", "")
-        if self._tag in (one.strip().removeprefix("W/") for one in known.split(",")):
-            return Response(status_code=304, headers=self._headers)
-        return Response(self._content, media_type=self._media_type, headers=self._headers)
-
-
-_FILES = {
-    path: _File(file.read_bytes(), _media_type(file))
-    for path, file in sorted(_paths(), key=itemgetter(0))
-}
+_FILES = {path: (content, media_type) for path, content, media_type in _files()}
+_TAGS = {path: f'"{sha256(content).hexdigest()[:32]}"' for path, (content, _) in _FILES.items()}
 router = APIRouter(include_in_schema=False)
 
 
 @without_token
 async def page(request: Request) -> Response:
-    """Return one of the files. The path of a request is never looked up in the file system."""
-    return _FILES[request.scope["path"]].answer(request)
+    """Return one of the files, or 304 if the browser's copy is current. The path of a request is
+    never looked up in the file system."""
+    path = request.scope["path"]
+    (content, media_type), tag = _FILES[path], _TAGS[path]
+    headers = {**_HEADERS, "ETag": tag}
+    known = request.headers.get("If-None-Match", "").split(",")
+    if tag in (one.strip().removeprefix("W/") for one in known):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
 
 
 for _path in _FILES:

@@ -1,18 +1,31 @@
-"""`POST /v1/query`: does each image or text belong to the classes? A query is JSON, a form or a raw
-body."""
+"""`POST /v1/query`: does each image or text belong to the classes? `POST /v1/classify`: which
+classes does it belong to? A request is JSON, a form or a raw body."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi import Query as QueryParam
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.http.direct_query import PATH, answer_query
-from serving.http.error_responses import ERROR_RESPONSES
-from serving.http.openapi import raw_inputs, schema_of
-from serving.http.query_body import QueryBody, QueryParameters
-from serving.http.routing import ServiceDep
-from serving.schemas import Answer
+from serving.api_error import ApiError
+from serving.http.entry import ServiceDep
+from serving.http.error_responses import ERROR_RESPONSES, client_left, response_of
+from serving.http.openapi import raw_inputs, request_body, schema_of
+from serving.http.query_body import (
+    ClassifyBody,
+    ClassifyParameters,
+    QueryBody,
+    QueryParameters,
+    read_query,
+)
+from serving.limits import check_count
+from serving.schemas import Answer, Classification
+from serving.service import Service
 
+_PATH = "/v1/query"
+_NO_PARAMETERS = QueryParameters()
 _FORM = {
     "type": "object",
     "required": ["classes"],
@@ -25,22 +38,22 @@ _FORM = {
         "require": {"enum": ["guaranteed"]},
     },
 }
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": schema_of(QueryBody)},
-            "multipart/form-data": {"schema": _FORM},
-            **raw_inputs("the classes are in the URL"),
-        },
-    }
-}
 
 
 router = APIRouter()
 
 
-@router.post(PATH, responses=ERROR_RESPONSES, openapi_extra=_BODY)
+@router.post(
+    _PATH,
+    responses=ERROR_RESPONSES,
+    openapi_extra=request_body(
+        {
+            "application/json": {"schema": schema_of(QueryBody)},
+            "multipart/form-data": {"schema": _FORM},
+            **raw_inputs("the classes are in the URL"),
+        }
+    ),
+)
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
 ) -> Answer:
@@ -49,4 +62,72 @@ async def query(
     Send JSON with images in base64, a form with files, or a single image or text as the body, with
     the classes in the URL.
     """
-    return await answer_query(request, parameters, service)
+    return await _answered(request, parameters, service)
+
+
+async def _answered(request: Request, parameters: QueryParameters, service: Service) -> Answer:
+    async with service.admitted(request.state.client) as progress:
+        asked, inputs = await read_query(request, parameters, QueryBody, service, progress)
+        check_count(len(asked.classes), "classes", service.config.max_classes)
+        answer = await service.answer(inputs, await service.make_query(asked.classes, asked))
+        progress.inputs = len(answer.results)
+        return answer
+
+
+@router.post(
+    "/v1/classify",
+    responses=ERROR_RESPONSES,
+    openapi_extra=request_body(
+        {
+            "application/json": {"schema": schema_of(ClassifyBody)},
+            **raw_inputs("`top` and the rule are in the URL"),
+        }
+    ),
+)
+async def classify(
+    request: Request, parameters: Annotated[ClassifyParameters, QueryParam()], service: ServiceDep
+) -> Classification:
+    """Which classes does each image or text belong to?
+
+    Returns the classes with the largest scores among all classes and, with a recall or threshold,
+    whether they match. A query for given classes is
+    faster, because it reads only the weights of these classes.
+    """
+    async with service.admitted(request.state.client) as progress:
+        asked, inputs = await read_query(request, parameters, ClassifyBody, service, progress)
+        found = await service.classify(inputs, asked.top, await service.make_query((), asked))
+        progress.inputs = len(inputs)
+        return found
+
+
+class DirectQuery:
+    """ASGI middleware that answers the most frequent request, a JSON query, without FastAPI, and
+    passes other requests to the application.
+
+    FastAPI's routing, dependencies and serialization take more CPU time than all other work for
+    such a request except the model's.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_json_query(scope):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            answer = await _answered(request, _NO_PARAMETERS, request.state.version.service)
+            response = Response(answer.model_dump_json(), media_type="application/json")
+        except ApiError as error:
+            response = response_of(error)
+        except ClientDisconnect:
+            response = client_left()
+        await response(scope, receive, send)
+
+
+def _is_json_query(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["path"] != _PATH or scope["method"] != "POST":
+        return False
+    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
+    return kinds == [b"application/json"] and not scope["query_string"]

@@ -9,9 +9,8 @@ from pydantic import BaseModel, Field
 
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
-from serving.http.routing import ModelDep, ServiceDep, without_token
+from serving.http.entry import ServiceDep, without_token
 from serving.schemas import ErrorBody, ModelLogits
-from serving.service import Service
 from trainer.backbone.precision import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
@@ -58,31 +57,6 @@ router = APIRouter()
 @router.get("/v1/model")
 async def info(service: ServiceDep) -> ModelInfo:
     """Return the properties of the model and the limits of the server."""
-    return _model_info(service)
-
-
-@router.get("/health", responses={503: {"model": ErrorBody}})
-@without_token
-async def health(model: ModelDep) -> Health:
-    """Check that the server is ready: the model has passed its self-check and responds."""
-    try:
-        model.check_health()
-    except RuntimeError as error:
-        raise ApiError(503, "unhealthy", str(error)) from error
-    return Health(status="ready")
-
-
-@router.get("/metrics", response_class=Response, responses={404: {"model": ErrorBody}})
-async def metrics(request: Request) -> Response:
-    """Return Prometheus metrics. Ray exports the metrics of its replicas on a port of its own."""
-    page: Callable[[], bytes] | None = request.app.state.metrics_page
-    if page is None:
-        message = "Ray exports the metrics of this server. Scrape the metrics port of each Ray node"
-        raise ApiError(404, "metrics_of_ray", message)
-    return Response(page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
-
-def _model_info(service: Service) -> ModelInfo:
     bundle = service.model.bundle
     spec = bundle.spec
     # Without margins and priors, which apply only in training.
@@ -104,3 +78,24 @@ def _model_info(service: Service) -> ModelInfo:
         device=str(service.model.device),
         limits=Limits.model_validate(service.config, from_attributes=True),
     )
+
+
+@router.get("/health", responses={503: {"model": ErrorBody}})
+@without_token
+async def health(service: ServiceDep) -> Health:
+    """Check that the server is ready: the model has passed its self-check and responds."""
+    try:
+        service.check_health()
+    except RuntimeError as error:
+        raise ApiError(503, "unhealthy", str(error)) from error
+    return Health(status="ready")
+
+
+@router.get("/metrics", response_class=Response, responses={404: {"model": ErrorBody}})
+async def metrics(request: Request) -> Response:
+    """Return Prometheus metrics. Ray exports the metrics of its replicas on a port of its own."""
+    page: Callable[[], bytes] | None = request.app.state.metrics_page
+    if page is None:
+        message = "Ray exports the metrics of this server. Scrape the metrics port of each Ray node"
+        raise ApiError(404, "metrics_of_ray", message)
+    return Response(page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

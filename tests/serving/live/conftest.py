@@ -15,7 +15,7 @@ import pytest
 from tests.dispositions import ignored
 from tests.serving.live import servers
 from tests.serving.live.servers import TOKEN, write_tokens
-from tests.serving.started import Server, SharedServer, start, write_images
+from tests.serving.started import Server, SharedServer, start
 from tests.tiny_bundle import write
 
 _LONGEST_NAME = "others".ljust(251, "-")
@@ -25,11 +25,6 @@ _LONGEST_NAME = "others".ljust(251, "-")
 def runner(request: pytest.FixtureRequest) -> str:
     """What runs the application: this fixture repeats a test for each."""
     return request.param
-
-
-@pytest.fixture(scope="package")
-def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="package")

@@ -4,9 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import grpc
@@ -15,31 +13,25 @@ import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
+from tritonclient.grpc import InferenceServerClient, InferInput, InferResult
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 from tritonclient.utils import InferenceServerException
 
 from tests.serving.live.servers import (
-    BATCH_WAIT,
     MAX_BODY,
     NEVER_QUERIED,
     OTHER_TOKEN,
-    TIMEOUT,
     TOKEN,
-    write_tokens,
 )
 from tests.serving.started import (
     Server,
     as_json,
     ask,
-    counts,
     error_of,
     of_each,
-    settled_counts,
 )
 from tests.tiny_bundle import NAMES
-from tests.waiting import wait_until
 
 WITH_TOKEN = (("authorization", f"Bearer {TOKEN}"),)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -138,22 +130,6 @@ def test_scores_and_decisions_match_those_of_rest_and_the_bundle(
     assert not typed_answer.raw_output_contents
 
 
-def test_class_names_are_accepted_and_only_requested_outputs_are_returned(
-    triton: InferenceServerClient, client: httpx.Client, images: list[Path]
-) -> None:
-    one = images[:1]
-    fields = {"classes": NAMES[:3], "threshold": 0}
-    verdicts = client.post("/v1/query", json=as_json(one, **fields)).json()["results"][0][
-        "verdicts"
-    ]
-    names = infer_input("classes", "BYTES", [name.encode() for name in NAMES[:3]])
-    wanted = [InferRequestedOutput("matches")]
-    found = infer(triton, images_of(one), names, outputs=wanted, parameters={"threshold": 0})
-    assert [output.name for output in found.get_response().outputs] == ["matches"]
-    assert found.as_numpy("matches").tolist() == [[verdict["match"] for verdict in verdicts]]
-    assert found.as_numpy("matches").dtype == bool
-
-
 def test_server_and_model_metadata_are_the_same_over_grpc_and_rest(
     triton: InferenceServerClient, client: httpx.Client
 ) -> None:
@@ -205,23 +181,6 @@ def test_invalid_requests_are_rejected_with_a_status_code(
     assert words in found[1]
 
 
-def test_details_with_many_characters_outside_ascii_are_sent(
-    stub: GRPCInferenceServiceStub, images: list[Path]
-) -> None:
-    request = typed(images[:1], 2)
-    request.inputs[0].name = "猫" * 3000
-    found = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
-    assert found[0] == CODE.INVALID_ARGUMENT
-    assert "猫" in found[1]
-
-
-@pytest.mark.parametrize("body", [b"\xff", b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\x01\xff"])
-def test_malformed_messages_are_rejected(channel: grpc.Channel, body: bytes) -> None:
-    call = channel.unary_unary(INFER)
-    code, details, _ = refusal(lambda: call(body, metadata=WITH_TOKEN))
-    assert (code, "ModelInferRequest" in details) == (CODE.INVALID_ARGUMENT, True)
-
-
 def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(
     channel: grpc.Channel,
 ) -> None:
@@ -261,26 +220,6 @@ def test_only_liveness_and_readiness_calls_succeed_without_a_token(
         assert channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"") == b"\x08\1"
 
 
-def test_changed_tokens_take_effect_while_the_server_runs(
-    stub: GRPCInferenceServiceStub, tokens: Path
-) -> None:
-    def ready(token: str) -> bool:
-        metadata = [("authorization", f"Bearer {token}")]
-        return stub.ModelReady(pb.ModelReadyRequest(name="pets"), metadata=metadata).ready
-
-    try:
-        write_tokens(tokens, OTHER_TOKEN)
-        assert ready(OTHER_TOKEN)
-        assert refusal(lambda: ready(TOKEN))[0] == CODE.UNAUTHENTICATED
-        tokens.chmod(0o644)
-        code, details, trailing = refusal(lambda: ready(OTHER_TOKEN))
-        assert (code, trailing["retry-after"]) == (CODE.UNAVAILABLE, "1")
-        assert str(tokens) not in details
-    finally:
-        write_tokens(tokens, TOKEN)
-    assert ready(TOKEN)
-
-
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 NOT_OFFERED = [
     f"/{SERVICE.full_name}/{method.name}"
@@ -303,23 +242,6 @@ def test_other_methods_and_services_are_unimplemented(channel: grpc.Channel, pat
     assert code == CODE.UNIMPLEMENTED
 
 
-def test_a_streaming_call_fails_as_unimplemented_before_it_ends(
-    stub: GRPCInferenceServiceStub,
-) -> None:
-    assert any(path.endswith("ModelStreamInfer") for path in NOT_OFFERED)
-    never = Event()
-
-    def requests() -> Iterator[pb.ModelInferRequest]:
-        yield pb.ModelInferRequest(model_name="pets")
-        never.wait(60)
-
-    try:
-        answers = stub.ModelStreamInfer(requests(), metadata=WITH_TOKEN, timeout=TIMEOUT - 1)
-        assert refusal(lambda: next(answers))[0] == CODE.UNIMPLEMENTED
-    finally:
-        never.set()
-
-
 # ---------------------------------------------------------------------------- health
 
 
@@ -332,52 +254,6 @@ def test_health_checks_need_no_token(channel: grpc.Channel) -> None:
 
 
 # ---------------------------------------------------------------------------- load and counts
-
-
-def test_missed_deadlines_and_rejected_excess_calls_are_counted(
-    stub: GRPCInferenceServiceStub, server: Server, images: list[Path]
-) -> None:
-    request = typed(images[:1], 2, 3)
-
-    def scores_of(answer: pb.ModelInferResponse) -> list[float]:
-        return list(answer.outputs[0].contents.fp32_contents)
-
-    expected_scores = scores_of(stub.ModelInfer(request, metadata=WITH_TOKEN))
-    assert len(expected_scores) == 2
-    before = settled_counts(server, TOKEN)
-
-    def call_once(seconds: float) -> pb.ModelInferResponse | grpc.RpcError:
-        try:
-            return stub.ModelInfer(request, metadata=WITH_TOKEN, timeout=seconds)
-        except grpc.RpcError as error:
-            return error
-
-    late = call_once(BATCH_WAIT / 2)
-    assert late.code() == CODE.DEADLINE_EXCEEDED
-    refusal(lambda: stub.ModelInfer(pb.ModelInferRequest(), metadata=WITH_TOKEN))
-    with ThreadPoolExecutor(60) as threads:
-        found = list(threads.map(call_once, [30.0] * 60))
-    rejected = [one for one in found if isinstance(one, grpc.RpcError)]
-    assert 0 < len(rejected) < len(found)
-    for one in rejected:
-        assert one.code() == CODE.RESOURCE_EXHAUSTED
-        assert dict(one.trailing_metadata())["retry-after"] == "1"
-    for one in found:
-        if not isinstance(one, grpc.RpcError):
-            assert scores_of(one) == pytest.approx(expected_scores, rel=1e-4, abs=1e-5)
-    expected = {
-        "kway_query_requests_total:client_left": 1,
-        "kway_query_requests_total:unknown_model": 1,
-        "kway_query_requests_total:too_many_requests": len(rejected),
-        "kway_query_requests_total:ok": len(found) - len(rejected),
-        "kway_query_inputs_total": len(found) - len(rejected),
-    }
-
-    def increases() -> dict[str, float]:
-        found = counts(server, TOKEN)
-        return {key: found.get(key, 0) - before.get(key, 0) for key in expected}
-
-    wait_until(lambda: increases() == expected)
 
 
 # ---------------------------------------------------------------------------- the process

@@ -1,6 +1,5 @@
 """Ports, processes and metrics of a server on each runner."""
 
-import subprocess
 from pathlib import Path
 
 import grpc
@@ -8,7 +7,6 @@ import httpx
 import psutil
 import pytest
 
-from tests.prometheus import needs_prometheus, prometheus
 from tests.serving.live.servers import REPLICAS, TOKEN
 from tests.serving.started import (
     Server,
@@ -22,13 +20,6 @@ from tests.serving.started import (
 from tests.waiting import wait_until
 
 OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
-CONFIG = """
-global: {{scrape_interval: 1s, scrape_timeout: 1s}}
-scrape_configs:
-  - job_name: kway
-    authorization: {{credentials_file: {credentials}}}
-    static_configs: [{{targets: ["{target}"]}}]
-"""
 
 
 def listening(server: Server) -> set[str]:
@@ -127,37 +118,3 @@ def test_metrics_are_on_the_port_of_their_runner(client: httpx.Client, runner: s
     else:
         assert answer.headers["content-type"].startswith("text/plain")
         assert "kway_model_version{" in answer.text
-
-
-@needs_prometheus
-def test_prometheus_scrapes_the_metrics_only_with_the_token(
-    server: Server,
-    client: httpx.Client,
-    runner: str,
-    tokens: Path,
-    images: list[Path],
-    tmp_path: Path,
-) -> None:
-    body = as_json(images[:1], classes=["husky"])
-    assert client.post("/v1/query", json=body).status_code == 200
-    target = server.metrics.removeprefix("http://").removesuffix("/metrics")
-    (tmp_path / "wrong").write_text("w" * 30)
-    for credentials, health in ((tokens, "up"), (tmp_path / "wrong", "down")):
-        if (health, runner) == ("down", "ray"):
-            continue  # Ray's port requires no token
-        folder = tmp_path / health
-        folder.mkdir()
-        config = CONFIG.format(target=target, credentials=credentials)
-        with prometheus(folder, config) as api:
-
-            def scraped(api: httpx.Client = api) -> dict[str, str]:
-                targets = api.get("targets").json()["data"]["activeTargets"]
-                return targets[0] if targets else {"health": "not discovered yet"}
-
-            wait_until(lambda health=health: scraped()["health"] == health)  # type: ignore[misc]
-            assert ("401" in scraped()["lastError"]) == (health == "down")
-    if runner == "no-ray":
-        page = client.get("/metrics").text
-        check = ["promtool", "check", "metrics"]
-        checked = subprocess.run(check, input=page, capture_output=True, text=True, timeout=60)
-        assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")

@@ -1,6 +1,8 @@
 """`kway serve --no-ray --workers 2`: the metrics of all workers, lost workers, and signals."""
 
+import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +11,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.serving.started import Server, as_json, counts, end, run, start
+from tests.dispositions import default_signals
+from tests.serving.started import Server, as_json, command, counts, end, run, start
 from tests.tiny_bundle import write, write_of_texts
 from tests.waiting import wait_until
 
@@ -20,7 +23,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     folder = tmp_path / "tmp"
     folder.mkdir()
     options = ("--no-ray", "--workers", 2, "--grpc-port", 0)
-    running = start(bundle, tmp_path / "stderr", *options, temporary=folder)
+    with default_signals():
+        running = start(bundle, tmp_path / "stderr", *options, temporary=folder)
     yield running
     end(running)
 
@@ -38,7 +42,7 @@ def reporting(server: Server) -> set[int]:
     return {int(line.split('pid="')[1].partition('"')[0]) for line in found}
 
 
-def test_workers_share_a_port_and_a_page_of_metrics_and_a_lost_one_is_replaced(
+def test_workers_share_a_port_and_metrics_a_lost_one_is_replaced_and_sighup_stops_them(
     server: Server, images: list[Path], tmp_path: Path
 ) -> None:
     def query(class_id: int) -> int:
@@ -60,18 +64,30 @@ def test_workers_share_a_port_and_a_page_of_metrics_and_a_lost_one_is_replaced(
     assert len(workers(server)) == 2
     assert counts(server)["kway_query_requests_total:ok"] == 40  # also those of the lost one
     children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.send_signal(signal.SIGTERM)
+    os.killpg(server.process.pid, signal.SIGHUP)  # as a terminal does that is closed
     assert server.process.wait(60) == 0
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list((tmp_path / "tmp").iterdir()) == []
     assert server.errors.read_text() == ""
 
 
-def test_workers_end_when_their_parent_is_killed(server: Server, tmp_path: Path) -> None:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.kill()
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """Even while they load the bundle."""
+    bundle, folder = write(tmp_path / "pets"), tmp_path / "tmp"
+    folder.mkdir()
+    arguments = command("serve", bundle, "--no-ray", "--workers", 2, "--port", 0)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+
+    def spawned() -> list[psutil.Process]:
+        children = psutil.Process(process.pid).children(recursive=True)
+        return [one for one in children if "spawn_main" in " ".join(one.cmdline())]
+
+    with subprocess.Popen(arguments, env=environment) as process:
+        wait_until(lambda: len(spawned()) == 2, 150)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_workers_that_cannot_load_the_bundle_end_the_server(tmp_path: Path) -> None:

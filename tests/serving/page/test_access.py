@@ -58,7 +58,7 @@ def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Pa
             add_images(page, image(0))
             expect(page.locator("#waiting")).to_contain_text("The server is busy")
             expect(page.locator(".verdict")).to_have_count(0)
-        expect(page.locator(".verdict")).to_have_count(1)
+        expect(page.locator(".verdict")).to_have_count(1, timeout=30_000)
         expect(page.locator("#waiting")).to_be_hidden()
         with listening(application(bundle)) as idle:
             expected = api_verdicts(idle, [image(0)], classes=[0], recall=0.9)

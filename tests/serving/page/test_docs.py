@@ -1,6 +1,5 @@
 """The page at `/docs` in Chromium, served by the real application in this process."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,21 +50,3 @@ def test_every_operation_is_listed_and_can_be_tried_with_the_token(
         model.get_by_role("button", name="Try it out").click()
         model.get_by_role("button", name="Execute").click()
         expect(model.locator(".live-responses-table")).to_contain_text('"num_classes"')
-
-
-def test_the_files_need_no_token_and_have_a_strict_policy(url: str) -> None:
-    for path in ("/docs", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css"):
-        response = httpx.get(url + path)
-        assert response.status_code == 200
-        policy = response.headers["content-security-policy"]
-        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
-        assert "unsafe" not in policy
-        assert httpx.head(url + path).status_code == 200
-    assert httpx.get(f"{url}/openapi.json").status_code == 401
-
-
-def test_the_page_has_no_external_url_and_no_inline_script(url: str) -> None:
-    page = httpx.get(f"{url}/docs").text
-    assert not re.search(r"https?:|//", page)
-    assert re.findall(r"<script[^>]*>([^<]*)</script>", page) == ["", ""]
-    assert not re.search(r"<style|\son\w+=|\sstyle=", page)

@@ -24,7 +24,7 @@ def test_a_page_that_was_loaded_with_another_version_asks_to_be_reloaded(
         text.press("Control+Enter")
         expect(page.locator(".verdict")).to_have_count(1)
         publish(served.versions[1], served.path)
-        served.reloader.poll()
+        served.model.poll()
         text.fill("und hund")
         text.press("Control+Enter")
         expect(page.locator("#cards")).to_contain_text("another version of the model")

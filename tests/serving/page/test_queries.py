@@ -4,7 +4,6 @@ import base64
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
@@ -20,7 +19,7 @@ from tests.serving.page_driver import (
     image,
     shown_verdicts,
 )
-from tests.tiny_bundle import write, write_of_format_2, write_of_texts
+from tests.tiny_bundle import write, write_of_texts
 
 
 def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, url: str) -> None:
@@ -166,20 +165,6 @@ def test_each_threshold_shows_its_validation_counts_and_expected_precision(
     expect(lines).to_have_count(0)
 
 
-def test_no_expected_precision_is_shown_for_bundles_from_an_older_version(
-    browser: Browser, tmp_path: Path
-) -> None:
-    with (
-        listening(application(write_of_format_2(tmp_path / "old"))) as url,
-        visit(browser, url) as page,
-    ):
-        page.locator("#class-input").fill("husky")
-        page.locator("#class-input").press("Enter")
-        add_images(page, image(0))
-        expect(page.locator(".source")).to_contain_text("expected precision unknown")
-        expect(page.locator("#thresholds li")).to_contain_text("exported by an older version")
-
-
 def test_the_threshold_can_be_a_score_a_recall_or_none(page: Page, url: str) -> None:
     contents = [image(0)]  # a batch of one image, so that its score is bitwise reproducible
     choose_classes(page, 0, 6)
@@ -204,45 +189,6 @@ def test_the_threshold_can_be_a_score_a_recall_or_none(page: Page, url: str) -> 
     expect(page.locator(".score")).to_have_count(2)
     scores = [float(one.get_attribute("value") or 0) for one in page.locator(".score").all()]
     assert scores == [score for card in expected for _, score, _ in card]
-
-
-def test_dots_and_bars_are_positioned_to_scale(page: Page) -> None:
-    choose_classes(page, 0)
-    add_images(page, *(image(seed) for seed in range(5)))
-    expect(page.locator(".verdict")).to_have_count(5)
-    page.emulate_media(reduced_motion="reduce")
-    positions = page.evaluate(
-        """[...document.querySelectorAll(".verdict")].map((row) => {
-            const middle = (one) => {
-                const box = row.querySelector(one).getBoundingClientRect();
-                const line = row.querySelector(".line").getBoundingClientRect();
-                return (box.left + box.right) / 2 - line.left;
-            };
-            return [row.querySelector(".score").value, middle(".dot"), middle(".threshold")];
-        })"""
-    )
-    scores, dots, bars = (np.array([float(one[part]) for one in positions]) for part in range(3))
-    slope, offset = np.polyfit(scores, dots, 1)
-    assert slope > 0
-    np.testing.assert_allclose(dots, slope * scores + offset, atol=0.3)
-    np.testing.assert_allclose(bars, offset, atol=0.3)  # the threshold of class 0 is 0
-
-
-def test_selecting_a_class_again_sends_no_request(page: Page) -> None:
-    choose_classes(page, 0)
-    add_images(page, image(0))
-    expect(page.locator(".verdict")).to_have_count(1)
-    choose_classes(page, 3)
-    expect(page.locator(".verdict")).to_have_count(2)
-    queries: list[str] = []
-    page.on(
-        "request", lambda request: queries.append(request.url) if "query" in request.url else None
-    )
-    page.get_by_label(f"Remove {NAMES[3]}").click()
-    expect(page.locator(".verdict")).to_have_count(1)
-    choose_classes(page, 3)
-    expect(page.locator(".verdict")).to_have_count(2)
-    assert queries == []
 
 
 def test_each_line_of_text_is_queried(browser: Browser, tmp_path: Path) -> None:

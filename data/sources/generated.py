@@ -1,0 +1,203 @@
+"""Shards from the samples of a user's own generator.
+
+from data.sources.generated import LabeledSample, write_shards
+
+def samples():
+    for path in Path("photos").glob("*.jpg"):
+        yield LabeledSample(path.read_bytes(), label=path.stem.split("-")[0])
+
+write_shards(samples(), "shards/photos", original=True)
+"""
+
+import hashlib
+import json
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic.dataclasses import dataclass
+
+from data.messages import Report, shown, silent
+from data.shards.manifest import Manifest, SourceInfo
+from data.shards.split_names import checked_split
+from data.shards.writing import writer
+from data.shards.writing.output import OutputFolder
+from data.skipped import Skipped
+from data.sources.first_pass import FirstPassSource, work_folder
+from data.sources.names import class_name
+from data.sources.packing import PackedImages
+from data.sources.selection import (
+    SPAN_BYTES,
+    Batch,
+    ConflictError,
+    Row,
+    Rules,
+    Selected,
+    SelectionFolder,
+    Span,
+    Task,
+    gather,
+)
+from data.sources.source import STRICT, Modality, Sample
+from data.tars.labels import label_order
+
+
+class LabeledSample(NamedTuple):
+    """A sample with the name of its class. content: an image file as bytes, or a text.
+
+    split: its split; without one, a hash of the content chooses `train` or `test`. hierarchy: the
+    names of the nodes above its class, joined by " > ".
+    """
+
+    content: bytes | str
+    label: str
+    split: str | None = None
+    hierarchy: str | None = None
+
+
+def write_shards(
+    samples: Iterable[LabeledSample | tuple[Any, ...]],
+    out: Path | str,
+    *,
+    modality: Modality = "image",
+    samples_per_shard: int = 10_000,
+    test_fraction: float = 0.1,
+    workers: int | None = None,
+    report: Report = silent,
+    **packing: Any,
+) -> Manifest:
+    """Write `samples` to a local folder or to an s3:// or gs:// URL, and return the manifest.
+
+    The samples are read once, in order, and stored next to the shards until these are written in a
+    shuffled order. The same samples give the same bytes. Samples may be plain tuples with the
+    fields of `LabeledSample`.
+
+    test_fraction: the fraction of the samples without a split to hold out. workers: the number of
+    processes that pack images. packing: `short_side`, `quality`, `original` and `skip_bad`, as for
+    `kway shard imagefolder`. Raises ValueError for content of the other modality, for the same
+    image with two labels, for fewer than two classes, and for a bad image without `skip_bad`.
+    """
+    folder = OutputFolder(str(out)).folder
+    source = _Generated(samples, work_folder(folder), modality, test_fraction, **packing)
+    try:
+        return writer.write_shards(
+            source,
+            folder,
+            samples_per_shard=samples_per_shard,
+            workers=workers,
+            report=report,
+        ).manifest
+    finally:
+        source.clean_up()
+
+
+@dataclass(frozen=True, config=STRICT)
+class _Generated(PackedImages, FirstPassSource):
+    kind = "generated"
+
+    samples: Any
+    work: Path
+    modality: Modality  # type: ignore[misc]
+    test_fraction: float
+    workers: int | None = None
+    ray: str | None = None
+    report: Report = silent
+
+    def describe(self) -> SourceInfo:
+        digest = hashlib.sha256(json.dumps(self._selected.labels).encode())
+        for split, tasks in super().splits().items():
+            digest.update(split.encode())
+            for task in tasks:
+                digest.update(repr((task.key, task.label)).encode() + task.content)
+        parameters: dict[str, Any] = {
+            "content": digest.hexdigest()[:16],
+            "test_fraction": self.test_fraction,
+        }
+        if self.modality == "image":
+            parameters |= {"short_side": self.target_side, "quality": self.quality}
+        return SourceInfo(kind=self.kind, parameters=parameters)
+
+    def render(self, task: Task) -> Sample | Skipped:
+        if self.modality == "text":
+            return Sample(task.key, task.content, "txt", task.label)
+        try:
+            image = self.packed(task.content)
+        except ValueError as error:
+            if self.skip_bad:
+                return Skipped(f"sample {int(task.key)}", str(error))
+            raise ValueError(
+                f"sample {int(task.key)}: {error}: correct it, or pass skip_bad=True"
+            ) from error
+        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+
+    @cached_property
+    def _selected(self) -> Selected:
+        # The samples may have changed, so the result of an earlier run is not used.
+        about = secrets.token_hex(8)
+        try:
+            return SelectionFolder(self.work).select(about, self.rules(), lambda _: self._batches())
+        except ConflictError as error:
+            (_, one, label), (_, other, other_label) = error.rows
+            raise ValueError(
+                f"samples {one} and {other} are the same image with the labels {shown(label)} and "
+                f"{shown(other_label)}: remove one of them"
+            ) from None
+
+    def _batches(self) -> Iterator[Batch]:
+        rows = self.rows(Span(0, 0, 0, 0), Counter())
+        for number, row in enumerate(rows):
+            yield gather(number, _up_to(row, rows), self.test_fraction, Counter())
+
+    def spans(self) -> list[Span]:
+        return []  # the samples can be read only once, by `_batches`
+
+    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
+        kind = str if self.modality == "text" else bytes
+        for number, one in enumerate(self.samples):
+            content, label, split, path = LabeledSample(*one)
+            name = class_name(label)
+            if not isinstance(content, kind) or not content or not name:
+                raise ValueError(
+                    f"sample {number}: the content {shown(content)} and the label {shown(label)} "
+                    f"must be non-empty {kind.__name__} and str for modality {self.modality!r}"
+                )
+            data = content.encode() if isinstance(content, str) else content
+            given = None if split is None else checked_split(split)
+            yield Row(0, number, f"{number:08d}", data, name, label, given, None, path)
+
+    def rules(self) -> Rules:
+        is_image = self.modality == "image"
+        return Rules(
+            self._choose,
+            self.test_fraction,
+            drop_duplicates=False,
+            one_label=is_image,
+            noun=f"{self.modality}s",
+        )
+
+    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        if untrained := sorted(samples.keys() - trained.keys()):
+            raise ValueError(
+                f"class {shown(untrained[0])} has no training samples: add some, or lower "
+                "test_fraction"
+            )
+        if len(samples) < 2:
+            raise ValueError(f"the samples have {len(samples)} classes: at least 2 are required")
+        return label_order(samples)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "samples": ()}
+
+
+def _up_to(first: Row, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield `first` and the next rows, up to the size of a span."""
+    size = 0
+    for row in chain([first], rows):
+        yield row
+        size += len(row.content)
+        if size >= SPAN_BYTES:
+            return

@@ -1,0 +1,315 @@
+"""Data sets that `datasets.load_dataset` opens: of the Hub, or local Parquet files and image
+folders.
+
+The library converts them to Arrow files in its cache, which are memory-mapped: every worker process
+reads single rows from them. It does not run the code of a data set.
+"""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.messages import one_line, shown
+from data.option import Argument
+from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.split_names import SPLIT_OF_WORD, TEST, TRAIN, shard_splits, split_name
+from data.skipped import Skipped
+from data.sources.names import class_name, spelling_notes
+from data.sources.packing import PackedImages
+from data.sources.selection import content_hash
+from data.sources.source import STRICT, CommandSource, Modality, Sample
+from data.tars.labels import label_order
+from data.text.records import digest
+
+_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
+_UNLABELED = -1  # how the library labels the rows of an unlabeled split
+
+
+class _Task(NamedTuple):
+    split: str  # the name in the data set
+    row: int
+    label: int
+
+
+class _Labels(NamedTuple):
+    """of_row: the name of the class of each row by split, or None without a label. names: all
+    classes, in order. spellings: the spellings of each class.
+    """
+
+    of_row: dict[str, list[str | None]]
+    names: list[str]
+    spellings: dict[str, set[str]]
+
+
+@dataclass(frozen=True, config=STRICT)
+class HuggingFace(PackedImages, CommandSource):
+    """A data set of the Hugging Face Hub, or a local folder or file that `datasets` opens.
+
+    Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a
+    ClassLabel are the classes; otherwise, the values of the label column are.
+    """
+
+    kind = "hf"
+    reads = "whatever `datasets.load_dataset` opens (extra hf)"
+    held_out = "all splits except train, or --test-fraction of the rows if there is only one split"
+    compares_splits = True
+
+    name: Annotated[
+        str,
+        Argument(),
+        Field(description="name on the Hub, such as ylecun/mnist, or a local folder or file"),
+    ]
+    config: str | None = Field(default=None, description="configuration of the data set")
+    revision: str | None = Field(default=None, description="revision on the Hub")
+    image_column: str | None = Field(
+        default=None, description="column that contains the image; default: the only one"
+    )
+    text_column: str | None = Field(default=None, description="column that contains the text")
+    label_column: str | None = Field(
+        default=None, description="column that contains the label; default: the only ClassLabel"
+    )
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of rows to hold out if there is only one split, by a hash of their "
+        "numbers",
+    )
+
+    def __post_init__(self) -> None:
+        if self.image_column is not None and self.text_column is not None:
+            raise ValueError("hf: pass either --image-column or --text-column")
+
+    @property
+    def modality(self) -> Modality:  # type: ignore[override]
+        return "image" if self.text_column is None else "text"
+
+    def describe(self) -> SourceInfo:
+        content = hashlib.sha256(json.dumps(self._labels.names).encode())
+        for split, rows in self._rows.items():
+            content.update(repr((split, len(rows), self._version(split))).encode())
+            content.update(json.dumps(self._labels.of_row[split]).encode())
+        parameters: dict[str, Any] = {
+            "name": Path(self.name).name if Path(self.name).exists() else self.name,
+            "config": self.config,
+            "revision": self.revision,
+            "content": content.hexdigest()[:16],
+            "column": self._content,
+            "label": self._label,
+            "test_fraction": self.test_fraction,
+        }
+        if self.modality == "image":
+            parameters |= {"short_side": self.target_side, "quality": self.quality}
+        return SourceInfo(kind=self.kind, parameters=parameters)
+
+    def _version(self, split: str) -> str:
+        """Return a text that changes with the files of the data set."""
+        path = Path(self.name)
+        if path.exists():
+            return digest(sorted(one for one in [path, *path.rglob("*")] if one.is_file()))
+        # The name of the folder in the cache contains the commit of the data set.
+        return ",".join(
+            sorted(Path(f["filename"]).parent.name for f in self._rows[split].cache_files)
+        )
+
+    def classes(self) -> tuple[ClassInfo, ...]:
+        return tuple(ClassInfo(name=name) for name in self._class_names)
+
+    def splits(self) -> dict[str, Sequence[_Task]]:
+        label = {name: i for i, name in enumerate(self._class_names)}
+        found: defaultdict[str, list[_Task]] = defaultdict(list)
+        for split, rows in self._labels.of_row.items():
+            for row, name in enumerate(rows):
+                if name is not None:
+                    found[self._split_of(split, row)].append(_Task(split, row, label[name]))
+        return {split: tasks for split, tasks in found.items() if tasks}
+
+    def render(self, task: _Task) -> Sample | Skipped:
+        key = f"{task.split}-{task.row}"
+        content = self._rows[task.split][task.row][self._content]
+        if self.modality == "text":
+            return Sample(key, str(content).encode(), "txt", task.label)
+        where = f"{self.name}, split {task.split}, row {task.row}"
+        try:
+            if content is None:
+                raise ValueError("there is no image")
+            image = self.packed(content["bytes"] or Path(content["path"]).read_bytes())
+        except (ValueError, FileNotFoundError) as error:
+            if self.skip_bad:
+                return Skipped(where, str(error))
+            raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
+        return Sample(key, image.data, image.extension, task.label, image.repaired)
+
+    def announcement(self) -> str | None:
+        if len(self._used) > 1 or not self.test_fraction:
+            return None
+        return (
+            f"random split, because the only split is {self._used[0]!r}: {self.test_fraction:.0%} "
+            "of the rows, by a hash of their numbers, become `test`"
+        )
+
+    def notes(self) -> list[str]:
+        """Return one line for each split with rows without a label, and for similar class names."""
+        notes = []
+        for split, rows in self._labels.of_row.items():
+            if unlabeled := rows.count(None):
+                notes.append(f"split {split!r}: {unlabeled:,} rows without a label are skipped")
+        return notes + spelling_notes(self._labels.spellings, self._class_names)
+
+    @cached_property
+    def _class_names(self) -> list[str]:
+        trained = Counter[str]()
+        for split, rows in self._labels.of_row.items():
+            for row, name in enumerate(rows):
+                if name is not None and self._split_of(split, row) == TRAIN:
+                    trained[name] += 1
+        present = {name for rows in self._labels.of_row.values() for name in rows if name}
+        if untrained := sorted(present - trained.keys()):
+            raise ValueError(
+                f"{self.name}: class {shown(untrained[0])} has no training rows: pass another "
+                "--label-column or a smaller --test-fraction"
+            )
+        if len(trained) < 2:
+            raise ValueError(
+                f"{self.name}: column {self._label!r} has {len(trained)} classes: at least 2 are "
+                "required"
+            )
+        return [name for name in self._labels.names if name in trained]
+
+    @cached_property
+    def _used(self) -> list[str]:
+        """The splits of the data set that have labels."""
+        return [name for name, rows in self._labels.of_row.items() if any(rows)]
+
+    def _split_of(self, split: str, row: int) -> str:
+        """Return the split of a row in the shards."""
+        if len(self._used) > 1:
+            return shard_splits(map(split_name, self._used))[split_name(split)]
+        high, _ = content_hash(f"{split} {row}".encode())
+        return TEST if high < self.test_fraction * 2.0**64 else TRAIN
+
+    @cached_property
+    def _labels(self) -> _Labels:
+        """The labels of all rows. Raises ValueError for lists, and for names of splits."""
+        feature = self._features[self._label]
+        kind = type(feature).__name__
+        if kind not in ("ClassLabel", "Value"):
+            raise ValueError(
+                f"{self.name}: column {self._label!r} has the type {kind}: pass a --label-column "
+                "with one label per row"
+            )
+        stored = feature.names if kind == "ClassLabel" else None
+        words = {*SPLIT_OF_WORD, *self._rows}
+        if stored and all(str(name).lower() in words for name in stored):
+            raise ValueError(
+                f"{self.name}: the labels {', '.join(stored)} are the names of splits, because the "
+                "split folders do not contain class folders: add class folders, or write a table "
+                "(docs/layouts.md)"
+            )
+        spellings: defaultdict[str, set[str]] = defaultdict(set)
+        of_row = {}
+        for split, rows in self._rows.items():
+            values = rows.with_format(None)[self._label][:]
+            of_row[split] = [self._name(split, value, stored, spellings) for value in values]
+        if stored is not None:
+            names = list(dict.fromkeys(map(class_name, stored)))
+        else:
+            names = label_order(set(spellings))
+        return _Labels(of_row, names, dict(spellings))
+
+    def _name(
+        self, split: str, value: Any, stored: list[str] | None, spellings: dict[str, set[str]]
+    ) -> str | None:
+        if value is None or (stored is not None and value == _UNLABELED):
+            return None
+        spelling = str(value) if stored is None else stored[value]
+        if not (name := class_name(spelling)):
+            return None
+        spellings[name].add(spelling)
+        return name
+
+    @cached_property
+    def _content(self) -> str:
+        """The column of the images or texts."""
+        if self.text_column is not None:
+            return self._column(self.text_column)
+        if self.image_column is not None:
+            return self._column(self.image_column)
+        found = [name for name, one in self._features.items() if type(one).__name__ == "Image"]
+        return self._only(found, "--image-column or --text-column")
+
+    @cached_property
+    def _label(self) -> str:
+        if self.label_column is not None:
+            return self._column(self.label_column)
+        found = [name for name, one in self._features.items() if type(one).__name__ == "ClassLabel"]
+        return self._only(found or ["label"] * ("label" in self._features), "--label-column")
+
+    def _column(self, name: str) -> str:
+        if name not in self._features:
+            raise ValueError(
+                f"{self.name}: column {name!r} does not exist: choose from "
+                f"{', '.join(self._features)}"
+            )
+        return name
+
+    def _only(self, found: list[str], option: str) -> str:
+        if len(found) != 1:
+            raise ValueError(
+                f"{self.name}: pass the column as {option}: choose from {', '.join(self._features)}"
+            )
+        return found[0]
+
+    @property
+    def _features(self) -> dict[str, Any]:
+        return dict(next(iter(self._opened.values())).features)
+
+    @cached_property
+    def _opened(self) -> dict[str, Any]:
+        """The splits of the data set by name. Raises ValueError if the library cannot open it."""
+        import datasets  # not installed without the extra
+
+        path = Path(self.name)
+        options: dict[str, Any] = {"name": self.config, "revision": self.revision}
+        if path.is_file():
+            builder = _BUILDERS.get(path.suffix.lower(), "")
+            found, options = builder, {"data_files": str(path.resolve())}
+            if not builder:
+                known = ", ".join(_BUILDERS)
+                raise ValueError(f"{path} has an unsupported extension: pass one of {known}")
+        else:
+            found = str(path.resolve()) if path.is_dir() else self.name
+        datasets.disable_progress_bars()
+        try:
+            opened = datasets.load_dataset(found, **options)
+        except Exception as error:  # the library raises arbitrary errors for damaged files
+            raise ValueError(
+                f"{self.name} cannot be opened ({one_line(error)}): check the name and --config, "
+                "or download it and pass the folder"
+            ) from error
+        return dict(opened)
+
+    @cached_property
+    def _rows(self) -> dict[str, Any]:
+        """The splits with the columns that are used. Images are not decoded."""
+        import datasets
+
+        rows = {}
+        for split, opened in self._opened.items():
+            chosen = opened.select_columns([self._content, self._label])
+            if self.modality == "image":
+                chosen = chosen.cast_column(self._content, datasets.Image(decode=False))
+            rows[split] = chosen
+        return rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Workers open the Arrow files by their paths.
+        return {**super().__getstate__(), "_rows": self._rows, "_content": self._content}

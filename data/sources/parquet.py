@@ -1,0 +1,128 @@
+"""Reads columns of Parquet tables, at a path or a URL, with DuckDB."""
+
+import datetime
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from fsspec import AbstractFileSystem
+
+from data.messages import one_line
+from data.remote.input_path import InputPath
+
+PARQUET = ".parquet"
+_AT_ONCE = 256  # rows; images make a row large
+
+
+def parquet_columns(path: InputPath) -> dict[str, str]:
+    """Map the columns of a table to their types, such as VARCHAR.
+
+    Raises FileNotFoundError, or ValueError if the file is not Parquet.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file: pass a table")
+    found = _query(path, "DESCRIBE SELECT * FROM read_parquet(?)")
+    return {name: kind for name, kind, *_ in found}
+
+
+def num_rows(path: InputPath) -> int:
+    """Return the number of rows of a table."""
+    return int(next(_query(path, "SELECT num_rows FROM parquet_file_metadata(?)"))[0])
+
+
+def has_class_names(path: InputPath, column: str) -> bool:
+    """Return whether the datasets library has stored names for the numbers in a column."""
+    query = "SELECT value FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
+    for (value,) in _query(path, query):
+        try:
+            feature = json.loads(bytes(value))["info"]["features"][column]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+            return True
+    return False
+
+
+def parquet_rows(
+    path: InputPath, columns: Sequence[str], first: int, last: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the values of rows [first, last). Raises ValueError with the file."""
+    names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
+    query = (
+        f"SELECT file_row_number, {names} FROM read_parquet(?, file_row_number = true)"
+        " WHERE file_row_number >= ? AND file_row_number < ?"
+    )
+    for number, *values in _query(path, query, first, last):
+        yield number, dict(zip(columns, values, strict=True))
+
+
+def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query whose first parameter is the name of the file."""
+    with duckdb.connect(config={"threads": "1"}) as connection:
+        name, remote = str(path), None
+        if not isinstance(path, Path):
+            remote = _Remote(path)
+            connection.register_filesystem(remote)
+            name = f"{remote.protocol}://table"
+        try:
+            connection.execute(query, [name, *parameters])
+            while rows := connection.fetchmany(_AT_ONCE):
+                yield from rows
+        except (duckdb.Error, ValueError, OverflowError) as error:
+            if remote is not None and remote.failure is not None:
+                raise remote.failure from error
+            raise ValueError(
+                f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
+            ) from error
+
+
+class _Remote(AbstractFileSystem):
+    """A file system that contains one file at a URL, which DuckDB reads like a local file.
+
+    failure: the error that a read raised, because DuckDB raises another one in its place.
+    """
+
+    protocol = "kway"
+    cachable = False
+
+    def __init__(self, path: InputPath) -> None:
+        super().__init__()
+        self._path = path
+        self.failure: Exception | None = None
+
+    def kept(self, read: Callable[[], Any]) -> Any:
+        """Return `read()`, and keep the error that it raises."""
+        try:
+            return read()
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        return [path]
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        size = self.kept(lambda: self._path.stat().st_size)
+        return {"name": path, "size": size, "type": "file"}
+
+    def modified(self, path: str) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(0, datetime.UTC)
+
+    def _open(self, path: str, mode: str = "rb", **_: Any) -> "_File":
+        return _File(self, self._path)
+
+
+class _File:
+    """A file object whose read errors `_Remote` keeps."""
+
+    def __init__(self, remote: _Remote, path: InputPath) -> None:
+        self._remote = remote
+        self._file = path.open("rb")
+        self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
+        self.seekable = self._file.seekable
+
+    def read(self, size: int = -1) -> bytes:
+        content: bytes = self._remote.kept(lambda: self._file.read(size))
+        return content

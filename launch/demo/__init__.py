@@ -1,1 +1,0 @@
-"""The demo: runs the complete workflow of kway on generated images."""

@@ -1,0 +1,146 @@
+"""What every HTTP request passes before its route: its host name and its token are checked, and it
+gets the version of the model that answers it.
+
+Every path requires a token, except those that reveal nothing about the model. Without tokens, a
+server is protected only by its loopback address. A web page that the user visits could send it
+requests under a host name that resolves to loopback, so it accepts only loopback names.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Depends
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.api_error import ApiError
+from serving.config import LOOPBACK
+from serving.http.error_responses import response_of
+from serving.service import Service
+from serving.tokens import Clients, address_key
+from serving.versions import ServedModel, Version
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+# Every response of the model has this header.
+VERSION_HEADER = "Kway-Model-Version"
+_RAW_HEADER = VERSION_HEADER.lower().encode()
+
+
+def without_token(endpoint: Endpoint) -> Endpoint:
+    """Declare that a route does not require a token, because it reveals nothing about the model and
+    has no path parameters. Place this below the route decorator."""
+    endpoint.without_token = True  # type: ignore[attr-defined]
+    return endpoint
+
+
+def paths_without_token(routers: Iterable[APIRouter]) -> frozenset[str]:
+    """Return the paths of the routes that are declared with `without_token`."""
+    routes = [route for router in routers for route in router.routes]
+    return frozenset(
+        route.path
+        for route in routes
+        if isinstance(route, APIRoute) and getattr(route.endpoint, "without_token", False)
+    )
+
+
+class Entry:
+    """ASGI middleware that sets `request.state.client`, to which limits per client apply, and
+    `request.state.version`, and adds the version to the response; or rejects the request.
+
+    It responds with status 400 to another host name than those of a loopback address if
+    `only_loopback`, with 401 if the token is missing or wrong, and with 503 while the token file
+    cannot be read, because the tokens read earlier may have been revoked.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        model: ServedModel,
+        clients: Clients,
+        open_paths: frozenset[str],
+        only_loopback: bool,
+    ) -> None:
+        self._app, self._model, self._clients = app, model, clients
+        self._open_paths, self._only_loopback = open_paths, only_loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            client = self._client(scope)
+        except ApiError as error:
+            await response_of(error)(scope, receive, send)
+            return
+        version = self._model.current
+        scope["state"] = {**scope.get("state", {}), "client": client, "version": version}
+        header = (_RAW_HEADER, version.id.encode())
+
+        async def with_version(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, with_version)
+        finally:
+            # uvicorn keeps the scope until the next request of a connection.
+            del scope["state"]["version"]
+
+    def _client(self, scope: Scope) -> str:
+        """Return the client of a request. Raises ApiError if the request is rejected."""
+
+        def values(wanted: bytes) -> list[str]:
+            return [value.decode("latin-1") for name, value in scope["headers"] if name == wanted]
+
+        if self._only_loopback:
+            _check_host(values(b"host"))
+        address_header = self._clients.address_header
+        if address_header is not None:
+            addresses = values(address_header.encode())
+        else:
+            addresses = [scope["client"][0]] if scope.get("client") else []
+        if scope["path"] in self._open_paths:
+            return address_key(addresses)
+        return self._clients.client_of(values(b"authorization"), addresses)
+
+
+def _check_host(found: list[str]) -> None:
+    host = found[0] if len(found) == 1 else ""
+    without_port = host.rpartition(":")[0] if re.search(r":[0-9]*$", host) else host
+    name = without_port.strip("[]").lower()
+    if name not in LOOPBACK:
+        message = (
+            f"this server accepts requests for {', '.join(LOOPBACK)}, not for {name[:80]!r}. "
+            "Start it with --token-file to use other host names"
+        )
+        raise ApiError(400, "wrong_host", message)
+
+
+async def reject_repeated_parameters(request: Request) -> None:
+    """Raise ApiError 422 for a parameter in the URL that occurs more than once, except classes."""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in counts.items():
+        if count > 1 and name != "classes":
+            message = f"{name[:80]}: the parameter occurs {count} times. Send it once"
+            raise ApiError(422, "invalid_parameter", message)
+
+
+# Dependencies of route functions. They are coroutines, because FastAPI runs plain functions in a
+# thread.
+async def _version(request: Request) -> Version:
+    found: Version = request.state.version
+    return found
+
+
+async def _service(request: Request) -> Service:
+    found: Version = request.state.version
+    return found.service
+
+
+VersionDep = Annotated[Version, Depends(_version)]
+ServiceDep = Annotated[Service, Depends(_service)]

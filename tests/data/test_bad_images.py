@@ -1,0 +1,191 @@
+"""Malicious and unusual images: each is decoded or rejected without excessive memory use."""
+
+import io
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data.images.decode import decode
+from tests.data.bad_images import (
+    apng,
+    bmp,
+    chunk,
+    encoded,
+    gif,
+    jpeg_of_scans,
+    jpeg_segment,
+    png,
+    png_text,
+    webp_canvas,
+    with_segment,
+)
+
+MAX_PIXELS = 1_500_000
+# Before an image with transparency is blended with a background, it is copied several times at four
+# bytes per pixel.
+BYTES_PER_PIXEL = 26
+SPARE_BYTES = 24 * 2**20
+GRAY = Image.radial_gradient("L").resize((64, 48))
+PNG, JPEG = encoded(GRAY, "png"), encoded(GRAY, "jpeg")
+ICC_PART = jpeg_segment(0xE2, b"ICC_PROFILE\0\x01\xff" + b"x" * 60_000)
+TEXT_CHUNK = chunk(b"zTXt", b"a\0\0" + zlib.compress(b"\0" * 900_000))
+NOISE = np.random.default_rng(0).bytes(5000)
+
+
+def resident(name: str) -> int:
+    """Current ("VmRSS") or peak ("VmHWM") memory of this process in bytes."""
+    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if name in one)
+    return int(line.split()[1]) * 1024
+
+
+def is_decoded(file: bytes) -> bool:
+    """Return whether an image is decoded or else rejected. Fails if this uses more memory than
+    allowed."""
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak to the current value
+    before = resident("VmRSS")
+    try:
+        decode(file, 1, MAX_PIXELS)
+    except ValueError:
+        found = False
+    else:
+        found = True
+    took = resident("VmHWM") - before
+    assert took < MAX_PIXELS * BYTES_PER_PIXEL + SPARE_BYTES + 4 * len(file), took
+    return found
+
+
+def animated(kind: str, mode: str = "L", frames: int = 1500) -> bytes:
+    shades = [Image.new(mode, (16, 16), (n % 251,) * len(mode)) for n in range(frames)]
+    return encoded(shades[0], kind, save_all=True, append_images=shades[1:])
+
+
+def zipped() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("page.html", "<script>alert(1)</script>")
+    return buffer.getvalue()
+
+
+def shades(mode: str, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    return Image.radial_gradient("L").resize(size).convert(mode)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: encoded(shades("CMYK"), "jpeg"),
+        lambda: encoded(GRAY, "jpeg", progressive=True),
+        lambda: encoded(GRAY.convert("I;16"), "png"),
+        lambda: png(64, 48, depth=16, color=6, rows=48),
+        lambda: png(64, 48, depth=16, color=4, rows=48),
+        lambda: png(64, 48, depth=1, color=0, rows=48),
+        lambda: encoded(shades("P"), "png", transparency=3),
+        lambda: encoded(shades("RGBA"), "webp"),
+        lambda: encoded(shades("1"), "bmp"),
+        lambda: apng(16, 3000),
+        lambda: animated("gif"),
+        lambda: animated("png", frames=300),
+        lambda: animated("webp", "RGB", frames=300),
+        lambda: animated("webp", "RGBA", frames=300),
+        lambda: with_segment(JPEG, 0xE1, b"Exif\0\0" + b"\xff" * 65_000),
+        lambda: with_segment(JPEG, 0xE1, b"Exif\0\0II*\0\x08\0\0\0\xff\xff" + b"\x12\x01" * 30_000),
+        lambda: JPEG[:2] + ICC_PART * 255 + JPEG[2:],
+        lambda: JPEG[:2] + jpeg_segment(0xFE, b"") * 100_000 + JPEG[2:],
+        lambda: jpeg_of_scans(64, 64, 50),
+        lambda: png(16, 16, rows=16, extra=chunk(b"tEXt", b"a\0b") * 20_000),
+        lambda: png(1200, 1200, color=6, rows=1200),
+        lambda: png(1200, 1200, depth=16, color=6, rows=1200),
+        lambda: encoded(shades("CMYK", (1200, 1200)), "jpeg", progressive=True),
+    ],
+)
+def test_unusual_images_are_decoded(make: Callable[[], bytes]) -> None:
+    assert is_decoded(make())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: png(20_000, 20_000),
+        lambda: png(20_000, 20_000, rows=20),
+        lambda: png(2**31 - 1, 2**31 - 1),
+        lambda: png(0, 16),
+        lambda: png(20_000, 75, rows=75),  # a thin strip
+        lambda: encoded(Image.new("L", (1300, 1300)), "png"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "jpeg"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "jpeg", progressive=True),
+        lambda: encoded(Image.new("L", (1300, 1300)), "gif"),
+        lambda: encoded(Image.new("RGB", (1300, 1300)), "webp"),
+        lambda: encoded(Image.new("L", (1300, 1300)), "bmp"),
+        lambda: JPEG.replace(b"\x00\x30\x00\x40", b"\x4e\x20\x4e\x20", 1),  # 20,000 x 20,000
+        lambda: jpeg_of_scans(64, 64, 150),
+        lambda: jpeg_of_scans(64, 64, 150).replace(b"\xff\xda", b"\xff\x01\xff\xda"),
+        lambda: gif((65_535, 65_535), (16, 16)),
+        lambda: gif((16, 16), (65_535, 65_535)),
+        lambda: gif((16, 16), (5_000, 5_000)),
+        lambda: webp_canvas(16_384, 16_384),
+        lambda: webp_canvas(1_300, 1_300),
+        lambda: webp_canvas(17, 17),
+        lambda: bmp(30_000, 30_000),
+        lambda: bmp(20_000, -20_000),
+        lambda: bmp(-16, 16),
+        lambda: bmp(16, -(2**31)),
+        lambda: png_text(50_000_000),
+        lambda: png(16, 16, rows=16, extra=chunk(b"iCCP", b"a\0\0" + zlib.compress(b"\0" * 10**8))),
+        lambda: png(16, 16, rows=16, extra=TEXT_CHUNK * 200),
+    ],
+)
+def test_decompression_bombs_are_rejected(make: Callable[[], bytes]) -> None:
+    assert not is_decoded(make())
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='http://a.b/c'/></svg>",
+        b"<?xml version='1.0'?><!DOCTYPE x [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><svg>&a;</svg>",
+        b"%PDF-1.4\n" + JPEG,
+        b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) run",
+        zipped() + PNG,
+        b"<html>" + PNG,
+        b"GIF89a/*" + b"\0" * 20 + b"*/=1;alert(1)",
+        b"II*\0\x08\0\0\0" + b"\0" * 100,
+        b"\0\0\1\0\1\0" + PNG,
+        b"\0\0\0\x1cftypavif" + b"\0" * 100,
+        b"\x1f\x8b" + zlib.compress(PNG),
+        b"RIFF\xff\xff\xff\xffWAVEfmt ",
+        b"RIFF",
+        b"BM",
+        b"\xff\xd8\xff",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF87a",
+        b"\0",
+        PNG.replace(b"IHDR", b"ihdr"),
+        PNG[:8] + PNG[33:],
+        PNG[:33] + PNG[8:33] + PNG[33:40],
+    ],
+)
+def test_a_file_in_another_format_is_rejected(file: bytes) -> None:
+    assert not is_decoded(file)
+
+
+@pytest.mark.parametrize("end", [zipped(), b"<script>", NOISE, PNG])
+def test_data_after_an_image_is_ignored(end: bytes) -> None:
+    for file in (PNG, JPEG):
+        found, expected = (decode(one, 1, MAX_PIXELS) for one in (file + end, file))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
+@pytest.mark.parametrize("mode", ["L", "RGBA"])
+def test_an_image_truncated_at_any_byte_is_decoded_or_rejected(kind: str, mode: str) -> None:
+    noise = Image.frombytes(mode, (24, 20), NOISE[: 480 * len(mode)])
+    file = encoded(noise.convert("RGB") if kind == "jpeg" else noise, kind)
+    for length in {*range(1, 64), *range(64, len(file), max(1, len(file) // 30))}:
+        is_decoded(file[:length])  # any other exception is a bug
+    assert is_decoded(file)
+    assert not is_decoded(file[: len(file) // 3])

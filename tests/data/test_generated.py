@@ -1,0 +1,74 @@
+"""Shards from the samples of a user's own generator."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.sources.generated import LabeledSample, write_shards
+from tests.data.conftest import write_image
+from tests.data.killed import contents
+
+
+def pictures(folder: Path, number: int = 12) -> Iterator[LabeledSample]:
+    for i in range(number):
+        path = folder / f"{i}.png"
+        write_image(path, i)
+        split = "val" if i % 4 == 3 else "train"
+        yield LabeledSample(path.read_bytes(), f"class {i % 2}", split, "things")
+
+
+def read(shards: Path, split: str) -> dict[bytes, str]:
+    with open_split(shards, split) as opened:
+        found = [opened.read(i) for i in range(len(opened))]
+        return {data: opened.classes[label].name for data, _, label in found}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_generated_images_become_shards_once(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("data.sources.generated.SPAN_BYTES", 5000)  # several batches
+    out = tmp_path / "out"
+    manifest = write_shards(
+        pictures(tmp_path), out, original=True, samples_per_shard=4, workers=workers
+    )
+    assert manifest == Manifest.load(out)
+    assert [info.attributes for info in manifest.classes] == [{"path": "things"}] * 2
+    found = {**read(out, "train"), **read(out, "test")}
+    assert found == {sample.content: sample.label for sample in pictures(tmp_path)}
+    assert len(read(out, "test")) == 3
+    assert not (tmp_path / "out.first-pass").exists()
+    before = contents(out)
+    assert write_shards(pictures(tmp_path), out, original=True, samples_per_shard=4) == manifest
+    assert contents(out) == before
+    with pytest.raises(ValueError, match="out"):  # other samples
+        write_shards(pictures(tmp_path, 10), out, original=True, samples_per_shard=4)
+
+
+def test_plain_tuples_of_texts_are_split_by_a_hash(tmp_path: Path) -> None:
+    texts = [(f"text {i}", "ab"[i % 2]) for i in range(100)]
+    write_shards(texts, tmp_path / "out", modality="text", test_fraction=0.3)
+    train, test = read(tmp_path / "out", "train"), read(tmp_path / "out", "test")
+    assert {**train, **test} == {text.encode(): label for text, label in texts}
+    assert 15 < len(test) < 45
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([("a text", "a"), (b"", "b")], "sample 0: the content 'a text' and the label 'a' must be"),
+        ([(b"x", "a"), (b"x", "b")], "samples 0 and 1 are the same image with the labels"),
+        ([(b"x", "a"), (b"y", "a")], "the samples have 1 classes"),
+        ([(b"x", "a"), (b"y", "b", "val")], "class 'b' has no training samples"),
+        ([(b"x", "a"), (b"y", "b")], r"sample \d: not an image"),
+    ],
+)
+def test_invalid_samples_raise_and_leave_no_files(
+    tmp_path: Path, samples: list[tuple], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_shards(samples, tmp_path / "out", test_fraction=0, workers=0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,164 @@
+"""Data sets that the datasets library opens. The tests use local files only."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import ClassLabel, Dataset, Features, Image, Sequence, Value
+from typer.testing import CliRunner, Result
+
+from data.shards.manifest import Manifest
+from data.shards.split import open_split
+from data.shards.writing.writer import write_shards
+from data.sources import HuggingFace
+from launch.commands.shard import app
+from tests.data.conftest import write_image
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def kway(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write_parquet(path: Path, features: Features, **columns: list[Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Dataset.from_dict(columns, features).to_parquet(str(path))
+    return path
+
+
+def read(shards: Path, split: str) -> dict[bytes, str]:
+    with open_split(shards, split) as opened:
+        found = [opened.read(i) for i in range(len(opened))]
+        return {data: opened.classes[label].name for data, _, label in found}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> tuple[Path, list[bytes]]:
+    """Write a folder of Parquet files with a train and a test split. The last row has no label."""
+    features = Features({"image": Image(), "label": ClassLabel(names=["zoo ", "air"])})
+    for i in range(5):
+        write_image(tmp_path / f"{i}.png", i)
+    content = [(tmp_path / f"{i}.png").read_bytes() for i in range(5)]
+    rows = [{"bytes": data, "path": None} for data in content]
+    folder = tmp_path / "in/data"
+    write_parquet(
+        folder / "train-00000-of-00001.parquet", features, image=rows[:3], label=[0, 1, 1]
+    )
+    write_parquet(folder / "test-00000-of-00001.parquet", features, image=rows[3:], label=[1, -1])
+    return tmp_path / "in", content
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_original_images_names_and_splits_are_kept(
+    tmp_path: Path, pictures: tuple[Path, list[bytes]], workers: int
+) -> None:
+    folder, content = pictures
+    done = kway("hf", folder, "-o", tmp_path / "out", "--original", "--workers", workers)
+    assert done.exit_code == 0, done.output
+    assert Manifest.load(tmp_path / "out").class_names == ("zoo", "air")
+    train = dict(zip(content[:3], ("zoo", "air", "air"), strict=True))
+    assert read(tmp_path / "out", "train") == train
+    assert read(tmp_path / "out", "test") == {content[3]: "air"}
+    assert "split 'test': 1 rows without a label are skipped" in done.stderr
+
+
+def test_every_column_of_a_single_file_can_be_selected(tmp_path: Path) -> None:
+    texts = [f"text {i}" for i in range(60)]
+    topics = [("b", "a", "a")[i % 3] for i in range(60)]
+    features = Features(
+        {"body": Value("string"), "title": Value("string"), "topic": Value("string")}
+    )
+    columns = {"body": texts, "title": texts, "topic": topics}
+    file = write_parquet(tmp_path / "rows.parquet", features, **columns)
+    named = ("--text-column", "body", "--label-column", "topic")
+    done = kway("hf", file, "-o", tmp_path / "out", *named, "--test-fraction", 0.3)
+    assert done.exit_code == 0, done.output
+    assert (
+        "random split, because the only split is 'train': 30% of the rows"
+        in done.stderr.splitlines()[0]
+    )
+    found = {**read(tmp_path / "out", "train"), **read(tmp_path / "out", "test")}
+    assert found == {text.encode(): topic for text, topic in zip(texts, topics, strict=True)}
+    assert Manifest.load(tmp_path / "out").modality == "text"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_class_folders_keep_their_splits_and_bytes(tmp_path: Path, workers: int) -> None:
+    for number, path in enumerate(("train/cat/1", "train/dog/2", "validation/dog/3")):
+        write_image(tmp_path / "in" / f"{path}.png", number)
+    source = HuggingFace(str(tmp_path / "in"), original=True)
+    write_shards(source, tmp_path / "out", workers=workers)
+    content = (tmp_path / "in/validation/dog/3.png").read_bytes()
+    assert read(tmp_path / "out", "test") == {content: "dog"}
+    assert set(read(tmp_path / "out", "train").values()) == {"cat", "dog"}
+
+
+def test_split_folders_are_not_classes(tmp_path: Path) -> None:
+    for number, path in enumerate(("train/1", "train/2", "test/3")):
+        write_image(tmp_path / "in" / f"{path}.png", number)
+    with pytest.raises(ValueError, match=r"label|are the names of splits"):
+        HuggingFace(str(tmp_path / "in")).classes()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (
+            {"label": (Value("int64"), [1, 2])},
+            {},
+            "pass the column as --image-column or",
+        ),
+        ({"label": (Value("int64"), [1, 2])}, {"text_column": "b"}, "column 'b' does not exist"),
+        (
+            {"label": (Sequence(Value("int64")), [[1], [2]])},
+            {"text_column": "text"},
+            "column 'label' has the type List: pass a --label-column",
+        ),
+        (
+            {"y": (Value("int64"), [1, 2])},
+            {"text_column": "text"},
+            "pass the column as --label-column: choose from text, y",
+        ),
+        (
+            {"label": (Value("int64"), [1, 1])},
+            {"text_column": "text", "test_fraction": 0},
+            "has 1 classes",
+        ),
+    ],
+)
+def test_other_columns_raise(
+    tmp_path: Path, columns: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    kinds = {"text": Value("string"), **{name: kind for name, (kind, _) in columns.items()}}
+    values = {name: content for name, (_, content) in columns.items()}
+    file = write_parquet(tmp_path / "a.parquet", Features(kinds), text=["a", "b"], **values)
+    with pytest.raises(ValueError, match=message):
+        HuggingFace(str(file), **options).splits()
+
+
+def test_what_the_library_cannot_open_raises_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged")
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be opened") as error:
+        HuggingFace(str(tmp_path / "a.parquet")).classes()
+    assert "\n" not in str(error.value)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/in.py").write_text("raise SystemExit('this code must not run')")
+    with pytest.raises(ValueError, match="cannot be opened"):
+        HuggingFace(str(tmp_path / "in")).classes()
+
+
+def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
+    features = Features({"image": Image(), "label": Value("string")})
+    write_image(tmp_path / "0.png", 0)
+    good = {"bytes": (tmp_path / "0.png").read_bytes(), "path": None}
+    rows = [good, good, {"bytes": b"text", "path": None}]
+    file = write_parquet(tmp_path / "a.parquet", features, image=rows, label=["a", "b", "b"])
+    source = HuggingFace(str(file), test_fraction=0)
+    with pytest.raises(ValueError, match=r"a\.parquet, split train, row 2: not an image"):
+        write_shards(source, tmp_path / "out", workers=0)
+    source = HuggingFace(str(file), test_fraction=0, skip_bad=True)
+    assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1

@@ -1,0 +1,239 @@
+"""The state of a run without its tensors, its provenance, and the code that resumes a run from its
+newest valid checkpoint.
+
+The provenance consists of the resolved recipe and the versions of the libraries and imported
+components that compute a step, including the decoder of random crops. A run that resumes reports
+and records the differences.
+"""
+
+import json
+import math
+import platform
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal
+
+import torch
+
+from data.images.jpeg_crop import decoder
+from data.loading.batch import Cursor
+from trainer.backbone.compatibility import check_tokenizer
+from trainer.checkpoints import Checkpoint, find_checkpoint, restore_random_state, stored_tensors
+from trainer.checkpoints.entries import (
+    create_moments,
+    load_entries,
+    restore_training,
+    training_entries,
+)
+from trainer.config import Recipe
+from trainer.imports import import_paths, source_version
+from trainer.run.folder import RunFolder, flat_settings
+from trainer.schedules import RunLength
+from trainer.task import Task
+from trainer.world import World
+
+_LIBRARIES = (
+    "kway",
+    "deepspeed",
+    "numpy",
+    "opencv-python-headless",
+    "pillow",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+)
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """The state of a run after `step` updates.
+
+    `cursor` is the position in the data. `evaluated` is the last step with an evaluation. `skipped`
+    counts the skipped updates. `loss_scale` is the state of fp16 loss scaling. `tree`, `data` and
+    `tokenizer` are digests; a run can resume only if they have not changed. For a mixture, `data`
+    has a digest for each of its sets. `learning_rate` is the rate of the last update; checkpoints
+    of earlier versions do not contain it. `origin` is the `provenance`.
+    """
+
+    step: int
+    cursor: Cursor
+    tree: str
+    data: str | dict[str, str]
+    tokenizer: str | None
+    evaluated: int = 0
+    skipped: int = 0
+    loss_scale: dict[str, Any] | None = None
+    learning_rate: float | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name != "origin"}
+        return {**own, "cursor": self.cursor.to_json(), **self.origin}
+
+    def resumed(self, checkpoint: Checkpoint) -> "TrainState":
+        """Return the state stored in a checkpoint, with this run's provenance. Raises ValueError if
+        its tree, shards or tokenizer differ.
+        """
+        saved = checkpoint.state
+        if saved["data"] != self.data:
+            before, after, sets = saved["data"], self.data, ""
+            if isinstance(before, dict) and isinstance(after, dict):  # mixtures
+                changed = [name for name in before | after if before.get(name) != after.get(name)]
+                sets = f" ({', '.join(changed)})"
+            raise ValueError(
+                f"checkpoint {checkpoint.folder} was trained on different shards{sets}: set "
+                "data.shards to those shards or use a new run folder"
+            )
+        check_tokenizer(checkpoint, self.tokenizer)
+        if saved["tree"] != self.tree:
+            raise ValueError(
+                f"checkpoint {checkpoint.folder} has a different label tree, because its shards "
+                "contained different classes or label vectors: set data.shards to those shards or "
+                "use a new run folder"
+            )
+        own = {name: saved[name] for name in vars(self) if name in saved}
+        cursor = Cursor.from_json(saved["cursor"])
+        return TrainState(**{**own, "cursor": cursor, "origin": self.origin})
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A rejected checkpoint or a change since the checkpoint: a `line` to print and an event for
+    the run's metrics.
+    """
+
+    event: Literal["refused", "changed"]
+    line: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The `state` from which a run starts, and a notice for each rejected checkpoint and each
+    changed setting or version.
+    """
+
+    state: TrainState
+    notices: list[Notice]
+
+
+def resume(
+    folder: RunFolder, task: Task, start: TrainState, world: World, *, length: RunLength
+) -> Resumed:
+    """Load the newest valid checkpoint into the task and restore the random state (collective).
+
+    `start` is the state of a run without checkpoints. Raises ValueError if the checkpoint does not
+    belong to this run or its step is greater than the `length` of the run.
+    """
+    checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
+    state, changes = start, list[Change]()
+    if checkpoint is not None:
+        state = start.resumed(checkpoint)
+        changes = changes_since(checkpoint.state, start.origin)
+        _load_checkpoint(checkpoint, task, state, world)
+    if state.step > length.num_steps:
+        raise ValueError(
+            f"run {folder.path} is at step {state.step}, but train.duration is {length.num_steps} "
+            "steps: increase train.duration or choose another run folder"
+        )
+    # Schedules depend on the duration, so a longer run may continue at a much higher rate.
+    before, step, recipe = state.learning_rate, state.step, task.recipe
+    if before is not None and step < length.num_steps:
+        same, after = (
+            recipe.optimizer.lr * recipe.schedule.rate_factor(index, length)
+            for index in (step - 1, step)
+        )
+        if not math.isclose(same, before):
+            changes.append(Change("learning_rate", f"{before:.3g} at step {step}", f"{after:.3g}"))
+    notices = [Notice("refused", f"rejected {line}", {"checkpoint": line}) for line in rejected]
+    notices += [Notice("changed", f"changed on resume: {each}", vars(each)) for each in changes]
+    return Resumed(state, notices)
+
+
+def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
+    # The order matters. Optimizers create their moments on the first step, so the moments must be
+    # created before `training_entries` can list them as targets. DCP copies into the entries;
+    # some strategies then copy them into their own layout (`restore_training`). The random state
+    # comes last, because creating moments and loading may draw random numbers.
+    stored = stored_tensors(checkpoint)
+    if task.average is not None and not any(name.startswith("ema.") for name in stored):
+        raise ValueError(
+            f"checkpoint {checkpoint.folder} was trained without train.ema: remove train.ema or "
+            "use a new run folder"
+        )
+    # There are no moments before the first update or if SGD is used without momentum.
+    if any(name.startswith("optimizer.") for name in stored):
+        create_moments(task)
+    entries = training_entries(task)
+    load_entries(checkpoint, entries, world)
+    restore_training(task, entries)
+    if state.loss_scale is not None:
+        task.loss_scale.restore(state.loss_scale)
+    restore_random_state(checkpoint, world, seed=task.recipe.seed)
+
+
+# ---------------------------------------------------------------- provenance
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting or a version that differs from the one in the checkpoint."""
+
+    key: str
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.old} -> {self.new}"
+
+
+def provenance(recipe: Recipe, *, evaluated_on: str | None = None) -> dict[str, Any]:
+    """Return the keys `recipe` and `versions` of a checkpoint's JSON state.
+
+    `evaluated_on` identifies the evaluations whose results `checkpoint.keep_best` compares.
+    """
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    if torch.version.cuda is not None:
+        versions |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:  # a source tree, or another package provides it
+            continue
+    versions |= {path: source_version(path) for path in import_paths(recipe).values()}
+    if recipe.data.text is None:
+        versions["jpeg_decoder"] = decoder()
+    elif recipe.data.text.batches_by_length > 1:
+        # Before, they crossed epochs. A run that resumes from such a checkpoint reads some texts of
+        # its current epoch twice and others not at all.
+        versions["windows_of_texts"] = "end with the epoch"
+    if recipe.checkpoint.keep_best is not None and evaluated_on is not None:
+        versions["evaluation"] = evaluated_on
+    return {"recipe": recipe.model_dump(mode="json"), "versions": versions}
+
+
+def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Change]:
+    """Return the differences between the `current` provenance and the provenance `stored` in a
+    checkpoint.
+
+    The list is empty for checkpoints of earlier versions, which do not store the provenance.
+    """
+    if "recipe" not in stored:
+        return []
+    # By dotted key: `optimizer.lr`, …, `version.torch`, …
+    old, new = (
+        flat_settings(each["recipe"]) | flat_settings({"version": each["versions"]})
+        for each in (stored, current)
+    )
+    return [
+        Change(key, _shown(old, key), _shown(new, key))
+        for key in sorted(old.keys() | new.keys())
+        if key not in old or key not in new or old[key] != new[key]
+    ]
+
+
+def _shown(values: dict[str, Any], key: str) -> str:
+    if key not in values:
+        return "not set"
+    value = values[key]
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,1 +1,0 @@
-"""The parts of a training step other than the model and the optimizer."""
