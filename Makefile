@@ -87,7 +87,7 @@ bench-data: $(READY)  ## measure speed and memory of data loading, as ratios (3-
 bench-trainer: $(READY)  ## measure the trainer against a bare training loop (4 min)
 	$(BIN)/python -m benchmarks.trainer
 
-bench-plan: $(READY)  ## compare the step time of kway plan with steps on this CPU (3 min)
+bench-plan: $(READY)  ## compare kway plan with steps on this CPU (5 min, 8 GB)
 	$(BIN)/python -m benchmarks.plan
 
 bench-serving: $(READY)  ## measure the servers and the cost of a query (30 min, 5 GB)

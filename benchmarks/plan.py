@@ -1,133 +1,116 @@
-"""The step time of `kway plan --gpu cpu` compared with measured steps on this machine:
-`python -m benchmarks.plan [SECTION ...]`.
+"""Memory and time of a training step on this machine's CPU, as measured and as planned by
+`kway plan --gpu cpu`: `python -m benchmarks.plan [CASE ...]`.
 
-The cases are those of `benchmarks.heads engine` and `benchmarks.trainer step`. The planner measures
-single operations on arbitrary numbers; it does not run a step.
+Each case is a shipped recipe in float32 with random weights and a small batch, and runs in its own
+process, whose high-water mark is read from the kernel. Measurements of the machine's rates and of
+steps alternate, so that both are exposed to the same load.
 """
 
-import tempfile
+import argparse
+import json
+import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
-from benchmarks import trainer_step
-from benchmarks.head_step import DIM, ENGINE_CASES, Step
-from benchmarks.timing import Row, Sections, command_line, report
-from heads import ClassHead
-from heads.losses import CrossEntropy
+import launch
+from data.loading.batch import Batch
 from launch.plan.cluster import machine_named
-from launch.plan.plan import Plan, PlanRequest, make_plan
+from launch.plan.plan import Plan, PlanRequest
 from trainer.config import Recipe
-from trainer.recipe import build_recipe
+from trainer.recipe import load_recipe
+from trainer.step import take_step
+from trainer.task import build_task
 from trainer.world import open_world
 
-_ROUNDS = 3
-_SECONDS = 20.0
+_BERT = "backbone={config: {model_type: bert, vocab_size: 119547}, pooling: mean}"
+# Recipe, overrides, classes and steps.
+CASES: dict[str, tuple[str, list[str], int, int]] = {
+    "resnet50": ("imagenet-resnet50", ["train.global_batch=16"], 1_000, 4),
+    "mbert": ("twitter-mbert", [_BERT, "train.global_batch=16"], 1_000, 4),
+    "mbert-large-head": ("twitter-mbert", [_BERT, "train.global_batch=16"], 200_000, 4),
+    "resnet10-large-head": (
+        "imagenet-resnet50",
+        [
+            "train.global_batch=64",
+            "data.image={size: 32}",
+            "backbone.config={model_type: resnet, depths: [1, 1, 1, 1], layer_type: basic, "
+            "hidden_sizes: [64, 128, 256, 512]}",
+        ],
+        100_000,
+        8,
+    ),
+}
 
 
-class Features(nn.Module):
-    """An encoder that costs almost nothing, for plans of a head alone."""
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="default: all")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        torch.set_num_threads(options.threads)
+        print(json.dumps(compare(options.one, options.threads)))
+        return
+    print(f"{options.threads} threads, torch {torch.__version__}")
+    print("| case | memory planned | measured | ratio | time planned | measured | ratio |")
+    print("|---|---|---|---|---|---|---|")
+    for case in options.cases or CASES:
+        command = [sys.executable, "-m", "benchmarks.plan", "--one", case]
+        command += ["--threads", str(options.threads)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        memory, peak, planned, measured = json.loads(done.stdout.splitlines()[-1])
+        print(
+            f"| {case} | {memory / 2**30:.2f} GiB | {peak / 2**30:.2f} GiB | {memory / peak:.2f} "
+            f"| {planned:.2f} s | {measured:.2f} s | {planned / measured:.2f} |",
+            flush=True,
+        )
 
-    dim = DIM
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(DIM))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return pixels[:, :1, 0, 0] + self.bias
-
-
-def heads() -> Iterator[Row]:
-    """Compare forward and backward of dense `ce` heads with the planned phase "head"."""
-    for classes, batch, memory_mib, _ in ENGINE_CASES:
-        head = ClassHead(DIM, classes, CrossEntropy(), memory_mib=memory_mib)
-        features = torch.randn(batch, DIM, requires_grad=True)
-        step = Step(head, features, torch.randint(classes, (batch,)))
-        recipe = _recipe(batch, memory_mib)
-        case = f"head, K = {classes:,}, B = {batch:,}, {memory_mib} MiB"
-        yield _compared(case, recipe, classes, step, _seconds_of_head)
-
-
-def trainer() -> Iterator[Row]:
-    """Compare a step of the trainer with the whole plan."""
-    threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as folder, open_world("cpu") as world, ExitStack() as opened:
+def compare(case: str, threads: int) -> tuple[float, float, float, float]:
+    """Return the planned and the measured peak of the main memory in bytes, and the planned and the
+    measured seconds of a step."""
+    name, overrides, num_classes, num_steps = CASES[case]
+    overrides = [*overrides, "train.precision=fp32", "checkpoint.in_background=false"]
+    recipe = load_recipe(Path(launch.__file__).parent / "recipes" / f"{name}.yaml", overrides)
+    planned, measured, plan = [], [], None
+    with open_world("cpu") as world:
         torch.set_num_threads(threads)  # `open_world` has set them to the number of cores
-        recipe = trainer_step.network_recipe(Path(folder))
-        loader = trainer_step.InMemory(trainer_step.random_batch())
-        _, steps = trainer_step.open_trainer(
-            recipe, world, loader, opened, num_classes=trainer_step.CLASSES
+        names = [f"class {label}" for label in range(num_classes)]
+        task = build_task(recipe, class_names=names, label_vectors=None, world=world)
+        task.train().start_training()
+        batch = random_batch(recipe, num_classes)
+        take_step(task, batch, 1.0, step=1)
+        for step in range(2, num_steps + 2):
+            machine = machine_named("cpu", link_gbps=None, ranks_per_node=1)
+            plan = Plan(recipe, PlanRequest(machine, 1, 1, num_classes))
+            planned.append(plan.seconds)
+            started = time.perf_counter()
+            take_step(task, batch, 1.0, step=step)
+            measured.append(time.perf_counter() - started)
+        task.close()
+    assert plan is not None
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    return plan.host.peak, peak * 1024, statistics.median(planned), statistics.median(measured)
+
+
+def random_batch(recipe: Recipe, num_classes: int) -> Batch:
+    rows, text = recipe.train.global_batch, recipe.data.text
+    labels = torch.randint(num_classes, (rows,))
+    if text is not None:
+        tokens = torch.randint(1000, (rows, text.max_length))
+        return Batch(
+            {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, labels, labels
         )
-        yield _compared(
-            f"trainer, {trainer_step.CASE}",
-            recipe,
-            trainer_step.CLASSES,
-            lambda: steps(1),
-            lambda plan: plan.time.seconds,
-        )
-
-
-def _compared(
-    case: str,
-    recipe: Recipe,
-    num_classes: int,
-    step: Callable[[], object],
-    planned_seconds: Callable[[Plan], float],
-) -> Row:
-    """Alternate between plans and measurements, so that both are exposed to the same load."""
-    planned, measured, began = [], [], time.perf_counter()
-    while len(planned) < _ROUNDS and (not planned or time.perf_counter() - began < _SECONDS):
-        machine = machine_named("cpu", link_gbps=None, ranks_per_node=1)
-        plan = make_plan(recipe, PlanRequest(machine, 1, 1, num_classes))
-        planned.append(planned_seconds(plan))
-        measured.append(_median_seconds(step))
-    ratios = np.array(planned) / np.array(measured)
-    times = " / ".join(f"{1e3 * np.median(times):,.1f}" for times in (planned, measured))
-    return Row(
-        "planned / measured step",
-        case,
-        f"{np.median(ratios):.2f}",
-        "0.75 to 1.25",
-        f"{times} ms, {ratios.min():.2f}-{ratios.max():.2f} of {len(ratios)}",
-    )
-
-
-def _median_seconds(step: Callable[[], object]) -> float:
-    step()  # warm up
-    times: list[float] = []
-    while len(times) < 3 or (sum(times) < 1 and len(times) < 30):
-        started = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - started)
-    return float(np.median(times))
-
-
-def _seconds_of_head(plan: Plan) -> float:
-    return next(phase.seconds for phase in plan.time.phases if phase.phase == "head")
-
-
-def _recipe(batch: int, memory_mib: int) -> Recipe:
-    tree: dict[str, Any] = {
-        "run": "none",
-        "data": {"shards": "none", "image": {"size": 2}},
-        "backbone": {"kind": "benchmarks.plan:Features"},
-        "head": {"memory_mib": memory_mib},
-        "optimizer": {"kind": "sgd", "lr": 0.01},
-        "train": {"global_batch": batch, "duration": {"steps": 1}},
-    }
-    kind = tree["backbone"]["kind"]
-    return build_recipe(tree, origin="benchmark", allow_imports=[kind])
-
-
-SECTIONS: Sections = {"heads": heads, "trainer": trainer}
+    side = recipe.data.image.size
+    pixels = torch.randint(256, (rows, 3, side, side), dtype=torch.uint8)
+    return Batch({"pixel_values": pixels}, labels, torch.arange(rows))
 
 
 if __name__ == "__main__":
-    report(command_line("plan", __doc__).parse_args(), SECTIONS)
+    main()

@@ -29,8 +29,7 @@ def largest_columns(scores_BC: Tensor, class_ids_C: Tensor, k: int) -> Tensor:
 def reading_is_free(tensor: Tensor) -> bool:
     """Return whether the host can read `tensor` without waiting for a device.
 
-    Returns False for fake tensors, which have no values. `kway plan` also uses fake CPU tensors to
-    plan for GPUs.
+    Returns False for fake tensors, which have no values.
     """
     return tensor.device.type == "cpu" and not isinstance(tensor, FakeTensor)
 

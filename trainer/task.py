@@ -60,7 +60,6 @@ class Task(nn.Module):
     ) -> None:
         super().__init__()
         self.world, self.recipe = world, recipe
-        # `kway plan` sets this, because it plans runs on GPUs with tensors on the CPU.
         self.is_on_cuda = world.device.type == "cuda"
         self.phases = phases or Phases(world.device)
         train = recipe.train

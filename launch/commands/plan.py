@@ -39,43 +39,51 @@ def plan(
     host_memory: Annotated[
         float | None, typer.Option(min=0.001, help="main memory of each machine, in GiB")
     ] = None,
-    dry_run: Annotated[
-        bool,
+    storage_gbps: Annotated[
+        float,
         typer.Option(
-            "--dry-run",
-            help="build and check the shards of selected ranks without allocating weights",
+            min=0.001, help="bandwidth from a machine to the storage of checkpoints, in Gbit/s"
         ),
-    ] = False,
+    ] = 10.0,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="mean time between failures of a machine, in hours; the plan then contains the "
+            "best interval between checkpoints",
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON, with bytes and seconds as units")
     ] = False,
     allow_import: AllowImport = None,
 ) -> None:
     """Estimate the memory per GPU, network traffic and step time of a recipe on a cluster."""
-    if link_gbps is not None and not math.isfinite(link_gbps):
-        raise ValueError(f"--link-gbps is {link_gbps}: pass a number of Gbit/s, such as 400")
-    if host_memory is not None and not math.isfinite(host_memory):
-        raise ValueError(f"--host-memory is {host_memory}: pass a number of GiB, such as 2048")
+    numbers = {
+        "--link-gbps": link_gbps,
+        "--host-memory": host_memory,
+        "--storage-gbps": storage_gbps,
+        "--mtbf": mtbf,
+    }
+    for option, number in numbers.items():
+        if number is not None and not math.isfinite(number):
+            raise ValueError(f"{option} is {number}: pass a number, such as 100")
     from trainer.recipe import load_recipe
 
     resolved = load_recipe(recipe, overrides or [], allow_imports=allow_import or ())
     from launch.plan import advice, table
-    from launch.plan import dry_run as shapes
-    from launch.plan.cluster import machine_named
-    from launch.plan.plan import PlanRequest, make_plan
+    from launch.plan.cluster import BYTES_PER_GBIT, machine_named
+    from launch.plan.plan import Plan, PlanRequest
 
     machine = machine_named(gpu, link_gbps=link_gbps, ranks_per_node=gpus)
     host_bytes = None if host_memory is None else int(host_memory * 2**30)
-    request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes)
-    console = wide_console(100)
-    if dry_run:
-        ranks = shapes.dry_run(resolved, request)
-        print(json.dumps(ranks.to_json(), indent=1)) if as_json else shapes.show(ranks, console)
-        return
-    made = make_plan(resolved, request)
+    storage = storage_gbps * BYTES_PER_GBIT
+    request = PlanRequest(machine, nodes, gpus, classes, samples, host_bytes, storage)
+    made = Plan(resolved, request)
     changes = [] if made.memory.fits else advice.changes(made, request)
     warnings = advice.warnings(made)
     if as_json:
-        print(json.dumps(table.as_json(made, changes, warnings), indent=1))
+        tables = table.as_json(made, changes, warnings, mtbf_hours=mtbf)
+        print(json.dumps(tables, indent=1))
     else:
-        table.show(made, changes, warnings, console)
+        table.show(made, changes, warnings, wide_console(100), mtbf_hours=mtbf)

@@ -1,59 +1,42 @@
-"""The classes of a plan: their number, their label tree and the number of training samples.
+"""The classes of a plan: their number, the size of their label tree, and the number of samples.
 
 The numbers come from the shards if the shards are on this machine, otherwise from the command line.
-For dense weights, no tensor of size K is allocated. A label tree is built from the shards, because
-there is no other way to determine its shape.
+Nothing of size K is allocated.
 """
 
+import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
+from data.loading.sampling import sample_list_bytes
 from data.remote.config import is_url
-from data.shards.manifest import MANIFEST, Manifest
+from data.shards.manifest import MANIFEST, ClassInfo, Manifest
 from data.shards.mixture import read_manifests, united_manifest
-from heads.build import build_tree
-from heads.hierarchical import classes_at_leaves
-from heads.tree import LabelTree
-from heads.weights import shard_range
 from trainer.config import Recipe
-from trainer.run.training_data import class_paths_of, label_vectors_of
+
+_INSPECTED = 1000
+_ASSUMED = ClassInfo(name="a" * 24)
 
 
 @dataclass(frozen=True)
 class Classes:
-    """Counts of classes and of nodes of the label tree.
+    """Upper bounds for the nodes of the label tree.
 
     nodes: nodes to shard; inner: nodes with children; depth: mean number of nodes on the path of a
-    class; boundary: nodes that ranks other than their owners need. exact: False if the label tree
-    is not available and the other counts are therefore upper bounds.
+    class; boundary: nodes that ranks other than their owners need.
     """
 
     num_classes: int
     nodes: int
-    depth: float
-    boundary: int
-    inner: int
-    plain: bool
-    exact: bool
+    depth: float = 1.0
+    boundary: int = 0
+    inner: int = 0
 
-    def max_nodes(self, group_size: int) -> int:
-        """Return the number of nodes on the rank with the most nodes."""
-        return -(-self.nodes // group_size)
-
-    def min_nodes(self, group_size: int) -> int:
-        """Return the number of nodes on the last rank, which has the fewest."""
-        start, stop = shard_range(self.nodes, group_size - 1, group_size)
-        return stop - start
-
-    def max_classes(self, group_size: int) -> int:
-        """Return the number of classes on the rank with the most classes.
-
-        Assumes that the classes are spread evenly over the nodes.
-        """
-        nodes = self.max_nodes(group_size)
-        return min(nodes, -(-nodes * self.num_classes // self.nodes))
+    @property
+    def plain(self) -> bool:
+        """Whether no class row is a sum of several nodes."""
+        return not self.inner
 
 
 def shards_of(recipe: Recipe) -> Manifest | None:
@@ -83,27 +66,17 @@ def stored_samples(recipe: Recipe, manifest: Manifest | None) -> int | None:
     if not recipe.data.mixture:
         shards = [*manifest.of_split(recipe.data.train_split, key="data.train_split")]
         return sum(shard.samples for shard in shards)
-    sets = recipe.data.mixture
-    manifests = read_manifests(recipe.data)[1:]
-    return sum(
-        shard.samples
-        for one, own in zip(sets, manifests, strict=True)
-        for shard in own.of_split(one.split)
-    )
+    sets = zip(recipe.data.mixture, read_manifests(recipe.data)[1:], strict=True)
+    return sum(shard.samples for one, own in sets for shard in own.of_split(one.split))
 
 
 def classes_of(
-    recipe: Recipe,
-    manifest: Manifest | None,
-    given: int | None,
-    *,
-    label_vectors: np.ndarray | None = None,
-    class_ranks: int,
+    recipe: Recipe, manifest: Manifest | None, given: int | None, *, class_ranks: int
 ) -> Classes:
-    """Return the class counts of a run of the recipe.
+    """Return the class counts of a run. Trees are not built: the bounds are those of a U-tree with
+    one node per class, or of a V-tree in which all inner nodes have two children.
 
-    `label_vectors` [K, D] replace those of the shards. Raises ValueError if neither `given` nor the
-    recipe nor the shards determine the number of classes.
+    Raises ValueError if neither `given` nor the recipe nor the shards determine the number.
     """
     known = len(manifest.classes) if manifest is not None else recipe.head.num_classes
     num = given if given is not None else known
@@ -113,44 +86,45 @@ def classes_of(
             "pass --classes"
         )
     if recipe.head.weights.kind in ("dense", "factored"):
-        return Classes(num, num, 1.0, 0, 0, plain=True, exact=True)
-    if label_vectors is not None:
-        tree = build_tree(recipe.head, num_classes=num, label_vectors=label_vectors)
-        return _of_tree(tree, recipe, class_ranks)
-    if manifest is not None and num == len(manifest.classes):
-        return _of_tree(_tree(recipe, manifest), recipe, class_ranks)
-    return _at_most(num, recipe, class_ranks)
-
-
-def _tree(recipe: Recipe, manifest: Manifest) -> LabelTree:
-    return build_tree(
-        recipe.head,
-        num_classes=len(manifest.classes),
-        label_vectors=label_vectors_of(recipe, manifest),
-        class_names=manifest.class_names,
-        class_paths=class_paths_of(recipe, manifest),
-    )
-
-
-def _of_tree(tree: LabelTree, recipe: Recipe, class_ranks: int) -> Classes:
-    if recipe.head.loss.over_nodes:
-        nodes = classes_at_leaves(tree).num_nodes  # each node is a column of the logits
-        return Classes(tree.num_classes, nodes, 1.0, 0, 0, plain=True, exact=True)
-    starts = [shard_range(tree.num_nodes, rank, class_ranks) for rank in range(1, class_ranks)]
-    above = [tree.ancestors(start) for start, stop in starts if stop > start]
-    boundary = len(np.unique(np.concatenate(above))) if above else 0
-    depth = float(tree.depth[tree.node_of_class].mean()) + 1
-    inner = int(tree.has_children.sum())
-    return Classes(
-        tree.num_classes, tree.num_nodes, depth, boundary, inner, plain=not inner, exact=True
-    )
-
-
-def _at_most(num: int, recipe: Recipe, class_ranks: int) -> Classes:
-    """Return upper bounds: a balanced binary V-tree, or a U-tree with one node per class."""
+        return Classes(num, num)
+    if recipe.head.loss.over_nodes:  # each node is a column of the logits
+        return Classes(num, 2 * num - 1)
     levels = max(1, (num - 1).bit_length())
-    if recipe.head.loss.over_nodes:
-        return Classes(num, 2 * num - 1, 1.0, 0, 0, plain=True, exact=False)
     nodes = num if recipe.head.weights.kind == "utree" else 2 * num - 1
     boundary = min(nodes, (class_ranks - 1) * levels)
-    return Classes(num, nodes, levels + 1.0, boundary, num - 1, plain=False, exact=False)
+    return Classes(num, nodes, levels + 1.0, boundary, num - 1)
+
+
+def data_bytes(
+    recipe: Recipe, manifest: Manifest | None, samples: int | None, classes: Classes
+) -> tuple[int, int]:
+    """Return the bytes of the label vectors and of the list of samples, which every rank stores."""
+    vectors = listed = 0
+    if manifest is not None and manifest.label_vectors is not None:
+        path = Path(recipe.data.shards) / manifest.label_vectors
+        vectors = path.stat().st_size if path.is_file() else 0
+    if recipe.data.sampling.power != 1:
+        num, stored = classes.num_classes, stored_samples(recipe, manifest) or samples or 0
+        listed = sample_list_bytes(recipe.data, num_samples=stored, num_classes=num)
+    return vectors, listed
+
+
+def class_list_bytes(manifest: Manifest | None) -> tuple[float, float]:
+    """Return the bytes of main memory per class while the manifest is parsed, and afterwards.
+
+    Measured with 100,000 and 1,000,000 classes: the objects of a class, and in addition its share
+    of the file and of the mappings and the ASCII JSON of which the checksum is computed. Without a
+    manifest, names have 24 characters.
+    """
+    classes = (_ASSUMED,) if manifest is None else manifest.classes
+    inspected = classes[:: max(1, len(classes) // _INSPECTED)]
+    parsing = kept = 0
+    for info in inspected:
+        own, mappings = 591 + sys.getsizeof(info.name), 440
+        if info.attributes:
+            own += 139 + sum(map(sys.getsizeof, info.attributes.values()))
+            mappings += 300
+        kept += own
+        text = json.dumps(info.model_dump())
+        parsing += own + mappings + len(info.model_dump_json().encode()) + 2 * len(text)
+    return parsing / len(inspected), kept / len(inspected)

@@ -1,48 +1,51 @@
-"""The cluster of a plan: machines by name, the node of each rank, and the cost of collectives.
+"""The cluster of a plan: the rates of a machine, the groups of ranks, and the cost of collectives.
 
-GPU rates come from data sheets; the CPU of this machine is measured. Rank r is on node r // gpus.
-As in `trainer/world.py`, the ranks of a class group are contiguous, and neighboring ranks of a data
-group are one class group apart.
+GPU rates come from data sheets; those of this CPU are measured. Rank r is on node r // gpus. As in
+`trainer/world.py`, the ranks of a class group are contiguous, and neighboring ranks of a data group
+are one class group apart.
 """
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import psutil
 import torch
+from torch.nn import functional as F
 
 from heads.engine.block_size import Processor
-from launch.plan.operation_timer import OperationTimer
+from trainer.backbone.trace import Kind
 from trainer.devices import DEVICES
-from trainer.strategies.cost import Collective, Group, Operation
 
+# `shard` contains the ranks that share one copy of the backbone, and `replicate` contains the ranks
+# with the same piece of each copy.
+Group = Literal["class", "data", "shard", "replicate", "world"]
+Transfer = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast"]
+Phase = Literal["forward", "head", "backward", "optimizer"]
+
+BYTES_PER_GBIT = 1e9 / 8
 # Assumed latency of a small NCCL collective, of the order of magnitude that nccl-tests reports.
 _NODE_SECONDS = 15e-6
 _ACROSS_SECONDS = 40e-6
-# Assumed times: the time that the host needs to launch a kernel, and the time for which a device is
-# idle after the host has waited for it.
-_LAUNCH_SECONDS = 5e-6
-_WAIT_SECONDS = 20e-6
-_BITS = 8
 # Assumes one network adapter per GPU, as in the vendors' own servers with eight GPUs. --link-gbps
 # overrides these rates.
 _NETWORK_GBPS = {"a100": 200, "h100": 400, "h200": 400, "b200": 400}
 _OTHER_GBPS = 100
 _LOOPBACK = 2e9
-_SIDE = 768
 _COPIED = 1 << 26
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU (or CPU process) and its links, with rates per second from the data sheet.
+    """One GPU (or CPU process) and its links.
 
-    flops: FLOPs of dense matrix products, by number format (fp32, tf32, bf16, fp16). link: bytes
-    that a GPU sends within its node; network: bytes that it sends to other nodes. num_sms: number
-    of streaming multiprocessors of a GPU; capability and cache_bytes: see `trainer/devices.py`.
+    flops: FLOPs per second of dense matrix products, by number format (fp32, tf32, bf16, fp16) and,
+    if measured, of float32 convolutions. bandwidth: bytes per second of the memory. in_place: the
+    same for memory that is already in use (None: equal); on CPUs, new memory causes page faults.
+    link, network: bytes per second that a GPU sends within its node and to other nodes. num_sms:
+    number of streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
     """
 
     name: str
@@ -54,89 +57,77 @@ class Machine:
     network: float
     num_sms: int = 0
     capability: int = 0
-    cache_bytes: int = 0
-    launch_seconds: float = _LAUNCH_SECONDS
-    wait_seconds: float = _WAIT_SECONDS
-    timer: OperationTimer | None = None
+    in_place: float | None = None
 
     @property
     def processor(self) -> Processor:
         return Processor(self.kind, self.memory, self.num_sms)
 
+    def peak(self, kind: Kind, *, precision: str, tf32: bool) -> float:
+        """Return the FLOPs per second of products. cuDNN convolves in TF32 by default."""
+        names = {"half": precision, "convolution": "tf32", "single": "tf32" if tf32 else "fp32"}
+        name = kind if kind in self.flops else names[kind]
+        return self.flops.get(name, self.flops["fp32"])
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that runs `calls` times per step, in `messages` messages per call.
+
+    `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, or the output of
+    an all-gather. `hidden` means that the collective overlaps with other work in its phase.
+    """
+
+    what: str
+    operation: Transfer
+    group: Group
+    bytes: int
+    phase: Phase
+    calls: int = 1
+    hidden: bool = False
+    messages: int = 1
+
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster of identical nodes, with one rank per GPU.
-
-    The classes are sharded across each group of `class_ranks` consecutive ranks, and the backbone
-    across each group of `shard_ranks` (None: all ranks).
-    """
+    """A cluster of identical nodes with one rank per GPU. `class_ranks` consecutive ranks share the
+    classes, and `shard_ranks` (0: all) the backbone."""
 
     machine: Machine
     nodes: int
     gpus: int
     class_ranks: int
-    shard_ranks: int | None = None
+    shard_ranks: int = 0
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.gpus
 
-    @property
-    def data_ranks(self) -> int:
-        """Number of class groups, which is the size of the `data` axis."""
-        return self.ranks // self.class_ranks
-
     def size(self, group: Group) -> int:
         """Return the number of ranks in a group."""
         shard = self.shard_ranks or self.ranks
-        sizes: dict[Group, int] = {
-            "class": self.class_ranks,
-            "data": self.data_ranks,
-            "shard": shard,
-            "replicate": self.ranks // shard,
-            "world": self.ranks,
-        }
+        sizes = {"class": self.class_ranks, "data": self.ranks // self.class_ranks}
+        sizes |= {"shard": shard, "replicate": self.ranks // shard, "world": self.ranks}
         return sizes[group]
 
     def crosses_nodes(self, group: Group) -> bool:
         """Return whether any group of this kind spans more than one node."""
         if self.nodes == 1 or self.size(group) == 1:
             return False
-        if group in ("class", "shard"):  # consecutive ranks
-            return self.gpus % self.size(group) != 0
-        return True
+        return group not in ("class", "shard") or self.gpus % self.size(group) != 0
 
-    def latency(self, group: Group) -> float:
-        """Return the duration of a collective that sends no data, in seconds."""
-        return _ACROSS_SECONDS if self.crosses_nodes(group) else _NODE_SECONDS
+    def sent(self, each: Collective) -> float:
+        """Return the bytes that a rank sends in a ring (all-reduce: Patarasu and Yuan 2009)."""
+        ranks = self.size(each.group)
+        share = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0}
+        return each.calls * each.bytes * share.get(each.operation, (ranks - 1) / ranks)
 
-    def bytes_per_second(self, group: Group) -> float:
-        """Return the send rate of a rank in a ring over the group, limited by the slowest link."""
-        link, network = self.machine.link, self.machine.network
-        return min(link, network) if self.crosses_nodes(group) else link
-
-    def sent(self, collective: Collective) -> float:
-        """Return the bytes that a rank sends with the ring algorithm, which NCCL and gloo use."""
-        return collective.total * _ring_share(collective.operation, self.size(collective.group))
-
-    def seconds(self, collective: Collective) -> float:
-        waiting = collective.calls * collective.messages * self.latency(collective.group)
-        return waiting + self.sent(collective) / self.bytes_per_second(collective.group)
-
-    def nontrivial(self, collectives: Iterable[Collective]) -> tuple[Collective, ...]:
-        """Return the collectives that send data: those with a size above 0 and several ranks."""
-        return tuple(c for c in collectives if c.total and self.size(c.group) > 1)
-
-
-def _ring_share(operation: Operation, ranks: int) -> float:
-    """Return the bytes sent divided by the tensor size (all-reduce: Patarasu and Yuan 2009)."""
-    if ranks == 1:
-        return 0.0
-    if operation in ("broadcast", "reduce"):
-        return 1.0  # pipelined along a chain: every rank except the last forwards the full tensor
-    share = (ranks - 1) / ranks
-    return 2 * share if operation == "all_reduce" else share
+    def seconds(self, each: Collective) -> float:
+        """Return the time to send the bytes over the slowest link, plus the latencies."""
+        crosses = self.crosses_nodes(each.group)
+        rate = self.machine.network if crosses else self.machine.link
+        latency = _ACROSS_SECONDS if crosses else _NODE_SECONDS
+        return each.calls * each.messages * latency + self.sent(each) / rate
 
 
 def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) -> Machine:
@@ -158,38 +149,43 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
         bandwidth=device.memory_bytes_per_second,
         flops={precision: float(peak) for precision, peak in device.peaks.items()},
         link=device.link_bytes_per_second,
-        network=gbps * 1e9 / _BITS,
+        network=gbps * BYTES_PER_GBIT,
         num_sms=device.num_sms,
         capability=device.capability,
-        cache_bytes=device.cache_bytes,
     )
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
-    """Measure this machine's CPU and memory, and divide them among its ranks."""
-    matrix = torch.randn(_SIDE, _SIDE)
-    product = _fastest(lambda: torch.mm(matrix, matrix))
-    block = torch.zeros(_COPIED // 4)
-    copy = _fastest(lambda: block.clone())
-    flops = 2 * _SIDE**3 / product / ranks
+    """Measure this machine's CPU for about a second, and divide it among its ranks: a product and a
+    convolution, both forward and backward, and copies to new and to used memory."""
+    block, other = torch.zeros(2, _COPIED // 4)
+    left, right = (torch.randn(1024, 768, requires_grad=True) for _ in range(2))
+    images = torch.randn(4, 128, 28, 28, requires_grad=True)
+    filters = torch.randn(128, 128, 3, 3, requires_grad=True)
+    work: dict[str, tuple[float, Callable[[], object]]] = {
+        "fp32": (6 * 1024**2 * 768, lambda: (left @ right.T).sum().backward()),
+        "bf16": (2 * 1024**2 * 768, lambda: left.bfloat16() @ right.bfloat16().T),
+        "convolution": (
+            6 * 4 * 128**2 * 28**2 * 9,
+            lambda: F.conv2d(images, filters, padding=1).sum().backward(),
+        ),
+    }
+    flops = {name: count / _fastest(run) / ranks for name, (count, run) in work.items()}
     return Machine(
         name=f"cpu ({os.cpu_count()} cores)",
         kind="cpu",
         memory=psutil.virtual_memory().total // ranks,
-        bandwidth=2 * _COPIED / copy / ranks,
-        flops=dict.fromkeys(("fp32", "bf16", "fp16"), flops),
+        bandwidth=2 * _COPIED / _fastest(block.clone) / ranks,
+        flops={**flops, "fp16": flops["bf16"]},
         link=_LOOPBACK / ranks,
-        network=(link_gbps or _OTHER_GBPS) * 1e9 / _BITS / ranks,
-        launch_seconds=0.0,
-        wait_seconds=0.0,
-        timer=OperationTimer(max(1, torch.get_num_threads() // ranks)),
+        network=(link_gbps or _OTHER_GBPS) * BYTES_PER_GBIT / ranks,
+        in_place=2 * _COPIED / _fastest(lambda: block.copy_(other)) / ranks,
     )
 
 
-def _fastest(work: object) -> float:
-    assert callable(work)
+def _fastest(work: Callable[[], object]) -> float:
     times = []
-    for _ in range(5):
+    for _ in range(4):
         started = time.perf_counter()
         work()
         times.append(time.perf_counter() - started)

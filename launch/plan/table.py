@@ -1,153 +1,96 @@
 """Prints a plan as one table per topic, each within 80 columns, or converts it to JSON."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from data.messages import pluralize
 from launch.plan.advice import Change
-from launch.plan.device_memory import MOMENTS, Memory
-from launch.plan.host_memory import HOST_MOMENTS, HostMemory, HostMoment
+from launch.plan.memory import MemoryTable
 from launch.plan.plan import Plan
-from trainer.strategies.cost import Collective
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _SHOWN = 8
-_NAME_WIDTH = 22
-_WORTH_NAMING = 0.05  # of the step time
 _RATES = {"cuda": "at peak rates", "cpu": "at the rates of this CPU"}
-_HOST_PHASES: dict[HostMoment, str] = {
-    "manifest": "reading the manifest",
-    "head": "building the head",
-    "training": "training",
-}
+_HOST_PHASES = ("reading the manifest", "building the head", "training")
 
 
-def show(plan: Plan, changes: Sequence[Change], warnings: Sequence[str], console: Console) -> None:
+def show(
+    plan: Plan,
+    changes: Sequence[Change],
+    warnings: Sequence[str],
+    console: Console,
+    *,
+    mtbf_hours: float | None = None,
+) -> None:
     """Print all tables of the plan."""
+    rates, capacity = _RATES[plan.cluster.machine.kind], size(plan.cluster.machine.memory)
+    phases = [f"in {phase}" for phase in plan.memory.phases]
+    of_time = [
+        (
+            phase.phase,
+            *map(duration, (phase.compute, phase.memory, phase.links, phase.seconds)),
+            phase.bound,
+        )
+        for phase in plan.phases
+    ]
+    tables = (
+        (
+            f"device memory of the rank that needs the most, out of {capacity}",
+            ("item", *phases),
+            _rows_of(plan.memory),
+        ),
+        ("main memory per rank", ("item", *_HOST_PHASES), _rows_of(plan.host)),
+        (
+            f"collectives per step: a rank sends {size(plan.sent)}",
+            ("collective", "group", "size", "sent", "time"),
+            _traffic(plan),
+        ),
+        (
+            f"step time {rates}: {duration(plan.seconds)}",
+            ("phase", "compute", "memory", "links", "total", "bound by"),
+            of_time,
+        ),
+    )
     console.print(_headline(plan), Text())
-    tables = (_memory(plan), _host(plan), _traffic(plan), _time(plan))
-    console.print(Group(*(part for table in tables for part in (table, Text()))))
-    for line in _verdict(plan, changes):
+    for title, headings, rows in tables:
+        console.print(_table(title, headings, rows), Text())
+    for line in (*_verdict(plan, changes), _checkpoint(plan, mtbf_hours)):
         console.print(Text(line))
     for warning in warnings:
         console.print(Text(f"warning: {warning}"))
 
 
-def as_json(plan: Plan, changes: Sequence[Change], warnings: Sequence[str]) -> dict[str, Any]:
-    """Return the numbers of the tables as a JSON-compatible mapping, in bytes and seconds."""
-    memory, host, time, cluster = plan.memory, plan.host, plan.time, plan.cluster
-    return {
-        "nodes": cluster.nodes,
-        "gpus": cluster.gpus,
-        "machine": {
-            field.name: getattr(cluster.machine, field.name)
-            for field in fields(cluster.machine)
-            if field.name != "timer"
-        },
-        "mesh": {"data": cluster.data_ranks, "class": cluster.class_ranks},
-        "classes": asdict(plan.classes),
-        "backbone_weights": plan.backbone.numel,
-        "head_rows_a_rank": plan.head.nodes,
-        "memory": {
-            "lines": [asdict(line) for line in memory.lines],
-            "totals": {moment: memory.total(moment) for moment in MOMENTS},
-            "peak": memory.peak,
-            "peak_phase": memory.peak_moment,
-            "capacity": memory.capacity,
-            "fits": memory.fits,
-        },
-        "host": {
-            "lines": [asdict(line) for line in host.lines],
-            "totals": {moment: host.total(moment) for moment in HOST_MOMENTS},
-            "ranks": host.ranks,
-            "peak": host.peak,
-            "peak_phase": host.peak_moment,
-            "capacity": host.capacity,
-            "fits": host.fits,
-        },
-        "collectives": [_collective_json(each, plan) for each in plan.collectives],
-        "sent_bytes": plan.sent,
-        "time": {
-            "phases": [asdict(p) | {"seconds": p.seconds, "bound": p.bound} for p in time.phases],
-            "step_seconds": time.seconds,
-            "launches": time.launches,
-            "waits": time.waits,
-            "class_blocks": plan.head.blocks,
-            "launches_per_class_block": plan.operations.block_launches,
-            "deferred": plan.operations.defers,
-            "samples_per_second": plan.recipe.train.global_batch / time.seconds,
-            "flops": time.flops,
-        },
-        "steps": plan.steps,
-        "changes": [asdict(change) for change in changes],
-        "warnings": list(warnings),
-    }
-
-
-def _collective_json(each: Collective, plan: Plan) -> dict[str, Any]:
-    return asdict(each) | {
-        "total": each.total,
-        "sent": plan.cluster.sent(each),
-        "seconds": plan.cluster.seconds(each),
-        "crosses_nodes": plan.cluster.crosses_nodes(each.group),
-    }
-
-
-def _headline(plan: Plan) -> Text:
-    cluster, head, train = plan.cluster, plan.head, plan.recipe.train
-    config = plan.recipe.head
-    strategy = train.strategy
-    parts = -(-train.global_batch // cluster.ranks)
-    return Text(
-        f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {cluster.machine.name}, "
-        f"mesh data {cluster.data_ranks} x class {cluster.class_ranks}, {strategy.label}, "
-        f"{train.precision}\n"
-        f"backbone {plan.backbone.numel:,} weights; head {config.weights.kind} x "
-        f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
-        f"{head.dim} weights, {head.nodes:,} rows per rank\n"
-        f"global batch {train.global_batch:,}: {parts:,} per rank in micro-batches of "
-        f"{plan.backbone.rows:,}; the head processes {head.group_rows:,} rows per class group"
+def _table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(
+        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False
     )
-
-
-def _memory(plan: Plan) -> Table:
-    title = f"device memory of the rank that needs the most, out of {size(plan.memory.capacity)}"
-    return _phases(title, {moment: f"in {moment}" for moment in MOMENTS}, plan.memory)
-
-
-def _host(plan: Plan) -> Table:
-    return _phases("main memory per rank", _HOST_PHASES, plan.host)
-
-
-def _phases(title: str, headings: Mapping[Any, str], memory: Memory | HostMemory) -> Table:
-    """Return a table of the items of `memory` and their totals, with one column per phase."""
-    table = _table(title)
-    table.add_column("item", overflow="fold")
-    for heading in headings.values():
-        table.add_column(heading, justify="right", no_wrap=True)
-    for line in memory.lines:
-        table.add_row(line.what, *(size(getattr(line, phase)) for phase in headings))
-    table.add_row("total", *(size(memory.total(phase)) for phase in headings), style="bold")
+    first, *others = headings
+    table.add_column(first, overflow="fold", min_width=9)
+    for heading in others:
+        is_text = heading in ("group", "bound by")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text)
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0] == "total" else None)
     return table
 
 
-def _traffic(plan: Plan) -> Table:
+def _rows_of(memory: MemoryTable) -> list[tuple[str, ...]]:
+    lines = {**memory.lines, "total": tuple(memory.totals.values())}
+    return [(what, *map(size, sizes)) for what, sizes in lines.items()]
+
+
+def _traffic(plan: Plan) -> Iterator[tuple[str, ...]]:
     cluster = plan.cluster
-    table = _table(f"collectives per step: a rank sends {size(plan.sent)}")
-    table.add_column("collective", overflow="fold", min_width=_NAME_WIDTH)
-    table.add_column("group", no_wrap=True)
-    for name in ("size", "sent", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
     ordered = sorted(plan.collectives, key=lambda each: -cluster.seconds(each))
     for each in ordered[:_SHOWN]:
         where = "across" if cluster.crosses_nodes(each.group) else "in node"
-        table.add_row(
+        yield (
             f"{each.what}, {each.operation.replace('_', '-')}",
             f"{each.group} {cluster.size(each.group)} {where}",
             (f"{each.calls} x " if each.calls > 1 else "") + size(each.bytes),
@@ -155,76 +98,54 @@ def _traffic(plan: Plan) -> Table:
             duration(cluster.seconds(each)) + ("*" if each.hidden else ""),
         )
     if rest := ordered[_SHOWN:]:
-        sent = sum(cluster.sent(each) for each in rest)
-        seconds = sum(cluster.seconds(each) for each in rest)
-        name = pluralize(len(rest), "smaller collective")
-        table.add_row(name, "", "", size(sent), duration(seconds))
-    return table
+        sent, seconds = sum(map(cluster.sent, rest)), sum(map(cluster.seconds, rest))
+        yield pluralize(len(rest), "smaller collective"), "", "", size(sent), duration(seconds)
 
 
-def _time(plan: Plan) -> Table:
-    rates = _RATES[plan.cluster.machine.kind]
-    table = _table(f"step time {rates}: {duration(plan.time.seconds)}")
-    table.add_column("phase", no_wrap=True)
-    for name in ("compute", "memory", "links", "launches", "waits", "total"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("bound by", overflow="fold")
-    for phase in plan.time.phases:
-        table.add_row(
-            phase.phase,
-            *map(duration, (phase.compute, phase.memory, phase.links)),
-            f"{phase.launches:,}",
-            f"{phase.waits:,}" if phase.waits else "-",
-            duration(phase.seconds),
-            phase.bound,
-        )
-    return table
+def _headline(plan: Plan) -> Text:
+    cluster, head, train = plan.cluster, plan.head, plan.recipe.train
+    config, machine = plan.recipe.head, cluster.machine.name
+    return Text(
+        f"{plan.recipe.run}: {cluster.nodes} x {cluster.gpus} x {machine}, mesh data "
+        f"{cluster.size('data')} x class {cluster.class_ranks}, {train.strategy.label}, "
+        f"{train.precision}\n"
+        f"backbone {plan.backbone.numel:,} weights; head {config.weights.kind} x "
+        f"{config.loss.kind}, {plan.classes.num_classes:,} classes, {plan.classes.nodes:,} x "
+        f"{head.dim} weights, {head.nodes:,} rows per rank\n"
+        f"global batch {train.global_batch:,}: {-(-train.global_batch // cluster.ranks):,} per "
+        f"rank in micro-batches of {plan.backbone.rows:,}; the head processes "
+        f"{head.group_rows:,} rows per class group"
+    )
 
 
-def _launches(plan: Plan) -> Iterable[str]:
-    """Describe the launches on a GPU, and how to reduce them if the host limits the step."""
-    time, head, machine = plan.time, plan.head, plan.cluster.machine
-    if not machine.launch_seconds:
-        return
-    blocks = pluralize(head.blocks, "class block")
-    if plan.operations.block:
-        blocks += (
-            f", {plan.operations.block_launches} launches each unless forward saves its logits"
-        )
-    waits = "the host never waits for the device"
-    if time.waits:
-        waits = f"the host waits {pluralize(time.waits, 'time')} for the device"
-    yield f"{time.launches:,} launches per step ({blocks}); {waits}"
-    for phase in time.phases:
-        if phase.bound != "launches" or phase.seconds < _WORTH_NAMING * time.seconds:
-            continue
-        line = (
-            f"{phase.phase}: the launches take {duration(phase.launching)}, longer than the work "
-            f"of the device ({duration(phase.device)})"
-        )
-        if phase.phase == "head" and head.blocks > 1:
-            line += f"; raise head.memory_mib above {head.memory_mib} for fewer blocks"
-        yield line
-
-
-def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
-    memory, time, train = plan.memory, plan.time, plan.recipe.train
+def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
+    memory, seconds, machine = plan.memory, plan.seconds, plan.cluster.machine
     if any(each.hidden for each in plan.collectives):
         yield "* overlaps with computation; only the excess adds to the step time"
-    yield from _launches(plan)
-    rate = train.global_batch / time.seconds
-    steps = plan.steps
-    run = f"; {steps:,} steps take {duration(steps * time.seconds)}" if steps else ""
-    yield f"{_RATES[plan.cluster.machine.kind]}: {rate:,.0f} samples/s{run}"
-    yield _host_verdict(plan)
-    device = "GPU memory" if plan.cluster.machine.kind == "cuda" else "the memory of a rank"
+    rate, steps = plan.recipe.train.global_batch / seconds, plan.steps
+    run = f"; {steps:,} steps take {duration(steps * seconds)}" if steps else ""
+    digits = 0 if rate >= 10 else 2
+    yield f"{_RATES[machine.kind]}: {rate:,.{digits}f} samples/s{run}"
+    host = plan.host
+    phase = _HOST_PHASES[host.phases.index(host.peak_phase)]
+    need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
+    if host.capacity is None:
+        yield f"main memory: {need}; to check whether this fits, pass --host-memory"
+    elif host.fits:
+        yield f"fits in main memory: {need}, {host.peak / host.capacity:.0%} of the capacity"
+    else:
+        yield (
+            f"does not fit in main memory: {need}, {size(host.capacity)} available. Start fewer "
+            "ranks per machine, or use fewer classes"
+        )
+    device = "GPU memory" if machine.kind == "cuda" else "the memory of a rank"
+    need = f"{size(memory.peak)} in {memory.peak_phase}"
     if memory.fits:
-        need = f"{size(memory.peak)} in {memory.peak_moment}"
-        yield f"fits in {device}: {need}, {memory.peak / memory.capacity:.0%} of the capacity"
+        yield f"fits in {device}: {need}, {memory.peak / machine.memory:.0%} of the capacity"
         return
     yield (
-        f"does not fit in {device}: {size(memory.peak)} in {memory.peak_moment}, "
-        f"{size(memory.capacity)} available. Apply these changes in order:"
+        f"does not fit in {device}: {need}, {size(machine.memory)} available. Apply these changes "
+        "in order:"
     )
     for number, change in enumerate(changes, 1):
         outcome = "fits" if change.fits else "does not fit yet"
@@ -233,24 +154,85 @@ def _verdict(plan: Plan, changes: Sequence[Change]) -> Iterable[str]:
         yield "  no further change helps: use fewer classes or a smaller backbone"
 
 
-def _host_verdict(plan: Plan) -> str:
-    host = plan.host
-    phase = _HOST_PHASES[host.peak_moment]
-    need = f"{size(host.peak)} per machine ({pluralize(host.ranks, 'rank')} {phase})"
-    if host.capacity is None:
-        return f"main memory: {need}; to check whether this fits, pass --host-memory"
-    if host.fits:
-        return f"fits in main memory: {need}, {host.peak / host.capacity:.0%} of the capacity"
-    return (
-        f"does not fit in main memory: {need}, {size(host.capacity)} available. Start fewer ranks "
-        "per machine, or use fewer classes"
-    )
+def _checkpoint(plan: Plan, mtbf_hours: float | None) -> str:
+    cost, interval = plan.checkpoint, _interval(plan, mtbf_hours)
+    line = f"checkpoint: {size(cost.size)}, saved in {duration(cost.save)}"
+    line += f", resumed in {duration(cost.resume)}; "
+    if interval is None:
+        return line + "for the best interval, pass --mtbf"
+    steps = max(1, round(interval / plan.seconds))
+    return line + f"save every {duration(interval)} (checkpoint.every.steps={steps})"
 
 
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False
-    )
+def _interval(plan: Plan, mtbf_hours: float | None) -> float | None:
+    if mtbf_hours is None:
+        return None
+    failures = plan.cluster.nodes / (3600 * mtbf_hours)
+    return plan.checkpoint.interval(failures_per_second=failures)
+
+
+def as_json(
+    plan: Plan,
+    changes: Sequence[Change],
+    warnings: Sequence[str],
+    *,
+    mtbf_hours: float | None = None,
+) -> dict[str, Any]:
+    """Return the numbers of the tables as a JSON-compatible mapping, in bytes and seconds."""
+    cluster = plan.cluster
+    return {
+        "nodes": cluster.nodes,
+        "gpus": cluster.gpus,
+        "machine": asdict(cluster.machine),
+        "mesh": {"data": cluster.size("data"), "class": cluster.class_ranks},
+        "classes": asdict(plan.classes),
+        "backbone_weights": plan.backbone.numel,
+        "head_rows_a_rank": plan.head.nodes,
+        "memory": _memory_json(plan.memory),
+        "host": _memory_json(plan.host),
+        "collectives": [
+            asdict(each)
+            | {
+                "total": each.bytes * each.calls,
+                "sent": cluster.sent(each),
+                "seconds": cluster.seconds(each),
+                "crosses_nodes": cluster.crosses_nodes(each.group),
+            }
+            for each in plan.collectives
+        ],
+        "sent_bytes": plan.sent,
+        "time": {
+            "phases": [asdict(p) | {"seconds": p.seconds, "bound": p.bound} for p in plan.phases],
+            "step_seconds": plan.seconds,
+            "class_blocks": plan.head.blocks,
+            "samples_per_second": plan.recipe.train.global_batch / plan.seconds,
+            "flops": plan.flops,
+        },
+        "steps": plan.steps,
+        "checkpoint": {
+            "bytes": plan.checkpoint.size,
+            "save_seconds": plan.checkpoint.save,
+            "resume_seconds": plan.checkpoint.resume,
+            "interval_seconds": _interval(plan, mtbf_hours),
+        },
+        "changes": [asdict(change) for change in changes],
+        "warnings": list(warnings),
+    }
+
+
+def _memory_json(table: MemoryTable) -> dict[str, Any]:
+    return {
+        "lines": [
+            {"what": what, **dict(zip(table.phases, sizes, strict=True))}
+            for what, sizes in table.lines.items()
+        ],
+        "totals": table.totals,
+        "ranks": table.ranks,
+        "peak": table.peak,
+        "peak_phase": table.peak_phase,
+        "capacity": table.capacity,
+        "fits": table.fits,
+    }
 
 
 def size(number: float) -> str:

@@ -14,7 +14,6 @@ from transformers import AutoModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from data.images.config import ImageConfig
-from launch.plan.backbone_cost import measure_backbone
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.trainer.training import full_entries, started, take_steps
@@ -27,6 +26,7 @@ from trainer.backbone.networks.cifar_densenet import DenseLayer
 from trainer.backbone.networks.cifar_resnet import BasicBlock
 from trainer.backbone.networks.wide_resnet import PreActivationBlock
 from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.backbone.trace import trace_backbone
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
@@ -359,14 +359,14 @@ def test_an_exported_run_computes_the_same_features_as_its_task(images, tmp_path
 
 
 @EVERY
-def test_the_planner_measures_the_network(model_type):
+def test_the_network_is_traced(model_type):
     config = small(model_type)
     recipe = glyph_recipe(Path("unused"), Path("unused"), backbone__config=config)
-    network = measure_backbone(recipe, rows=4, ranks=2, cuda=False)
+    network = trace_backbone(recipe, rows=4, ranks=2, cuda=False)
     backbone = build(config)
     norms = [part for part in backbone.modules() if isinstance(part, nn.BatchNorm2d)]
     assert (network.dim, network.numel) == (backbone.dim, num_weights(backbone))
-    assert network.batch_norms == tuple(part.num_features for part in norms)
+    assert network.norms == tuple(part.num_features for part in norms)
     assert network.flops > 2 * 4 * num_weights(backbone)
 
 

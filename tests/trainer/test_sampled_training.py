@@ -16,7 +16,7 @@ from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
 from launch.plan.classes import classes_of, num_samples, shards_of, stored_samples
 from launch.plan.cluster import Machine
-from launch.plan.plan import PlanRequest, make_plan
+from launch.plan.plan import Plan, PlanRequest
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
@@ -128,8 +128,7 @@ def test_the_plan_counts_the_list_of_samples_of_sampled_classes(
     assert stored <= planned <= stored + 16 * 15
     machine = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13}, 1e11, 1e10)
     request = PlanRequest(machine, nodes=1, gpus=1)
-    lines = {line.what: line.training for line in make_plan(recipe, request).host.lines}
-    assert lines["list of samples"] == planned
+    assert Plan(recipe, request).host.lines["list of samples"] == (0, 0, planned)
 
 
 def test_a_run_cannot_resume_with_a_different_mixture(

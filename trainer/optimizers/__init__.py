@@ -1,4 +1,4 @@
-"""Optimizers: their options in a recipe, the torch optimizer that they build and its cost.
+"""Optimizers: their options in a recipe and the torch optimizer that they build.
 
 `Optimizer` is the registry of the classes that a recipe can select with `optimizer.kind`.
 """

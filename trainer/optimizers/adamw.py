@@ -24,9 +24,6 @@ class AdamW(OptimizerKind):
     def num_moments(self) -> int:
         return 2
 
-    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        return 0  # the fused kernels update in place
-
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:

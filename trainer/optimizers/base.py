@@ -1,7 +1,7 @@
 """The base class of optimizers, and functions that build and use a run's optimizers.
 
 An optimizer class defines its options and their bounds, builds the torch optimizer, and declares
-the cost of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
+the memory of a step. To add one, write a subclass in its own file and add it to `__init__.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -46,6 +46,8 @@ class OptimizerKind(FrozenConfig, ABC):
     # Whether the optimizer supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
 
+    # Whether a step allocates a tensor for each weight, unlike the fused kernels of torch.
+    copies_tensors: ClassVar[bool] = False
     # Whether a step is proportional to the gradient, so that learned scalars of the head need their
     # own rates (`ClassHead.sgd_rates`).
     follows_gradient: ClassVar[bool] = False
@@ -63,20 +65,6 @@ class OptimizerKind(FrozenConfig, ABC):
     @abstractmethod
     def num_moments(self) -> int:
         """The number of state tensors per weight that have the weight's size."""
-
-    @property
-    def passes(self) -> int:
-        """The number of tensors of the weight's size that a step reads or writes. It reads the
-        weight, the gradient and the moments, and writes the weight and the moments.
-        """
-        return 3 + 2 * self.num_moments
-
-    @abstractmethod
-    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        """Return the number of bytes that a step allocates for weights that total `together` bytes
-        and whose largest tensor has `largest` bytes. torch updates tensors one at a time on CPUs
-        and all at once on CUDA.
-        """
 
     @abstractmethod
     def build(

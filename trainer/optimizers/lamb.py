@@ -19,6 +19,7 @@ class LAMB(OptimizerKind):
     """
 
     needs_whole_tensors: ClassVar[bool] = True
+    copies_tensors: ClassVar[bool] = True
 
     kind: Literal["lamb"] = "lamb"
     lr: float = Field(2e-3, gt=0)
@@ -28,15 +29,6 @@ class LAMB(OptimizerKind):
     @property
     def num_moments(self) -> int:
         return 2
-
-    @property
-    def passes(self) -> int:
-        # The step is a separate tensor that is written once and read twice: for its norm and for
-        # the update. The weight is read once more to compute its norm.
-        return super().passes + 4
-
-    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        return together + 2 * largest
 
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None

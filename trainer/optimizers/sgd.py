@@ -33,9 +33,6 @@ class SGD(OptimizerKind):
     def num_moments(self) -> int:
         return int(self.momentum > 0)
 
-    def temporaries(self, *, together: int, largest: int, cuda: bool) -> int:
-        return 0  # the fused kernels update in place
-
     def build(
         self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
     ) -> Optimizer:

@@ -5,8 +5,8 @@ the global batch. A strategy's tensors are either full weights or this rank's pi
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -15,8 +15,32 @@ from torch.optim import Optimizer
 from data.base_config import FrozenConfig
 from heads.gradients import squared_norm
 from trainer.optimizers import create_moments_of, tensors_of
-from trainer.strategies.cost import Shapes, Spread
 from trainer.world import World
+
+
+class Sharding(NamedTuple):
+    """What a strategy shards over the ranks of `StrategyKind.shard_ranks`; `kway plan` derives
+    memory and traffic from it.
+
+    weights, gradients, updates: whether a rank stores only its piece of the weights, of their
+    gradients, and of what the optimizer updates (weights and moments). copies_updates: whether the
+    updated piece is a second copy of the weights. bucket: how many gradients are copied at most to
+    sum them; keeps_bucket: whether these copies persist between steps. gathers_blocks: whether
+    sharded weights are gathered block by block, instead of all at once. regathers: whether the
+    backward pass gathers them again. param_bytes, reduce_bytes: bytes per gathered weight and per
+    summed gradient.
+    """
+
+    weights: bool = False
+    gradients: bool = False
+    updates: bool = False
+    copies_updates: bool = False
+    bucket: int = 0
+    keeps_bucket: bool = False
+    gathers_blocks: bool = False
+    regathers: bool = False
+    param_bytes: int = 4
+    reduce_bytes: int = 4
 
 
 class StrategyKind(FrozenConfig, ABC):
@@ -72,24 +96,10 @@ class StrategyKind(FrozenConfig, ABC):
         device, and the world must have at least two ranks.
         """
 
-    @abstractmethod
-    def spread(
-        self,
-        units: Sequence[Shapes],
-        ranks: int,
-        *,
-        passes: int,
-        parts: int,
-        copies: int = 1,
-        norms: Shapes = (),
-    ) -> Spread:
-        """Return the cost per rank of a step with `passes` forward passes, `parts` of which are
-        followed by a backward pass. `ranks` is the result of `shard_ranks`, and `copies` is the
-        number of such groups of ranks. `units` contains the shapes of the backbone's weights, one
-        item per block; the last item contains the shapes of the weights outside the blocks. With a
-        `weight_precision`, `norms` contains the shapes of the weights of batch norm, and `units`
-        does not.
-        """
+    @property
+    def sharding(self) -> Sharding:
+        """What each rank stores of the backbone; by default, everything."""
+        return Sharding()
 
     @abstractmethod
     def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":

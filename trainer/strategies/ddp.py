@@ -1,7 +1,7 @@
 """DDP: every rank stores a copy of the backbone, and gradients are summed one bucket at a time."""
 
 import inspect
-from collections.abc import Sequence
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -11,12 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from heads.gradients import sum_gradients
 from trainer.backbone.batch_norm import BufferCopies
-from trainer.strategies.base import Strategy, StrategyKind
-from trainer.strategies.cost import FLOAT32, Shapes, Spread, numel, summed
+from trainer.strategies.base import Sharding, Strategy, StrategyKind
 from trainer.strategies.fsdp import FSDP
 from trainer.world import World, random_state, set_random_state
 
-_BUCKET = 25 << 20  # in bytes; torch's default
 # torch 2.11, which `benchmarks.gpu` also supports, has only the older name of the option.
 _OPTIONS = inspect.signature(DistributedDataParallel).parameters
 _NO_BUFFERS_IN_FORWARD: dict[str, Any] = {
@@ -34,27 +32,9 @@ class DDP(StrategyKind):
     def start(self, backbone: nn.Module, world: World) -> Strategy:
         return DDPStrategy(backbone)
 
-    def spread(
-        self,
-        units: Sequence[Shapes],
-        ranks: int,
-        *,
-        passes: int,
-        parts: int,
-        copies: int = 1,
-        norms: Shapes = (),
-    ) -> Spread:
-        del ranks, passes, parts, copies, norms
-        whole = sum(numel(unit) for unit in units) * FLOAT32
-        sums = summed(
-            "DDP: gradients",
-            whole,
-            messages=-(-whole // _BUCKET),
-            # Each gradient is copied to its bucket and back.
-            copies=2 * sum(len(unit) for unit in units),
-            copied=2 * 2 * whole,
-        )
-        return Spread(whole, whole, whole, buckets=whole, gathered=0, collectives=(sums,))
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(bucket=sys.maxsize, keeps_bucket=True)  # buckets for all gradients
 
     def smaller(self, *, whole_tensors: bool) -> StrategyKind:
         return FSDP()

@@ -9,7 +9,7 @@ at a time from DeepSpeed's flat pieces.
 import logging
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -21,17 +21,7 @@ from torch.optim import Optimizer
 from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.dtensors import full_tensor, sharded_rows
 from heads.weights import shard_range
-from trainer.strategies.base import Strategy, StrategyKind
-from trainer.strategies.cost import (
-    FLOAT32,
-    Collective,
-    Shapes,
-    Spread,
-    gathered,
-    numel,
-    scattered,
-    summed,
-)
+from trainer.strategies.base import Sharding, Strategy, StrategyKind
 from trainer.strategies.fsdp import FSDP
 from trainer.strategies.private_deepspeed import (
     disable_shared_memory_collectives,
@@ -45,10 +35,7 @@ from trainer.strategies.private_deepspeed import (
 from trainer.world import World
 
 _NEVER = 1_000_000_000
-# DeepSpeed's defaults, in elements: the size of the gradient bucket and the limit on gathered
-# weights.
-_BUCKET = 500_000_000
-_MAX_LIVE = 1_000_000_000
+_BUCKET = 500_000_000  # DeepSpeed's default number of gradients in a bucket
 
 
 class DeepSpeed(StrategyKind):
@@ -76,43 +63,16 @@ class DeepSpeed(StrategyKind):
     def start(self, backbone: nn.Module, world: World) -> Strategy:
         return DeepSpeedStrategy(backbone, self, world)
 
-    def spread(
-        self,
-        units: Sequence[Shapes],
-        ranks: int,
-        *,
-        passes: int,
-        parts: int,
-        copies: int = 1,
-        norms: Shapes = (),
-    ) -> Spread:
-        del copies, norms
-        total = sum(numel(unit) for unit in units)
-        whole = total * FLOAT32
-        piece = -(-whole // ranks)
-        bucket = min(_BUCKET, total) * FLOAT32
-        collectives = self._collectives(total, passes=passes, parts=parts)
-        match self.stage:
-            case 0:
-                return Spread(whole, whole, whole, 0, 0, collectives)
-            case 1:
-                return Spread(whole + piece, whole, piece, 0, bucket, collectives)
-            case 2:
-                return Spread(whole + piece, piece, piece, 0, bucket, collectives)
-            case 3:
-                return Spread(2 * piece, piece, piece, bucket, whole, collectives)
-
-    def _collectives(self, total: int, *, passes: int, parts: int) -> tuple[Collective, ...]:
-        whole = total * FLOAT32
-        if self.stage < 3:
-            # Stage 2 reduces after each part; the other stages reduce only after the last one.
-            sums = summed("ZeRO: gradients", whole, calls=parts if self.stage == 2 else 1)
-            updated = gathered("ZeRO: updated weights", whole, "optimizer", 1)
-            return (sums, updated) if self.stage else (sums,)
-        weights = [gathered("ZeRO: weights", whole, "forward", passes)]
-        if total > _MAX_LIVE:
-            weights.append(gathered("ZeRO: weights again", whole, "backward", parts))
-        return (*weights, scattered("ZeRO: gradients", whole, parts))
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(
+            weights=self.stage == 3,
+            gradients=self.stage >= 2,
+            updates=self.stage >= 1,
+            copies_updates=self.stage >= 1,
+            bucket=_BUCKET if self.stage else 0,
+            keeps_bucket=self.stage == 3,
+        )
 
     def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
         if whole_tensors:

@@ -9,8 +9,6 @@ float32. Each rank rounds its shard before it is gathered, so the forward and ba
 bf16 weights.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -27,17 +25,7 @@ from heads.gradients import sum_sharded_gradients
 from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.blocks import large_tables, repeated_blocks
 from trainer.optimizers import tensors_of
-from trainer.strategies.base import Strategy, StrategyKind
-from trainer.strategies.cost import (
-    FLOAT32,
-    Collective,
-    Shapes,
-    Spread,
-    gathered,
-    padded_numel,
-    scattered,
-    summed,
-)
+from trainer.strategies.base import Sharding, Strategy, StrategyKind
 from trainer.world import RankGroup, World, group_ranks
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -89,99 +77,17 @@ class FSDP(StrategyKind):
     def start(self, backbone: nn.Module, world: World) -> Strategy:
         return FSDPStrategy(backbone, self, world)
 
-    def spread(
-        self,
-        units: Sequence[Shapes],
-        ranks: int,
-        *,
-        passes: int,
-        parts: int,
-        copies: int = 1,
-        norms: Shapes = (),
-    ) -> Spread:
-        padded = [padded_numel(unit, ranks) for unit in units]
-        total, of_norms = sum(padded), padded_numel(norms, ranks)
-        param, reduce = (_DTYPES[name].itemsize for name in (self.param_dtype, self.reduce_dtype))
-        piece = (total + of_norms) // ranks * FLOAT32
-        # With resharding, the root, the current block and the prefetched next block are in memory;
-        # without resharding, all weights are in memory from forward until backward.
-        largest = sorted(padded[:-1], reverse=True)[:2]
-        whole = param * (padded[-1] + sum(largest) if self.reshard_after_forward else total)
-        # A block's unsharded gradients and their copy, which is the input of the reduction.
-        whole += (param + reduce) * max(padded) + FLOAT32 * of_norms
-        collectives = [
-            *self._gathered(units, total, ranks, passes=passes, parts=parts),
-            *self._reduced(units, total, ranks, itemsize=param, parts=parts, copies=copies),
-        ]
-        if norms:  # a unit that stays gathered, without casts (see `_shard`)
-            kept = FSDP(reshard_after_forward=False, reduce_dtype=self.reduce_dtype)
-            alone = kept.spread([norms], ranks, passes=passes, parts=parts, copies=copies)
-            collectives += [
-                replace(each, what=f"{each.what} of batch norm") for each in alone.collectives
-            ]
-        return Spread(piece, piece, piece, 0, whole, tuple(collectives), adds_parts=copies > 1)
-
-    def _gathered(
-        self, units: Sequence[Shapes], total: int, ranks: int, *, passes: int, parts: int
-    ) -> list[Collective]:
-        """Return the all-gathers of units with `total` weights."""
-        again, itemsize = self.reshard_after_forward, _DTYPES[self.param_dtype].itemsize
-        shards = total // ranks
-        # Each unit is a message. Its pieces are cast if necessary and copied to a buffer, and its
-        # weights are copied from another buffer.
-        casts = self.weight_precision is not None
-        gather = partial(
-            gathered,
-            size=itemsize * total,
-            messages=len(units),
-            copies=(2 + casts) * len(units),
-            copied=2 * itemsize * (shards + total) + casts * (FLOAT32 + itemsize) * shards,
+    @property
+    def sharding(self) -> Sharding:
+        return Sharding(
+            weights=True,
+            gradients=True,
+            updates=True,
+            gathers_blocks=self.reshard_after_forward,
+            regathers=self.reshard_after_forward,
+            param_bytes=_DTYPES[self.param_dtype].itemsize,
+            reduce_bytes=_DTYPES[self.reduce_dtype].itemsize,
         )
-        first = gather("FSDP: weights", phase="forward", calls=passes if again else parts)
-        if not again:
-            return [first]
-        return [first, gather("FSDP: weights again", phase="backward", calls=parts)]
-
-    def _reduced(
-        self,
-        units: Sequence[Shapes],
-        total: int,
-        ranks: int,
-        *,
-        itemsize: int,
-        parts: int,
-        copies: int,
-    ) -> list[Collective]:
-        """Return the reductions of the gradients of units with `total` weights, whose gradients
-        have `itemsize` bytes per number.
-
-        With several copies of the backbone, the shards of a micro-batch are added to those of the
-        earlier ones, unit by unit, and only the sum of the last one is summed over the copies and
-        converted to float32.
-        """
-        reduce, shards = _DTYPES[self.reduce_dtype].itemsize, total // ranks
-        converts = self.reduce_dtype != "fp32"
-        conversion = converts * (reduce + FLOAT32) * shards
-        each_part = converts and copies == 1
-        return [
-            # The gradients of a unit are copied to a buffer.
-            scattered(
-                "FSDP: gradients",
-                reduce * total,
-                parts,
-                messages=len(units),
-                copies=(1 + each_part) * len(units),
-                copied=(itemsize + reduce) * total + each_part * conversion,
-            ),
-            summed(
-                "FSDP: shards of gradients",
-                reduce * shards,
-                messages=len(units),
-                group="replicate",
-                copies=(parts - 1 + converts) * len(units),
-                copied=3 * (parts - 1) * reduce * shards + conversion,
-            ),
-        ]
 
     def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
         if not self.reshard_after_forward:

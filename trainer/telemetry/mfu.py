@@ -11,14 +11,10 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
-from data.images.config import ImageConfig
 from data.messages import one_line
 from heads.config import HeadConfig
-from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.config import BackboneOptions
+from trainer.backbone.trace import FakeBackbone
 from trainer.config import Recipe
 from trainer.devices import Precision, device_named
 
@@ -46,32 +42,19 @@ class ModelFlops:
         Raises RuntimeError if the encoder depends on the values of its inputs, because fake tensors
         do not have values.
         """
-        backbone, head = self._backbone, self._recipe.head
-        of_head = head_flops(head, dim=backbone.dim, num_classes=self._num_classes)
+        head, dim = self._recipe.head, self._fake.backbone.dim
+        of_head = head_flops(head, dim=dim, num_classes=self._num_classes)
         if of_head is None:
             return None
         shape = next(iter(inputs.values())).shape[1:]
         if shape not in self._counted:
-            self._counted[shape] = _PASSES * forward_flops(backbone, inputs)
+            forward = self._fake.forward_flops(inputs, rows=_ROWS)
+            self._counted[shape] = _PASSES * forward / _ROWS
         return self._counted[shape] + of_head
 
     @cached_property
-    def _backbone(self) -> Backbone:
-        return _without_memory(self._recipe.backbone, self._recipe.data.image)
-
-
-def forward_flops(backbone: Backbone, inputs: dict[str, Tensor]) -> float:
-    """Return the number of operations of a forward pass for one row of `inputs`. `backbone` is on
-    the meta device.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.device("meta"), mode, torch.no_grad(), FlopCounterMode(display=False) as counter:
-        rows = {
-            name: torch.ones(_ROWS, *tensor.shape[1:], dtype=tensor.dtype)
-            for name, tensor in inputs.items()
-        }
-        backbone(rows)
-    return counter.get_total_flops() / _ROWS
+    def _fake(self) -> FakeBackbone:
+        return FakeBackbone(self._recipe.backbone, self._recipe.data.image)
 
 
 def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
@@ -85,11 +68,6 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
     sampled = head.loss.sampled(num_classes, num_labels=0)
     classes = num_classes if sampled is None else min(sampled, num_classes)
     return 2.0 * _PASSES * dim * classes
-
-
-def _without_memory(config: BackboneOptions, image: ImageConfig | None) -> Backbone:
-    with torch.device("meta"):
-        return build_backbone(config.without_weights(), image=image)
 
 
 def peak_flops(
