@@ -46,7 +46,6 @@ def rows() -> Iterator[Row]:
             writer("sync", in_background=False) as waited,
             writer("background", in_background=True) as background,
         ):
-            background.reserve(entries)
             for number in range(ROUNDS + 1):
                 state = {"step": number}
                 clock("sync", partial(waited.save, entries, state))
