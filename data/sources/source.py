@@ -86,7 +86,7 @@ class CommandSource(ABC):
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
     input. `compares_splits` means that the command reports byte-identical samples in different
-    splits and that `--drop-duplicates` removes them from training.
+    splits.
     """
 
     kind: ClassVar[str]

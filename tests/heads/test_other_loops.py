@@ -84,7 +84,12 @@ def clipped_steps(wrap: str, data_axis: int, fuses: bool):
     inputs, labels = torch.randn(32, 20), torch.randint(50, (32,))
     logits = Dot(learn_scale=True)
     head = ClassHead(64, 50, BatchCrossEntropy(), logits=logits, mesh=mesh, init_std=0.3)
-    of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else SGD(head.parameters(), lr=0.5)
+    rates = head.sgd_rates()
+    groups = [
+        {"params": [parameter], "lr": 0.5 * rates.get(name, 1.0)}
+        for name, parameter in head.named_parameters()
+    ]
+    of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else SGD(groups)
     of_backbone = SGD(backbone.parameters(), lr=0.5)
     rows, norms = slice(rank * 32 // size, (rank + 1) * 32 // size), []
     for _ in range(3):

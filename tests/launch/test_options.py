@@ -35,12 +35,11 @@ class Limits(BaseModel):
 def run(*arguments: str) -> tuple[Limits | None, Result]:
     built = []
 
-    def serve(given: Given, out: Path = Path("out"), hidden: int = 3) -> None:
-        assert hidden == 3
+    def serve(given: Given, out: Path = Path("out")) -> None:
         built.append(build(Limits, given, replica=str(out)))
 
     app = typer.Typer()
-    app.command()(with_options(serve, options_of(Limits), without=("hidden",)))
+    app.command()(with_options(serve, options_of(Limits)))
     result = CliRunner().invoke(app, arguments)
     return (built[0] if built else None), result
 
@@ -76,7 +75,6 @@ def test_help_prints_descriptions_bounds_and_defaults_in_option_units():
     for part in ("port to listen on", "0<=x<=65535", "--max-body-mib", "32.0", "NAME=FOLDER"):
         assert part in shown
     assert "--replica" not in shown
-    assert "--hidden" not in shown
 
 
 @pytest.mark.parametrize(

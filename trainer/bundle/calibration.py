@@ -84,11 +84,12 @@ def calibrate(
     contain other inputs than the model reads, classes that the bundle does not have, or no samples,
     and if this machine cannot run the bundle on the device.
     """
-    with Bundle.open(path) as bundle, open_samples(bundle, shards, options, progress) as samples:
+    with Bundle.open(path) as bundle:
         check_device(bundle.spec.precision, options.device)
-        features, labels = samples.features()
-        found = calibration_of(bundle, features, labels, options)
-        card = samples.model_card((path / CARD).read_text(encoding="utf-8"), found)
+        with open_samples(bundle, shards, options, progress) as samples:
+            features, labels = samples.features()
+            found = calibration_of(bundle, features, labels, options)
+            card = samples.model_card((path / CARD).read_text(encoding="utf-8"), found)
     rewrite_bundle(path, out, thresholds=found.thresholds, model_card=card)
     return found
 
