@@ -91,6 +91,7 @@ class DeferredNumbers:
     """
 
     event: Event | None = None
+    _log_scale = 0.0
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class DeferredNumbers:
         while self.event is not None and not self.event.query():
             check()
             time.sleep(_POLL_SECONDS)
-        loss, norm, is_finite, *_ = self._host.tolist()
+        loss, norm, is_finite, _, self._log_scale, *_ = self._host.tolist()
         return loss, norm, not is_finite
 
     def total_weight(self) -> float:
@@ -137,7 +138,7 @@ class DeferredNumbers:
 
     def log_scale(self) -> float:
         """Return the logarithm of the learned scale, or 0 without one. Call this after `read`."""
-        return float(self._host[4])
+        return self._log_scale
 
     def broken_part(self) -> tuple[int, int, Tensor] | None:
         """Return the index, the number of rows and the `non_finite_rows` of the first micro-batch
