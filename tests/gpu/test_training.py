@@ -28,7 +28,7 @@ from tests.shards import glyph_recipe
 from tests.trainer.training import full_entries, images, take_steps
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.checkpoints.entries import training_entries
-from trainer.evaluation import evaluate
+from trainer.evaluation import evaluate_split
 from trainer.run.training_data import label_vectors_of
 from trainer.step import compute_gradients
 from trainer.task import Task, build_task
@@ -104,12 +104,11 @@ def test_an_evaluation_gives_the_same_measures_as_on_the_cpu(device, glyphs):
         world = one_process(each)
         task = make_task(glyphs, world)
         recipe = glyph_recipe(glyphs, Path("unused"))
-        vectors = torch.from_numpy(label_vectors_of(recipe, Manifest.load(glyphs)))
+        vectors = label_vectors_of(recipe, Manifest.load(glyphs))
         with torch.backends.cudnn.flags(allow_tf32=False):
-            batches = [images(0, 5), images(5, 12)]
-            found.append(evaluate(task, batches, recipe.evaluation, world, label_vectors=vectors))
+            found.append(evaluate_split(task, recipe, world, label_vectors=vectors))
     expected, got = found
-    assert got.num_samples == expected.num_samples == 12
+    assert got.num_samples == expected.num_samples > 0
     assert got.metrics == pytest.approx(expected.metrics, rel=1e-4)
 
 

@@ -135,7 +135,7 @@ def test_alerts_count_only_error_codes_with_their_http_status():
     by_status: dict[str, set[str]] = {}
     for status, code in re.findall(r'ApiError\(\s*(\d{3}), f?"([\w{}.]+)"', sources):
         by_status.setdefault(status, set()).add(code)
-    for what in re.findall(r'ClientLimit\([^"]+"([\w ]+)"', sources):
+    for what in re.findall(r'(?:ClientLimit|super\(\).__init__)\([^"]+"([\w ]+)"', sources):
         by_status["429"].add(f"too_many_{what}".replace(" ", "_"))
     for alert, status in {"KwayServingTooBusy": "429", "KwayServingErrors": "503"}.items():
         found = re.findall(r'outcome=~"([\w|]+)"', alerts()[alert]["expr"])
