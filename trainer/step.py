@@ -53,7 +53,7 @@ class Numbers:
     """The loss and gradient norm of a step, on the host.
 
     `skipped`: the step changed nothing, because the loss or the gradient norm is not finite.
-    `reason` says why, and is empty for other steps.
+    `reason` states why, and is empty for other steps.
     """
 
     loss: float

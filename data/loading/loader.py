@@ -137,7 +137,7 @@ class TrainLoader(EndlessLoader):
     A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
     endless order: every epoch is a permutation of the split, unless `config.is_sampled`
     (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
-    each time it occurs (`data/loading/substitute.py`). Raises the errors of `EndlessLoader`, and
+    each time it occurs (`data/loading/reader.py`). Raises the errors of `EndlessLoader`, and
     ValueError for an empty split or a recipe whose modality does not match the shards.
     """
 

@@ -184,7 +184,7 @@ def host_memory(
         "label tree": (0, _TREE_BYTES * nodes, _KEPT_TREE_BYTES * nodes),
         "first rows": (0, head.shard * is_cpu, 0),  # on GPUs, they are generated on the device
         **of_data,
-        "a step, as above": (0, 0, device.peak * is_cpu),
+        "memory of a step (CPU)": (0, 0, device.peak * is_cpu),
         "kernels and fragmented heap": (
             0,
             0,
