@@ -56,7 +56,8 @@ class Stream:
         return (
             f"reading {len(self.config.addresses):,} tars as a stream without an index: webdataset "
             "draws tars with replacement, so samples repeat before all have been read, batches "
-            "depend on the number of ranks and workers, a resumed run draws a new random sequence, checksums are "
+            "depend on the number of ranks and workers, a resumed run draws a new random sequence, "
+            "checksums are "
             "not verified, a damaged tar can end early without an error, and samples per class are "
             "not counted (to index the tars, run kway shard index)"
         )

@@ -424,8 +424,8 @@ def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Coun
         "split = 'train' AND EXISTS (SELECT 1 FROM kept AS other WHERE other.high = kept.high"
         " AND other.low = kept.low AND other.split != 'train')"
     )
-    what = "dropped from training" if rules.drop_across else "kept in training"
-    counts[f"{rules.noun} of other splits {what}"] += number(
+    what = "dropped" if rules.drop_across else "kept"
+    counts[f"training {rules.noun} that also occur in another split, {what}"] += number(
         f"SELECT count(*) FROM kept WHERE {across}"
     )
     if rules.drop_across:

@@ -89,8 +89,8 @@ class Table(PackedImages, FirstPassSource):
         default=0.1,
         ge=0,
         lt=1,
-        description="fraction of rows to hold out, chosen by a hash of the text or image column, or "
-        "of --group",
+        description="fraction of rows to hold out, chosen by a hash of the text or image "
+        "column, or of --group",
     )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")

@@ -285,12 +285,15 @@ class Tweets(FirstPassSource):
         chosen = (self.text, self.language, self.identity, self.label, self.split)
         named = [name for name in chosen if name is not None]
         missing = [name for name in named if name not in one.columns]
+        shown = ", ".join(one.columns)[:200]
         if self.text is None and not set(_TEXT_NAMES) & set(one.columns):
-            missing = ["text"]
+            raise ValueError(
+                f"{one.path}: column 'text' does not exist: pass the column that contains the text "
+                f"as --text; the columns are {shown}"
+            )
         if missing:
             raise ValueError(
-                f"{one.path}: column {missing[0]!r} does not exist: pass the column that contains "
-                f"the text as --text; the columns are {', '.join(one.columns)[:200]}"
+                f"{one.path}: column {missing[0]!r} does not exist: choose one of {shown}"
             )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
@@ -300,8 +303,8 @@ class Tweets(FirstPassSource):
         if len(names) < 2:
             raise ValueError(
                 f"{self.files[0]}{' and others' if self.files[1:] else ''}: found {len(names)} "
-                f"emoji with {self.min_count} or more training texts, but at least 2 are required: "
-                "check --text, --languages and --min-count"
+                f"classes with a training text and at least {self.min_count} texts in total, but "
+                "at least 2 are required: check --text, --label, --languages and --min-count"
             )
         return names[: self.top]
 

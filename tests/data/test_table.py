@@ -85,7 +85,7 @@ def test_a_column_determines_the_split(tmp_path: Path) -> None:
     assert set(source.notes()) == {
         "rows read: 5",
         "duplicates kept: 1",
-        "texts of other splits kept in training: 2",
+        "training texts that also occur in another split, kept: 2",
     }
     dropped = Table(
         (tmp_path / "a.csv",),
