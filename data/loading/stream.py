@@ -6,6 +6,7 @@
 import hashlib
 import itertools
 import random
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -120,8 +121,9 @@ class _Reader(IterableDataset):
         samples = webdataset.shuffle(self._stream.buffer, rng=rng)(samples)
         try:
             for batch in itertools.count(number, count):
-                side = self._sides.at(self._cursor.samples + batch * self._step)
-                rows = list(itertools.islice(self._items(samples, side), len(self._part)))
+                start = self._cursor.samples + batch * self._step
+                side = self._sides.at(start)
+                rows = list(itertools.islice(self._items(samples, start, side), len(self._part)))
                 labels, numbers = ([row[i] for row in rows] for i in (1, 2))
                 skipped, self._new = tuple(self._new), []
                 yield Batch(
@@ -148,13 +150,14 @@ class _Reader(IterableDataset):
         )
 
     def _items(
-        self, samples: Iterator[dict[str, Any]], side: int
+        self, samples: Iterator[dict[str, Any]], start: int, side: int
     ) -> Iterator[tuple[Any, int, int]]:
-        """Yield (augmented sample, label, number)."""
+        """Yield (augmented sample, label, number) for the global batch that begins at `start`."""
         for sample in samples:
             name = f"{sample['__url__']}: {sample['__key__']}"
-            # After a resume, the random values differ from those of the interrupted run.
-            key = np.array([self._cursor.samples]), np.array([_number(name)])
+            # The random values of a sample differ between epochs, and after a resume.
+            epoch = self._cursor.samples + start // self._stream.samples
+            key = np.array([epoch]), np.array([_number(name)])
             batch = self._inputs.training_batch(self._cursor.seed, *key, side=side)
             try:
                 ending = next((one for one in self._endings if one in sample), None)
@@ -171,7 +174,12 @@ class _Reader(IterableDataset):
             yield batch.augment(0, decoded), *row
 
     def _skip_tar(self, error: Exception) -> bool:
-        """Record an error of webdataset, and return True to continue with the next tar."""
+        """Record damage that webdataset finds, and return True to continue with the next tar.
+
+        Raises OSError if the tar could not be read, which is no damage: a restart may help.
+        """
+        if isinstance(error, OSError) and not isinstance(error, tarfile.TarError):
+            raise OSError(f"{self._url} cannot be read: {error}") from error
         self._skip(self._url, str(error).partition(" @ ")[0])
         return True
 

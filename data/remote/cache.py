@@ -32,8 +32,14 @@ class Cache:
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.folder = folder.expanduser()
         self.max_bytes = max_bytes
+        try:
+            self.folder = folder.expanduser()
+        except RuntimeError as error:
+            raise OSError(
+                f"data.cache.folder {folder} is in a home folder, but this user has none: choose "
+                "another folder"
+            ) from error
         self._incoming = self.folder / _INCOMING
         try:
             self._incoming.mkdir(parents=True, exist_ok=True)

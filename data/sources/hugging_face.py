@@ -135,10 +135,12 @@ class HuggingFace(PackedImages, CommandSource):
     def render(self, task: _Task) -> Sample | Skipped:
         key = f"{task.split}-{task.row}"
         content = self._rows[task.split][task.row][self._content]
-        if self.modality == "text":
-            return Sample(key, str(content).encode(), "txt", task.label)
         where = f"{self.name}, split {task.split}, row {task.row}"
         try:
+            if self.modality == "text":
+                if content is None or not str(content).strip():
+                    raise ValueError("there is no text")
+                return Sample(key, str(content).encode(), "txt", task.label)
             if content is None:
                 raise ValueError("there is no image")
             image = self.packed(content["bytes"] or Path(content["path"]).read_bytes())

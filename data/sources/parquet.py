@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from data.remote.input_path import InputPath
 
 PARQUET = ".parquet"
 _AT_ONCE = 256  # rows; images make a row large
+_ROW = "file_row_number"
+# The columns of a file only. DuckDB would add columns for folders such as `label=cat`.
+_FILE = "read_parquet(?, hive_partitioning = false, file_row_number = {})"
 
 
 def parquet_columns(path: InputPath) -> dict[str, str]:
@@ -23,7 +27,7 @@ def parquet_columns(path: InputPath) -> dict[str, str]:
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass a table")
-    found = _query(path, "DESCRIBE SELECT * FROM read_parquet(?)")
+    found = _query(path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
     return {name: kind for name, kind, *_ in found}
 
 
@@ -49,9 +53,11 @@ def parquet_rows(
     path: InputPath, columns: Sequence[str], first: int, last: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the values of rows [first, last). Raises ValueError with the file."""
+    if _ROW in parquet_columns(path):
+        raise ValueError(f"{path} has a column {_ROW}, which DuckDB reserves: rename the column")
     names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
     query = (
-        f"SELECT file_row_number, {names} FROM read_parquet(?, file_row_number = true)"
+        f"SELECT file_row_number, {names} FROM {_FILE.format(True)}"
         " WHERE file_row_number >= ? AND file_row_number < ?"
     )
     for number, *values in _query(path, query, first, last):
@@ -61,7 +67,8 @@ def parquet_rows(
 def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query whose first parameter is the name of the file."""
     with duckdb.connect(config={"threads": "1"}) as connection:
-        name, remote = str(path), None
+        # DuckDB reads a name as a glob pattern.
+        name, remote = re.sub(r"([*?\[])", r"[\1]", str(path)), None
         if not isinstance(path, Path):
             remote = _Remote(path)
             connection.register_filesystem(remote)

@@ -162,3 +162,11 @@ def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
         write_shards(source, tmp_path / "out", workers=0)
     source = HuggingFace(str(file), test_fraction=0, skip_bad=True)
     assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
+
+
+@pytest.mark.parametrize("text", [None, "  "])
+def test_a_missing_text_names_its_split_and_row(tmp_path: Path, text: str | None) -> None:
+    features = Features({"text": Value("string"), "label": ClassLabel(names=["a", "b"])})
+    file = write_parquet(tmp_path / "t.parquet", features, text=["x", text], label=[0, 1])
+    done = kway("hf", file, "--text-column", "text", "-o", tmp_path / "out")
+    assert "row 1: there is no text: correct the row" in str(done.exception)

@@ -13,6 +13,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import Table
+from data.sources.parquet import parquet_rows
 from launch.commands.shard import app
 from tests.data.conftest import write_image
 
@@ -429,3 +430,15 @@ def test_an_error_of_the_output_is_not_reported_as_an_error_of_the_table(tmp_pat
     with pytest.raises(OSError, match="work") as raised:
         source.classes()
     assert not isinstance(raised.value, ValueError)
+
+
+def test_parquet_files_are_read_by_their_own_name_and_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "label=zzz"
+    folder.mkdir()
+    for name, text in (("a[1].parquet", "mine"), ("a1.parquet", "other")):
+        parquet.write_table(arrow.table({"txt": [text], "label": ["A"]}), folder / name)
+    (row,) = parquet_rows(folder / "a[1].parquet", ["txt", "label"], 0, 1)
+    assert row == (0, {"txt": "mine", "label": "A"})
+    parquet.write_table(arrow.table({"file_row_number": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(ValueError, match="has a column file_row_number, which DuckDB reserves"):
+        list(parquet_rows(tmp_path / "b.parquet", ["file_row_number"], 0, 1))

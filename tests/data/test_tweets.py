@@ -180,7 +180,9 @@ def test_classes_are_selected_by_count_and_language(tmp_path: Path) -> None:
     assert classes("top", top=2) == ["🔥", "🎉"]
     assert classes("count", min_count=3) == ["🔥", "🎉", "😂"]
     assert classes("languages", languages=("en",)) == ["🔥", "😂"]
-    with pytest.raises(ValueError, match="1 classes with a training text and at least 7 texts in total"):
+    with pytest.raises(
+        ValueError, match="1 classes with a training text and at least 7 texts in total"
+    ):
         classes("few", min_count=7)
 
 
@@ -205,7 +207,11 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
         ("a.docx", "x", "unsupported extension '.docx': use one of .jsonl"),
         ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* are id, body"),
         ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
-        ("a.txt", "no emoji\nat all\n", "0 classes with a training text and at least 1 texts in total"),
+        (
+            "a.txt",
+            "no emoji\nat all\n",
+            "0 classes with a training text and at least 1 texts in total",
+        ),
     ],
 )
 def test_a_file_without_tweets_raises(

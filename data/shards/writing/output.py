@@ -236,11 +236,11 @@ class OutputFolder:
         is_new = folder is not None and not folder.exists()
         with self._locked() if folder is not None else nullcontext():
             self._check_note(about, is_new=is_new)
-            was_finished = MANIFEST in self.sizes()
             try:
                 yield
             except ValueError:
-                if not was_finished:
+                # Another process may have finished the same folder of an object store.
+                if MANIFEST not in self.sizes():
                     self.delete(file for file in self.sizes() if _is_written_here(file))
                     if folder is not None and is_new:
                         shutil.rmtree(folder)
