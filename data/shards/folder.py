@@ -286,7 +286,8 @@ class ShardFolder:
             try:
                 assert self._cache is not None
                 self._cache.fetch(_cached_name(shard), self._fill(shard), size=shard.bytes)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
+                # While the interpreter exits, no thread can be started and no task scheduled.
                 if not main_thread().is_alive():
                     return
                 # The loader raises this error when it reads the shard itself.
