@@ -79,7 +79,7 @@ def test_a_stream_states_what_is_not_guaranteed_and_can_be_resumed(
     printed = capsys.readouterr()
     output = printed.out + printed.err
     assert output.count("reading 4 tars as a stream without an index: webdataset draws") == 1
-    assert "a resumed run draws anew" in output
+    assert "a resumed run draws a new random sequence" in output
     longer = stream_recipe(glyphs, tars, tmp_path / "run", train__duration={"steps": 6})
     train(longer, rank_world())
     assert saved_state(longer.run)["step"] == 6
