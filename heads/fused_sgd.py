@@ -63,8 +63,8 @@ class FusedSGD(Optimizer):
             {
                 "params": [parameter],
                 "weight_decay": weight_decay if parameter.ndim else 0.0,
-                "lr": lr * factors.get(name, 1.0),
-                "lr_factor": factors.get(name, 1.0),
+                "lr": lr * factors[name],
+                "lr_factor": factors[name],
             }
             for name, parameter in head.named_parameters()
         ]

@@ -248,7 +248,8 @@ class ClassHead(nn.Module):
         return self.engine.nan_loss(num_rows, broken_rows, self._learned())
 
     def sgd_rates(self) -> dict[str, float]:
-        """Return factors of the learning rate with which SGD trains `log_scale` and `offset`.
+        """Return the factor of the learning rate with which SGD trains each parameter: 1, except
+        for `log_scale` and `offset`.
 
         The gradient of the logarithm of the scale is about as large as the logits, and a step
         changes the logits in proportion to their size. Without a factor, one step of a rate that
@@ -260,7 +261,7 @@ class ClassHead(nn.Module):
             "log_scale": max(self.logit_map.scale, _LOGIT_MAGNITUDE) ** -2,
             "offset": 1 / self.num_classes,
         }
-        return {name: factors[name] for name, _ in self.named_parameters() if name in factors}
+        return {name: factors.get(name, 1.0) for name, _ in self.named_parameters()}
 
     def reduce_gradients(self) -> None:
         """Sum the gradients over the mesh's `data` axis if `accumulates` is set (collective)."""

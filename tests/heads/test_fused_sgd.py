@@ -60,7 +60,7 @@ def sgd(head):
     groups = [
         {
             "params": [p],
-            "lr": LR * rates.get(name, 1.0),
+            "lr": LR * rates[name],
             "weight_decay": DECAY if p.ndim else 0.0,
         }
         for name, p in head.named_parameters()

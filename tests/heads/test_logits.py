@@ -367,7 +367,7 @@ def test_a_learned_scale_and_offset_stay_in_range_under_sgd(loss, logits, fuses)
     else:
         rates = head.sgd_rates()
         groups = [
-            {"params": [parameter], "lr": lr * rates.get(name, 1.0)}
+            {"params": [parameter], "lr": lr * rates[name]}
             for name, parameter in head.named_parameters()
         ]
         of_head = torch.optim.SGD(groups, lr=lr, momentum=0.9)

@@ -86,7 +86,7 @@ def clipped_steps(wrap: str, data_axis: int, fuses: bool):
     head = ClassHead(64, 50, BatchCrossEntropy(), logits=logits, mesh=mesh, init_std=0.3)
     rates = head.sgd_rates()
     groups = [
-        {"params": [parameter], "lr": 0.5 * rates.get(name, 1.0)}
+        {"params": [parameter], "lr": 0.5 * rates[name]}
         for name, parameter in head.named_parameters()
     ]
     of_head = FusedSGD(head, lr=0.5, deferred=True) if fuses else SGD(groups)

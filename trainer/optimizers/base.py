@@ -124,12 +124,14 @@ def build_head_optimizer(
         )
     # Create one group per parameter, because LAMB does not scale the steps of a group that contains
     # only vectors.
-    factors = head.sgd_rates() if config.follows_gradient else {}
+    factors = head.sgd_rates()
+    if not config.follows_gradient:
+        factors = dict.fromkeys(factors, 1.0)
     groups = [
         {
             "params": [parameter],
-            "lr": config.head_lr * factors.get(name, 1.0),
-            "lr_factor": factors.get(name, 1.0),
+            "lr": config.head_lr * factors[name],
+            "lr_factor": factors[name],
             "weight_decay": config.head_weight_decay if parameter.ndim else 0.0,
         }
         for name, parameter in head.named_parameters()
