@@ -58,9 +58,8 @@ class Stream:
             f"reading {len(self.config.addresses):,} tars as a stream without an index: webdataset "
             "draws tars with replacement, so samples repeat before all have been read, batches "
             "depend on the number of ranks and workers, a resumed run draws a new random sequence, "
-            "checksums are "
-            "not verified, a damaged tar can end early without an error, and samples per class are "
-            "not counted (to index the tars, run kway shard index)"
+            "checksums are not verified, a damaged tar can end early without an error, and samples "
+            "per class are not counted (to index the tars, run kway shard index)"
         )
 
 
@@ -176,7 +175,7 @@ class _Reader(IterableDataset):
     def _skip_tar(self, error: Exception) -> bool:
         """Record damage that webdataset finds, and return True to continue with the next tar.
 
-        Raises OSError if the tar could not be read, which is no damage: a restart may help.
+        Raises OSError if the tar could not be read. This is not damage, and a restart may help.
         """
         if isinstance(error, OSError) and not isinstance(error, tarfile.TarError):
             raise OSError(f"{self._url} cannot be read: {error}") from error

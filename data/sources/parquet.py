@@ -23,12 +23,16 @@ _FILE = "read_parquet(?, hive_partitioning = false, file_row_number = {})"
 def parquet_columns(path: InputPath) -> dict[str, str]:
     """Map the columns of a table to their types, such as VARCHAR.
 
-    Raises FileNotFoundError, or ValueError if the file is not Parquet.
+    Raises FileNotFoundError, or ValueError if the file is not Parquet or has a column whose name
+    DuckDB reserves.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: pass a table")
     found = _query(path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
-    return {name: kind for name, kind, *_ in found}
+    columns = {name: kind for name, kind, *_ in found}
+    if _ROW in columns:
+        raise ValueError(f"{path} has a column {_ROW}, which DuckDB reserves: rename the column")
+    return columns
 
 
 def num_rows(path: InputPath) -> int:
@@ -53,8 +57,6 @@ def parquet_rows(
     path: InputPath, columns: Sequence[str], first: int, last: int
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the values of rows [first, last). Raises ValueError with the file."""
-    if _ROW in parquet_columns(path):
-        raise ValueError(f"{path} has a column {_ROW}, which DuckDB reserves: rename the column")
     names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
     query = (
         f"SELECT file_row_number, {names} FROM {_FILE.format(True)}"
