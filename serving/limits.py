@@ -153,7 +153,7 @@ def body_too_large(limit: int) -> ApiError:
 def check_count(count: int, what: str, most: int) -> None:
     """Raise ApiError 413 for more than `most` images, texts or classes in a request."""
     if count > most:
-        # Error codes say "pictures" instead of images.
+        # For images, the error code is too_many_pictures.
         code = f"too_many_{'pictures' if what == 'images' else what}"
         message = f"the request has {count} {what}, but the limit is {most}. Split the request"
         raise ApiError(413, code, message)
