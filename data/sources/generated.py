@@ -127,11 +127,8 @@ class _Generated(PackedImages, FirstPassSource):
         try:
             image = self.packed(task.content)
         except ValueError as error:
-            if self.skip_bad:
-                return Skipped(f"sample {int(task.key)}", str(error))
-            raise ValueError(
-                f"sample {int(task.key)}: {error}: correct it, or pass skip_bad=True"
-            ) from error
+            name = f"sample {int(task.key)}"
+            return self.bad_sample(name, error, where=name, fix="correct it, or pass skip_bad=True")
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
     @cached_property

@@ -145,9 +145,9 @@ class HuggingFace(PackedImages, CommandSource):
                 raise ValueError("there is no image")
             image = self.packed(content["bytes"] or Path(content["path"]).read_bytes())
         except (ValueError, FileNotFoundError) as error:
-            if self.skip_bad:
-                return Skipped(where, str(error))
-            raise ValueError(f"{where}: {error}: correct the row, or pass --skip-bad") from error
+            return self.bad_sample(
+                where, error, where=where, fix="correct the row, or pass --skip-bad"
+            )
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
     def announcement(self) -> str | None:

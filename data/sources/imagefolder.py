@@ -157,9 +157,9 @@ class ImageFolder(PackedImages, CommandSource):
         try:
             image = self.packed(path.read_bytes())
         except ValueError as error:
-            if self.skip_bad:
-                return Skipped(task.path, str(error))
-            raise ValueError(f"{path}: {error}: remove the file, or pass --skip-bad") from error
+            return self.bad_sample(
+                task.path, error, where=path, fix="remove the file, or pass --skip-bad"
+            )
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
     @property

@@ -119,11 +119,12 @@ class ImageNet(PackedImages, CommandSource):
                 raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
             image = self.packed(data)
         except ValueError as error:
-            if self.skip_bad:
-                return Skipped(f"{task.file}: {task.key}", str(error))
-            raise ValueError(
-                f"{path}: {task.key}: {error}: download it again, or pass --skip-bad"
-            ) from error
+            return self.bad_sample(
+                f"{task.file}: {task.key}",
+                error,
+                where=f"{path}: {task.key}",
+                fix="download it again, or pass --skip-bad",
+            )
         return Sample(task.key, image.data, image.extension, task.label, image.repaired)
 
     @property

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.images.jpeg_end import MISSING_END_MARKER, completed, lacks_end
+from data.skipped import Skipped
 from data.sources.source import STRICT
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
@@ -58,6 +59,13 @@ class PackedImages:
     def packed(self, data: bytes) -> Packed:
         """Return a packed image file. Raises the errors of `packed`."""
         return packed(data, short_side=self.target_side, quality=self.quality)
+
+    def bad_sample(self, name: str, problem: object, *, where: object, fix: str) -> Skipped:
+        """Return the bad sample `name` and its problem if `skip_bad` is set. Otherwise, raises
+        ValueError with its location and the fix."""
+        if self.skip_bad:
+            return Skipped(name, str(problem))
+        raise ValueError(f"{where}: {problem}: {fix}")
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:

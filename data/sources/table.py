@@ -188,10 +188,10 @@ class Table(PackedImages, FirstPassSource):
         except (ValueError, FileNotFoundError) as error:
             missing = isinstance(error, FileNotFoundError)
             reason = "the file does not exist" if missing else str(error)
-            if self.skip_bad:
-                return Skipped(where, reason)
-            full = where if data is not None else str(self._root / where)
-            raise ValueError(f"{full}: {reason}: correct the row, or pass --skip-bad") from error
+            full = where if data is not None else self._root / where
+            return self.bad_sample(
+                where, reason, where=full, fix="correct the row, or pass --skip-bad"
+            )
         key = task.key.removeprefix(_BYTES)
         return Sample(key, image.data, image.extension, task.label, image.repaired)
 
