@@ -96,11 +96,6 @@ def test_an_invalid_table_raises_a_one_line_error(tmp_path, rows, classes, messa
     assert "\n" not in str(error.value)
 
 
-def test_a_cycle_through_unused_parents_is_accepted(tmp_path):
-    hierarchy = read_parent_table(write_table(tmp_path, "a,b", "b,c", "b,a"))
-    assert paths(hierarchy.tree(["a"], collapse=False)) == {"a": ["c", "b"]}
-
-
 def test_a_name_may_occur_in_several_paths():
     above = [("bird", "crane"), ("bird", "crane"), ("machine", "crane"), ("machine",), ()]
     named = tree_of_paths(["sarus", "demoiselle", "tower", "lathe", "idea"], above, collapse=False)

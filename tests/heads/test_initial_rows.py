@@ -108,11 +108,6 @@ def test_rows_columns_and_seeds_are_uncorrelated():
     assert cosines.abs().max() < 0.85
 
 
-def test_no_two_rows_are_equal():
-    rows = rows_of(200_000, dim=2)
-    assert len(rows.unique(dim=0)) == len(rows)
-
-
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 def test_every_class_starts_with_the_initial_bias_of_the_loss(weighting):
     """For binary cross-entropy, it gives every class the probability 1/K. In a tree, the value must

@@ -6,7 +6,6 @@ Exceptions are losses that select classes in each step, by sampling or by the pa
 from itertools import cycle, product
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -105,35 +104,10 @@ def test_a_step_that_checks_its_inputs_waits() -> None:
     ]
 
 
-def of_rank(class_ranks: int, rows_of_ranks: list[int], kind: str) -> list[np.ndarray]:
-    """Return the loss and the gradients of a rank, with the exchange and without it."""
-    mesh = rank_mesh(class_ranks)
-    rank, found = torch.distributed.get_rank(), []
-    for known in (None, rows_of_ranks):
-        head = make_head(kind, "vtree", "arcface", mesh=mesh, seed=3)
-        features, labels = rows_of(sum(rows_of_ranks))
-        start = sum(rows_of_ranks[:rank])
-        mine = features[start : start + rows_of_ranks[rank]].clone().requires_grad_()
-        loss = head(mine, labels[start : start + len(mine)], rows_of_ranks=known)
-        loss.backward()
-        found.append([loss.detach().numpy(), mine.grad.numpy(), head.weight.grad.numpy()])
-    return found
-
-
 def rows_of(num_rows: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(num_rows, DIM, generator=generator)
     return features, torch.randint(NUM_CLASSES, (num_rows,), generator=generator)
-
-
-@pytest.mark.parametrize(
-    ("class_ranks", "rows_of_ranks"), [(2, [3, 4]), (1, [5, 2]), (2, [2, 0, 3, 1])]
-)
-def test_known_row_counts_do_not_change_results(class_ranks: int, rows_of_ranks: list[int]) -> None:
-    ranks = run_on_ranks(len(rows_of_ranks), of_rank, class_ranks, rows_of_ranks, "batch_ce")
-    for exchanged, known in ranks:
-        for ours, theirs in zip(known, exchanged, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_a_wrong_number_of_row_counts_is_rejected() -> None:

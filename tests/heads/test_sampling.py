@@ -130,8 +130,8 @@ def test_evaluation_uses_all_classes(kind):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_expected_weight_of_every_class_is_one(kind):
     head, _, labels, _ = sampled_head(kind, "dense", 40)
-    draws = torch.stack([drawn(head, labels, draw) for draw in range(4000)])
-    error = draws.std(0) / 4000**0.5
+    draws = torch.stack([drawn(head, labels, draw) for draw in range(1000)])
+    error = draws.std(0) / 1000**0.5
     # Within five standard errors for 40 classes. With ce, classes that have a row have weight 1.
     assert ((draws.mean(0) - 1).abs() <= 5 * error + 1e-12).all()
     if kind == "ce":
@@ -165,11 +165,3 @@ def test_hashed_numbers_are_uniform_and_independent_between_draws():
     assert ((counts - 2000).abs() < 5 * 2000**0.5).all()
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 5 / 100_000**0.5
     assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]) < 5 / 100_000**0.5
-
-
-def test_invalid_sampling_options_are_rejected():
-    for rate in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="sample_rate"):
-            CrossEntropy(sample_rate=rate)
-    with pytest.raises(ValueError, match="samples"):
-        NoiseContrastiveEstimation(samples=0)

@@ -21,9 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from heads import ClassHead, CrossEntropy
 from heads.logits import Cosine, LogitMap
 from heads.losses import LOSSES, Loss, MaxMargin
-from heads.losses.tile import LOGSUMEXP
 from heads.optional_triton import interprets
-from heads.tiles.launch import num_splits
 from heads.tree import LabelTree
 from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
@@ -117,11 +115,6 @@ def test_tiles_equal_torch_operations_in_every_combination(
     kind: str, weighting: str, logits: str
 ) -> None:
     check(kind, weighting, logits)
-
-
-def test_classes_are_split_among_programs() -> None:
-    features, _ = batch()
-    assert num_splits(LOGSUMEXP, features, 64) > 1
 
 
 @pytest.mark.parametrize("kind", ["ce", "max_margin", "bce"])
@@ -315,13 +308,6 @@ def test_a_loss_without_a_tile_is_an_error() -> None:
 def test_float64_is_an_error() -> None:
     with pytest.raises(ValueError, match="float64"):
         make_head(CrossEntropy(), tiles=True, dtype=torch.float64)
-
-
-def test_float64_features_of_an_existing_head_are_an_error() -> None:
-    features, labels = batch()
-    head = make_head(CrossEntropy(), tiles=True)
-    with pytest.raises(ValueError, match="float64"):
-        head(features.double(), labels)
 
 
 @pytest.mark.parametrize("logits", [None, Cosine(scale=3)])
