@@ -50,11 +50,6 @@ def test_vectors_are_mean_hidden_states_independent_of_the_batch(folder):
             assert vector == pytest.approx(states.mean(0).numpy(), abs=1e-6)
 
 
-def test_a_name_longer_than_the_maximum_length_is_truncated(folder):
-    one, other = encode_names(folder, ["a cat and a dog", "a cat and a dog and a cat"])
-    assert one == pytest.approx(other, abs=1e-6)
-
-
 def test_a_folder_without_a_model_raises_a_one_line_error(folder, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no config\.json"):
         encode_names(tmp_path, NAMES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead, CrossEntropy
+from heads import ClassHead
 from heads.losses import BinaryCrossEntropy
 from heads.rows.initial_rows import initial_rows, normal_rows
 from heads.tree import LabelTree
@@ -65,15 +65,6 @@ def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
     want = torch.zeros(tree.num_nodes, DIM)
     want[torch.from_numpy(leaves)] = normal_rows(classes, DIM, seed=5, std=1.0)
     assert torch.equal(torch.cat(shards), want)
-
-
-def test_a_head_has_the_same_rows_in_every_dtype():
-    float32, float64, bf16 = (
-        ClassHead(8, 50, CrossEntropy(), seed=2, dtype=dtype).weight.detach()
-        for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    )
-    assert torch.equal(float64, float32.double())
-    assert torch.equal(bf16, float32.bfloat16())
 
 
 def test_the_moments_are_those_of_a_normal_distribution():

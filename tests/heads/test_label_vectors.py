@@ -209,12 +209,3 @@ def test_projection_preserves_distances_between_unit_rows_of_a_subspace():
     for points in (unit, projected):
         points -= points.mean(0)
     assert projected @ projected.T == pytest.approx(unit @ unit.T, abs=1e-6)
-
-
-def test_projection_keeps_the_directions_of_largest_variance():
-    rng = np.random.default_rng(2)
-    rows = np.concatenate([np.ones((50, 1)), rng.normal(size=(50, 6)) * 0.3 ** np.arange(6)], 1)
-    assert project(rows, 3).var(0) == pytest.approx(project(rows, 6).var(0)[:3])
-    assert (np.diff(project(rows, 6).var(0)) < 0).all()
-    with pytest.raises(ValueError, match="7 dimensions to 8: pass a number from 1 to 7"):
-        project(rows, 8)

@@ -40,17 +40,6 @@ def test_a_tree_file_restores_the_tree_and_its_names(tmp_path, kind):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.tree"]
 
 
-def test_a_pseudoclass_of_a_cover_tree_is_named_after_a_class_below_it(named):
-    names = named.node_names
-    below: dict[int, set[str]] = {}
-    for i, node in enumerate(named.tree.node_of_class):
-        for above in named.tree.ancestors(int(node)):
-            below.setdefault(int(above), set()).add(NAMES[i])
-    assert len(below) == len(named.pseudoclasses)
-    assert all(names[node] in classes for node, classes in below.items())
-    assert names[0] == NAMES[build_cover_tree(ROWS).root]
-
-
 def test_a_tree_can_be_renumbered_for_another_order_of_classes(named):
     order = np.random.default_rng(1).permutation(40)
     tree = named.for_classes([NAMES[i] for i in order])
@@ -116,14 +105,6 @@ def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tm
         build_tree(config("vtree", path), num_classes=40, label_vectors=None)
     tree = build_tree(config("utree", path), num_classes=40, label_vectors=None)
     assert tree.digest() == build_cover_tree(ROWS).utree().digest()
-
-
-def test_a_recipe_cannot_set_both_a_base_and_a_tree_file():
-    weights = {"kind": "vtree", "tree": {"base": 2, "file": "a.tree"}}
-    with pytest.raises(ValidationError, match="remove base or file"):
-        HeadConfig.model_validate({"weights": weights})
-    given = config("vtree", Path("a.tree"))
-    assert HeadConfig.model_validate(given.model_dump(mode="json")) == given
 
 
 HIERARCHY = {"weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
