@@ -213,17 +213,8 @@ def share(batch: Batch, world: World) -> Batch:
     return replace(batch.each(lambda tensor: tensor[own]), cursor=None)
 
 
-def resnet_on_one_rank(device: str) -> list[float]:
-    return resnet_losses(device, one_rank(device))
-
-
 def resnet_on_two_ranks(device: str, port: int) -> list[float]:
     return resnet_losses(device, opened_world(device, port))
-
-
-def test_resnet_50_with_synchronized_batch_norm_trains_in_a_group_of_one_rank(device):
-    (found,) = run_on_ranks(1, resnet_on_one_rank, device.type)
-    assert found == pytest.approx(resnet_losses(device.type), rel=1e-2)
 
 
 def test_resnet_50_with_synchronized_batch_norm_trains_on_two_devices_as_on_one(two):

@@ -9,7 +9,7 @@ from torch import Tensor
 from heads import ClassHead, Cosine
 from heads.engine.block_size import Processor
 from heads.losses import CrossEntropy
-from tests.heads.cases import LOSS_KINDS, make_loss
+from tests.heads.cases import make_loss
 from trainer.devices import DEVICES
 
 TILE = 128
@@ -70,7 +70,7 @@ def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], 
     return sizes, [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
+@pytest.mark.parametrize("kind", ["ce", "topk_hinge", "smooth_topk"])
 def test_gpus_with_other_blocks_compute_the_same(kind: str) -> None:
     num_classes, dim = 4000, 5
     features, labels = torch.randn(9, dim, dtype=torch.float64), torch.randint(num_classes, (9,))

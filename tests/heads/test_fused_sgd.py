@@ -308,21 +308,6 @@ def test_zero_grad_forgets_a_backward_pass_without_a_step():
     assert torch.equal(head.weight, before)
 
 
-def test_a_closure_computes_gradients():
-    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
-    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
-
-    def closure():
-        loss = head(features, labels)
-        loss.backward()
-        return loss
-
-    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=True)
-    assert optimizer.step(closure) > 0
-    want = train(plain, sgd(plain), features, labels, num_steps=1)
-    torch.testing.assert_close(head.weight, want[0][0], **EXACT)
-
-
 def test_only_the_newest_optimizer_of_a_head_can_step():
     head = make_head("ce", "dense")
     features, labels, _ = problem(head.tree, num_rows=11, dim=5)
@@ -338,18 +323,6 @@ def test_only_the_newest_optimizer_of_a_head_can_step():
 def test_modules_without_updates_in_the_backward_pass_are_rejected(module):
     with pytest.raises(TypeError, match="pass a ClassHead"):
         FusedSGD(module, lr=LR)
-
-
-def test_float64_features_update_float32_rows():
-    tree = label_tree("vtree", 9)
-    heads = [ClassHead(5, tree, make_loss("ce", 9), init_std=0.5) for _ in range(2)]
-    features, labels, _ = problem(tree, num_rows=11, dim=5)
-    optimizers = FusedSGD(heads[0], lr=LR, weight_decay=DECAY), sgd(heads[1])
-    got, want = (
-        train(head, optimizer, features.double(), labels)
-        for head, optimizer in zip(heads, optimizers, strict=True)
-    )
-    torch.testing.assert_close(got[0][0], want[0][0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_of_a_head_and_its_optimizer_is_independent():

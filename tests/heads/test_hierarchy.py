@@ -111,11 +111,6 @@ def test_a_name_may_occur_in_several_paths():
     }
 
 
-def test_every_class_needs_a_path():
-    with pytest.raises(ValueError, match="there are 2 classes, but 1 paths"):
-        tree_of_paths(["a", "b"], [("c",)])
-
-
 @pytest.fixture
 def wordnet(tmp_path: Path) -> Path:
     return write_wordnet(tmp_path)
@@ -151,18 +146,6 @@ def test_wordnet_has_the_words_and_hypernyms_of_a_synset(wordnet):
     assert found.origin == f"WordNet {wordnet}"
     with pytest.raises(ValueError, match="class 'n00000099' is not in WordNet"):
         found.parents("n00000099")
-
-
-def test_two_classes_with_the_same_synset_are_leaves_under_it(wordnet):
-    named = read_wordnet(wordnet).tree(["dog", "domestic dog", "poodle"])
-    assert paths(named)["dog"] == paths(named)["domestic dog"]
-    assert paths(named)["dog"][-1] == "dog"
-    assert not named.tree.has_children[named.tree.node_of_class].any()
-    assert paths(read_wordnet(wordnet).tree(["dog", "domestic dog", "crane"])) == {
-        "dog": ["animal", "dog"],
-        "domestic dog": ["animal", "dog"],
-        "crane": ["animal"],
-    }
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,6 @@ def test_noise_is_proportional_to_the_class_counts_and_positive():
     torch.testing.assert_close(uniform, torch.full((3,), 1 / 3, dtype=torch.float64))
 
 
-def test_counts_that_sum_to_1_are_used_as_the_noise():
-    shares = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    torch.testing.assert_close(
-        NoiseContrastiveEstimation().prepare(ClassFacts(3, shares)).q, shares
-    )
-
-
 @pytest.mark.parametrize(
     ("loss", "facts", "message"),
     [

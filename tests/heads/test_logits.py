@@ -190,26 +190,6 @@ def test_a_zero_vector_has_a_cosine_of_zero_and_a_zero_gradient():
     assert (vectors.grad[1] != 0).all()
 
 
-@pytest.mark.parametrize("name", ["normface", "arcface"])
-def test_bf16_products_are_close_to_float32(name):
-    tree = label_tree("vtree", 90)
-    features, labels, nodes = problem(tree, 32, 64)
-    found = {}
-    for enabled in (False, True):
-        options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(90)}
-        head = ClassHead(64, tree, CrossEntropy(), **options)
-        set_nodes(head, nodes)
-        mine = features.float().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            loss = head(mine, labels)
-        loss.backward()
-        found[enabled] = loss.detach(), mine.grad, gradient_of_nodes(head)
-        assert {each.dtype for each in found[enabled]} == {torch.float32}
-    for exact, rounded in zip(found[False], found[True], strict=True):
-        assert not torch.equal(rounded, exact)
-        assert (rounded - exact).norm() < 3e-2 * exact.norm()
-
-
 @pytest.mark.parametrize("learned", ["scale", "offset"])
 def test_a_scale_or_an_offset_that_is_learned_alone_is_evaluated(learned):
     head = ClassHead(DIM, 4, CrossEntropy(), logits=Dot(**{f"learn_{learned}": True}))
@@ -237,14 +217,6 @@ def test_a_prior_requires_counts_of_every_class_and_does_not_support_appending()
     head = ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(13))
     with pytest.raises(ValueError, match="prior for 13 classes, but none for new classes"):
         append_classes(head, [-1])
-
-
-def test_classes_can_be_appended_to_a_cosine_head():
-    head = ClassHead(DIM, 13, CrossEntropy(), logits=ArcFace(learn_scale=True))
-    append_classes(head, [-1])
-    head(torch.randn(2, DIM), torch.tensor([0, 13])).backward()
-    assert head.bias is None
-    assert head.log_scale.grad is not None
 
 
 def test_presets_have_default_margins_that_can_be_combined():

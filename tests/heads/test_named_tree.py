@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 from heads.build import build_head, build_tree
@@ -122,19 +121,6 @@ def test_a_head_can_use_the_hierarchy_of_the_class_list():
     assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
     with pytest.raises(ValueError, match="needs class paths"):
         build_tree(given, **options)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"kind": "utree", "tree": {"kind": "hierarchy"}}, "set weights.kind=vtree"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "base": 2}}, "remove base or kind"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "file": "a"}}, "remove file or kind"),
-    ],
-)
-def test_options_that_conflict_with_a_hierarchy_are_rejected(weights, message):
-    with pytest.raises(ValidationError, match=message):
-        HeadConfig.model_validate({"weights": weights})
 
 
 def test_near_trivial_trees_are_detected():

@@ -66,22 +66,6 @@ def test_measures_match_scikit_learn(dtype, values, chunk, monkeypatch):
     check_against_definitions(measures, scores, labels)
 
 
-def test_a_block_may_contain_classes_with_no_samples_and_with_all_samples():
-    """One block contains a frequent class and rare ones, with labels in any memory layout."""
-    generator = torch.Generator().manual_seed(14)
-    class_ids = torch.tensor([5, 2, 9])
-    scores = torch.randn(60, 3, generator=generator).round(decimals=1)
-    for labels in (
-        torch.full((60,), 2),
-        torch.tensor([5] + 59 * [2]),
-        torch.tensor([9, 5] + 58 * [-1]),
-        (torch.arange(120) % 10).view(60, 2)[:, 0],  # a strided view
-    ):
-        measures = block_measures(scores, labels, class_ids, RECALLS)
-        assert measures.positives.tolist() == [int((labels == i).sum()) for i in class_ids]
-        check_against_definitions(measures, scores, labels)
-
-
 def test_infinite_scores_are_supported():
     scores = torch.tensor([[math.inf, -math.inf, 1.0, math.inf, -math.inf, 0.0]]).T
     labels = torch.tensor([0, 0, 0, 1, 1, 1])

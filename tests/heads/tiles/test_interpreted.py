@@ -180,14 +180,6 @@ def test_the_gradient_of_the_bias_is_not_rounded() -> None:
     assert (head.bias.grad - expected).abs().max() < 1e-7
 
 
-def test_the_gradient_of_the_offset_is_not_rounded() -> None:
-    """An offset does not change the softmax, so the terms of this gradient add up to 0."""
-    head = make_head(CrossEntropy(), tiles=True, logits=Cosine(scale=20, learn_offset=True))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        head(*batch()).backward()
-    assert abs(head.offset.grad) < 1e-6
-
-
 def test_fp16_products_of_long_class_rows_do_not_overflow() -> None:
     """The largest number in fp16 is 65,504. Cosines do not depend on the length of the rows."""
     features, labels = batch()
