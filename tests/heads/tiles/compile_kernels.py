@@ -24,7 +24,7 @@ from heads.losses.tile import Reduction, Tile
 from heads.rows import update_kernel
 from heads.rows.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 from heads.tiles import kernels
-from heads.tiles.operators import kernel_config, kernel_options
+from heads.tiles.launch import kernel_config, kernel_options
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}

@@ -22,6 +22,7 @@ from heads import ClassHead, CrossEntropy
 from heads.logits import Cosine, LogitMap
 from heads.losses import LOSSES, Loss, MaxMargin
 from heads.optional_triton import interprets
+from heads.tiles.launch import BlockInputs
 from heads.tree import LabelTree
 from tests.heads.cases import LOGIT_MAPS, label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
@@ -189,42 +190,42 @@ def test_fp16_products_of_long_class_rows_do_not_overflow() -> None:
     assert all(each.isfinite().all() and each.any() for each in found)
 
 
-@pytest.mark.parametrize(("bias", "at_most"), [(False, 4), (True, 5)])
-def test_a_block_of_classes_takes_few_launches(bias: bool, at_most: int) -> None:
+@pytest.mark.parametrize(("bias", "at_most"), [(False, 2), (True, 3)])
+def test_a_block_of_classes_takes_few_launches(
+    bias: bool, at_most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two kernels and two matrix products, and with a bias, the sum of its gradient.
 
-    The difference of two runs is that of a block."""
-    found = []
+    The difference of two runs is that of a block. The kernels do not run."""
+    launches: list[Any] = []
+    monkeypatch.setattr(BlockInputs, "_launch", lambda *args, **_: launches.append(args))
+    found, kernels = [], []
     for num_blocks in (3, 4):
         tree = LabelTree.dense(64 * num_blocks)
         head = make_head(CrossEntropy(), tiles=True, tree=tree, bias=bias)
+        launches.clear()
         with Operations() as operations:
-            results(head, *batch())
+            results(head, *batch(), rows_of_ranks=[ROWS])
         found.append(operations.names)
+        kernels.append(len(launches))
     of_block = found[1] - found[0]
     assert of_block.total() <= at_most
-    kernels = [name for name in of_block if name.startswith("kway::")]
-    assert len(kernels) == 2
+    assert kernels == [6, 8]
     assert sum(number for name, number in of_block.items() if "mm" in name) == 2
 
 
 class Operations(TorchDispatchMode):
-    """Counts the operations that launch a kernel on a GPU by name, and collects the dtypes that the
-    kernels of kway read."""
+    """Counts the operations that launch a kernel on a GPU by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.names: Counter[str] = Counter()
-        self.read_by_kernels: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
         name = func.name()
-        if func.namespace in ("aten", "kway") and not func.is_view and "empty" not in name:
+        if func.namespace == "aten" and not func.is_view and "empty" not in name:
             self.names[name] += 1
-        if func.namespace == "kway":
-            self.read_by_kernels |= {each.dtype for each in args if isinstance(each, Tensor)}
-        return out
+        return func(*args, **(kwargs or {}))
 
 
 def _results_of_rank() -> dict[str, list[np.ndarray]]:
@@ -261,14 +262,21 @@ def test_float64_is_an_error() -> None:
         make_head(CrossEntropy(), tiles=True, dtype=torch.float64)
 
 
-def test_float64_weights_and_float32_features() -> None:
+def test_float64_weights_and_float32_features(monkeypatch: pytest.MonkeyPatch) -> None:
     """The products are float32, and so are all floats that the kernels read."""
-    features, labels = batch()
+    launch, read = BlockInputs._launch, set()
+
+    def recorded(block: BlockInputs, kernel: Any, tile: Any, num: int, others: Any, **more: Any):
+        read.update(
+            each.dtype for each in (*vars(block).values(), *others) if isinstance(each, Tensor)
+        )
+        launch(block, kernel, tile, num, others, **more)
+
+    monkeypatch.setattr(BlockInputs, "_launch", recorded)
     options = {"logits": Cosine(scale=3)}
     heads = (make_head(CrossEntropy(), tiles=each, **options).double() for each in (True, False))
-    with Operations() as operations:
-        assert_same(*(results(head, features, labels) for head in heads), tolerance=1e-5)
-    assert operations.read_by_kernels == {torch.float32, torch.int64}
+    assert_same(*(results(head, *batch()) for head in heads), tolerance=1e-5)
+    assert read == {torch.float32, torch.int64}
 
 
 def test_a_head_that_was_moved_to_an_unsupported_device_is_an_error(
