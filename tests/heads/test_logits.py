@@ -253,7 +253,34 @@ def test_a_factored_head_has_no_bias_by_default():
     assert head.bias is None
 
 
-@pytest.mark.parametrize("name", ["__call__", "evaluated", "of_one_class"])
+class HalvedMargin(LogitMap):
+    normalizes = True
+
+    @property
+    def has_margin(self) -> bool:
+        return True
+
+    def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
+        return (3 * cosine - 1) / 2
+
+
+def test_a_user_s_map_changes_the_true_logit_in_training_and_is_a_cosine_in_evaluation():
+    config = HeadConfig(logits=HalvedMargin(scale=3))
+    assert not config.bias
+    assert config.model_dump()["logits"]["kind"] == f"{__name__}:HalvedMargin"
+    head = ClassHead(DIM, 13, CrossEntropy(), logits=config.logits, dtype=torch.float64)
+    features, labels, _ = problem(head.tree, ROWS, DIM)
+    cosine = unit_vectors(features) @ unit_vectors(head.weight.detach()).T
+    true = torch.nn.functional.one_hot(labels, 13).bool()
+    z = 3 * torch.where(true, (3 * cosine - 1) / 2, cosine)
+    expectation = torch.nn.functional.cross_entropy(z, labels)
+    torch.testing.assert_close(head(features, labels).detach(), expectation)
+    assert head.evaluated_map() == Cosine(scale=3)
+    scores = torch.cat([block.scores for block in head.score_blocks(features)], dim=1)
+    torch.testing.assert_close(scores, 3 * cosine)
+
+
+@pytest.mark.parametrize("name", ["__call__", "evaluated", "normalized"])
 def test_a_logit_map_that_overrides_what_training_does_not_call_is_rejected(name):
     with pytest.raises(TypeError, match=f"overrides {name}"):
         type("Mine", (Dot,), {name: lambda *_: None, "__module__": __name__})
