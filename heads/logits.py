@@ -325,7 +325,8 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 def inverse_norms_of(features: np.ndarray) -> np.ndarray:
     """Return the inverse norms [n] of features [n, d], or 0 for a zero vector."""
     norms = np.sqrt(np.einsum("nd,nd->n", features, features))
-    found: np.ndarray = np.divide(1, norms, out=np.zeros_like(norms), where=norms > _least(norms))
+    least = np.finfo(norms.dtype).tiny ** 0.5
+    found: np.ndarray = np.divide(1, norms, out=np.zeros_like(norms), where=norms > least)
     return found
 
 
@@ -360,7 +361,3 @@ def log_prior(tau: float, class_counts: Tensor) -> Tensor:
     class)."""
     counts = class_counts.double() + 1
     return tau * (counts / counts.sum()).log()
-
-
-def _least(norms: np.ndarray) -> Any:
-    return np.finfo(norms.dtype).tiny ** 0.5

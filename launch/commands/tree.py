@@ -171,8 +171,8 @@ def _vectors(
     listed = None if options.classes is None else read_class_list(options.classes)
     if source.is_dir():
         raise ValueError(
-            f"{source} contains neither shards nor a WordNet dict folder: pass one of these, a file "
-            "of vectors or a parent table"
+            f"{source} is neither a folder of shards nor a WordNet dict folder: pass one of these, "
+            "a file of vectors or a parent table"
         )
     if listed is None:
         found, vectors = read_label_vectors(source)

@@ -1,4 +1,4 @@
-"""Clustered label vectors, and a check of the invariants of a cover tree of many classes."""
+"""Clustered label vectors."""
 
 import numpy as np
 

@@ -63,11 +63,7 @@ def test_invariants_hold_with_many_small_tiles_and_blocks(examples):
 
 
 def use_small_tiles(patch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    patch.setattr(tiles, "_LEAST", (1, int(rng.integers(1, 6))))
-    patch.setattr(tiles, "_MOST", int(rng.integers(1, 40)))
-    patch.setattr(tiles, "_COLUMNS", int(rng.integers(1, 20)))
-    patch.setattr(tiles, "_SAMPLED", int(rng.integers(1, 20)))
-    patch.setattr(tiles, "_NEAR", rng.uniform(0, 1))
+    patch.setattr(tiles, "_CLASSES", int(rng.integers(1, 40)))
 
 
 class AllPairsNet(net.Net):
