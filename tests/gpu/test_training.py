@@ -112,30 +112,6 @@ def one_rank(device: str) -> World:
     return context.__enter__()
 
 
-ALONE: list[tuple[dict, str]] = [
-    ({"kind": "ddp"}, "fp32"),
-    ({"kind": "fsdp"}, "fp32"),
-    ({"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "bf16"}, "bf16"),
-]
-
-
-def tasks_with_one_rank(device: str, shards: Path) -> list[dict]:
-    world = one_rank(device)
-    return [
-        trained(shards, world, {"train__strategy": kind, "train__precision": precision})
-        for kind, precision in ALONE
-    ]
-
-
-def test_a_task_trains_in_groups_of_one_rank_as_without_groups(device, glyphs):
-    """The buckets of DDP, the shards of FSDP and all collectives are on the device."""
-    (answers,) = run_on_ranks(1, tasks_with_one_rank, device.type, glyphs)
-    for answer, (_, precision) in zip(answers, ALONE, strict=True):
-        tolerance = {} if precision == "fp32" else {"rtol": 0.02, "atol": 0.02}
-        expected = trained(glyphs, one_process(device), {"train__precision": precision})
-        check(answer, expected, **tolerance)
-
-
 def opened_world(device: str, port: int) -> World:
     """Replace the world of tests/ranks.py with one from a launcher's environment variables."""
     dist.barrier()
