@@ -16,7 +16,11 @@ def write_table(folder: Path, *rows: str, name: str = "table.csv") -> Path:
 
 def paths(named: NamedTree) -> dict[str, list[str]]:
     """Names from the root down to each class."""
-    names = named.node_names
+    pseudoclasses = iter(named.pseudoclasses)
+    names = [
+        next(pseudoclasses) if class_id < 0 else named.classes[class_id]
+        for class_id in named.tree.class_of_node
+    ]
     return {
         name: [names[node] for node in named.tree.ancestors(int(named.tree.node_of_class[i]))]
         for i, name in enumerate(named.classes)

@@ -34,8 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning"),
 ]
 
-ROWS, DIM, CLASSES = 21, 24, 151
-# With this limit, blocks have the minimum of 64 classes, and the labels are in three blocks.
+ROWS, DIM, CLASSES = 21, 24, 100
+# With this limit, blocks have the minimum of 64 classes, and the labels are in two blocks.
 MEMORY_BYTES = 1 << 14
 WITH_TILES = [kind for kind, loss in LOSSES.items() if loss.tile is not None]
 CASES = [
