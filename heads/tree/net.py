@@ -195,7 +195,12 @@ class Net:
         remaining = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
         self._order = remaining[np.argsort(rank[self.nearest[remaining]], kind="stable")]
-        self._edges = _edges(self._jumps())
+        # The squared distance between the nearest members of each class and the previous one.
+        nearest = self.nearest[self._order]
+        jumps = np.zeros(len(nearest))
+        changes = np.flatnonzero(np.diff(nearest)) + 1
+        jumps[changes] = self._squared_distances(nearest[changes - 1], nearest[changes])
+        self._edges = _edges(jumps)
         self._tiles: list[Tile] = []  # release the memory of the previous tiles
         self._tiles = cut_tiles(self._points, self._order)
         centers = [tile.center for tile in self._tiles]
@@ -212,15 +217,6 @@ class Net:
         rank = np.empty(len(self.gaps), np.int64)
         rank[members[walk]] = np.arange(len(walk))
         return rank
-
-    def _jumps(self) -> FloatArray:
-        """Return the squared distance between the nearest member of each class and that of the
-        previous class in `_order`."""
-        nearest = self.nearest[self._order]
-        jumps = np.zeros(len(nearest))
-        changes = np.flatnonzero(np.diff(nearest)) + 1
-        jumps[changes] = self._squared_distances(nearest[changes - 1], nearest[changes])
-        return jumps
 
 
 def _edges(jumps: FloatArray) -> list[int]:
