@@ -118,24 +118,12 @@ class EvalConfig(FrozenConfig):
         lt=1,
         description="confidence of the guarantees and intervals of the thresholds for `recalls`",
     )
-    marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
-        (),
-        description="values of k for marginalized top-k accuracy, which differs from top-k "
-        "accuracy only if image.crops is above 1",
-    )
-    marginal_temperature: float = Field(
-        1.0,
-        gt=0,
-        description="temperature by which scores are divided for marginalized top-k accuracy; set "
-        "it to k * tau for models trained with smooth_topk",
-    )
 
     @property
     def measures(self) -> list[str]:
         """The names of the metrics. `sa` is computed only if the shards contain label vectors."""
         return [
             *(f"top{k}" for k in self.topk),
-            *(f"marginal_top{k}" for k in self.marginal_topk),
             "sa",
             "auprc",
             *(f"precision_at_recall_{recall:g}" for recall in self.recalls),

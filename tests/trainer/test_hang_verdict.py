@@ -1,7 +1,13 @@
 """The one-line description of a hang, derived from the states of all ranks."""
 
-from trainer.faults.flight_recorder import Collective, is_pending
-from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store, format_ranks
+from trainer.faults.hang_report import (
+    Collective,
+    RankState,
+    describe_hang,
+    describe_lost_store,
+    format_ranks,
+    is_pending,
+)
 
 _BEFORE = Collective("all_reduce", 120, "default_pg")
 _GATHER = Collective("all_gather", 121, "default_pg")

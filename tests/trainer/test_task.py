@@ -12,7 +12,6 @@ from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
 from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
-from trainer.run.reporter import SkippedSteps
 from trainer.step import (
     clip_gradients,
     compute_gradients,
@@ -22,6 +21,7 @@ from trainer.step import (
     update_weights,
 )
 from trainer.task import Task
+from trainer.telemetry.jsonl import SkippedSteps
 
 SHARDED = {"head.weight", "head.bias"}
 

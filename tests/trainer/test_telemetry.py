@@ -135,7 +135,7 @@ def test_the_endpoint_and_the_jsonl_file_contain_the_same_numbers(tmp_path):
                     pass
             report.beat(step, busy_seconds=[1.0, step / 10])
         report.step(30, **NUMBERS)
-        report.committed([tmp_path / "step-00000030"])
+        report.event("checkpoint", 30, f"checkpoint {tmp_path / 'step-00000030'}")
         report.event("evaluation", 30, "evaluation", top1=0.5, sa=0.25)
         page = scraped(report)
     step, checkpoint, evaluation = records(tmp_path)
@@ -218,7 +218,7 @@ def test_a_scrape_passes_promtool(tmp_path):
     with telemetry(tmp_path, port=0) as report:
         report.beat(1, busy_seconds=[1.0, 2.0])
         report.step(1, **NUMBERS)
-        report.committed([tmp_path / "step-00000001"])
+        report.event("checkpoint", 1, f"checkpoint {tmp_path / 'step-00000001'}")
         report.event("evaluation", 1, "evaluation", top1=0.5)
         page = page_of(report)
     checked = subprocess.run(
@@ -262,7 +262,7 @@ def test_each_rank_has_an_endpoint_and_only_rank_0_has_other_outputs(tmp_path, c
         report.print_line("hello")
         report.beat(1, busy_seconds=[1.0, 2.0])
         report.step(1, **NUMBERS)
-        report.committed([tmp_path / "step-00000001"])
+        report.event("checkpoint", 1, f"checkpoint {tmp_path / 'step-00000001'}")
         report.event("evaluation", 1, "evaluation", top1=0.5)
         page = scraped(report)
         port = report.endpoint.port

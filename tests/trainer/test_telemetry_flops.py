@@ -123,7 +123,7 @@ def test_one_line_reports_that_a_head_without_a_formula_has_no_mfu(glyphs, tmp_p
     factored = {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     recipe = glyph_recipe(glyphs, tmp_path, head=factored)
     lines: list[str] = []
-    utilization = Utilization(ModelFlops(recipe, 13), 1e12, lines.append)
+    utilization = Utilization(ModelFlops(recipe, 13), CPU, 1.0, print_line=lines.append)
     for _ in range(2):
         utilization.add({"pixel_values": torch.zeros(2, 1, 16, 16, dtype=torch.uint8)})
     assert utilization.take(1.0) is None

@@ -72,7 +72,7 @@ def report_on_terminal(terminal: str, folder: Path) -> None:
             if report.is_due(step):
                 report.step(step, **NUMBERS)
             if step == 60:
-                report.committed([folder / "step-00000060"])
+                report.event("checkpoint", 60, f"checkpoint {folder / 'step-00000060'}")
 
 
 def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:

@@ -7,7 +7,7 @@ import pytest
 
 from data.extras import install_command
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
-from trainer.telemetry.tensorboard import check_tensorboard
+from trainer.telemetry.telemetry import check_tensorboard
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
