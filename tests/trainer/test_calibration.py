@@ -102,23 +102,3 @@ def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway,
     with Bundle.open(tmp_path / "bundle") as bundle:
         assert bundle.positives(bundle.class_id("black")) == 0
         assert bundle.positives(bundle.class_id("red"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("--split", "nowhere"), "nowhere"),
-        (("--recall", "2"), "--recall 2"),
-        (("--confidence", "1"), "--confidence 1"),
-        (("--class-map", "missing.json"), "missing.json is not a file"),
-    ],
-)
-def test_bad_options_are_reported_in_one_line_and_change_nothing(
-    arguments, reason, imported, images, kway, capsys
-):
-    before = (imported / "bundle.json").read_bytes()
-    assert kway("calibrate", imported, images, *arguments) == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert len(error.splitlines()) == 1
-    assert (imported / "bundle.json").read_bytes() == before

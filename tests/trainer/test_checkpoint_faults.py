@@ -7,7 +7,6 @@ import pickle
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import time
 from collections import Counter
@@ -25,7 +24,6 @@ from tests.ranks import forked, rank_world, run_on_ranks
 from tests.trainer.checkpoint_kills import ended_before_change, kill_and_resume
 from tests.trainer.checkpoint_mutations import digest_of, reseal, tensor_files
 from tests.trainer.checkpoint_runs import config, load_into_zeros, save_steps, verify_newest
-from tests.waiting import wait_until
 from trainer.checkpoints import CheckpointWriter, committed_folders, find_checkpoint
 from trainer.checkpoints import find as verification
 from trainer.faults import Watchdog
@@ -94,22 +92,6 @@ def test_a_full_disk_is_reported_on_every_rank_and_older_checkpoints_are_intact(
     assert (checkpoint.step, rejected) == (2, [])
 
 
-def start_a_writer(root: Path) -> str:
-    try:
-        CheckpointWriter(root, config(), rank_world(), start_step=0)
-    except OSError as error:
-        return str(error)
-    return "started"
-
-
-def test_leftovers_that_cannot_be_deleted_are_reported_on_every_rank(tmp_path):
-    with mounted(tmp_path / "step-00000002.partial"):
-        one, other = run_on_ranks(2, start_a_writer, tmp_path)
-    assert one == other
-    assert f"incomplete checkpoints in {tmp_path} could not be deleted on rank 0: " in one
-    assert run_on_ranks(2, start_a_writer, tmp_path) == ["started"] * 2
-
-
 def save_with_a_limit_on_one_rank(root: Path, in_background: bool) -> list[str]:
     """Return the errors of three saves. Rank 1 cannot write the second one."""
     world, errors = rank_world(), []
@@ -141,33 +123,12 @@ def test_a_write_error_on_one_rank_is_raised_on_all_and_the_next_save_works(
     assert names == ["step-00000001", "step-00000003"]
 
 
-def test_a_background_failure_is_reported_once_before_the_next_save(tmp_path):
-    root = tmp_path / "checkpoints"
-    root.write_text("a file")
-    with CheckpointWriter(root, config(), rank_world(), start_step=0) as writer:
-        assert writer.failures() == []
-        writer.save({"weight": torch.zeros(1)}, {"step": 1})
-        failures: list = []
-        wait_until(lambda: failures.extend(writer.failures()) or failures)
-        assert [(failure.step, failure.is_lost) for failure in failures] == [(1, True)]
-        assert "step-00000001 could not be written" in failures[0].reason
-        assert writer.failures() == []
-        with pytest.raises(OSError, match="could not be written"):
-            writer.finish()
-
-
 # ------------------------------------------------------------------ killed
 
 
 def test_the_newest_committed_checkpoint_is_complete_after_a_kill_at_a_random_time(tmp_path):
     newest = kill_and_resume(tmp_path, 2, seed=2, count=3)
     assert newest == sorted(newest)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_the_newest_committed_checkpoint_is_complete_after_20_kills(world_size, tmp_path):
-    assert kill_and_resume(tmp_path, world_size, seed=10 + world_size, count=20)[-1] > 0
 
 
 @pytest.mark.parametrize(("steps", "start_step"), [([2], 1), ([1], 0)])
@@ -291,14 +252,6 @@ def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
     assert "SHA-256 differs" in rejected[0]
 
 
-def test_long_verifications_report_their_progress(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(verification, "_SECONDS_PER_REPORT", 0.01)
-    save_steps(tmp_path, [1])
-    enlarge(tmp_path / "step-00000001", 2**28)
-    assert find_checkpoint(tmp_path, rank_world())[0] is None
-    assert "0 of 1 files (0.3 GB) after" in capsys.readouterr().out
-
-
 def find_with_faults(root: Path, faults: dict[int, str]) -> tuple[dict[str, int], str]:
     """Find the newest checkpoint while files cannot be opened on the ranks in `faults`. Returns
     how many times this rank opened each file to hash it, and the outcome."""
@@ -341,41 +294,6 @@ def test_an_unreadable_file_has_the_same_consequence_on_every_rank(faults, outco
     (_, one), (_, other) = run_on_ranks(2, find_with_faults, tmp_path, faults)
     assert one == other
     assert re.match(outcome, one)
-
-
-def add_copies(folder: Path, number: int) -> list[Path]:
-    """Add copies of the first tensor file to a checkpoint."""
-    file = tensor_files(folder)[0]
-    copies = [folder / f"tensors-{i:05d}-of-00099.safetensors" for i in range(2, number + 2)]
-    for copy in copies:
-        shutil.copy(file, copy)
-    digest = digest_of(file)
-    reseal(folder, lambda content: content["files"].update({c.name: digest for c in copies}))
-    return copies
-
-
-def test_an_interrupted_verification_does_not_read_the_remaining_files(tmp_path, injected):
-    save_steps(tmp_path, [1])
-    copies = add_copies(tmp_path / "step-00000001", 64)
-    opened = Counter[str]()
-
-    def open_slowly() -> None:
-        opened.update(["file"])
-        if opened.total() == 1:
-            os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.1)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    injected("open", "-of-00099.safetensors", open_slowly)
-    previous = signal.signal(signal.SIGUSR1, interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            find_checkpoint(tmp_path, rank_world())
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
-    assert opened.total() < len(copies)
 
 
 def find_and_exit(rank: int, port: int, root: Path, output: Path) -> None:

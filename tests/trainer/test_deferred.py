@@ -21,7 +21,6 @@ import torch
 import trainer.train
 from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
-from heads.losses import LOSSES
 from serving.addresses import free_port
 from tests.host_reads import host_reads
 from tests.ranks import forked, run_on_ranks
@@ -226,25 +225,19 @@ def reads_of_steps(start: Any, shards: Path, cases: list[dict[str, Any]]) -> lis
     return found
 
 
-# hierarchical_softmax selects the nodes of the labels' paths, and has a separate head.
-LOSSES_IN_FULL = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
 OPTIONS: list[dict[str, Any]] = [
     {**DDP, "train__ema": {"decay": 0.5}, "backbone__batch_norm": "local"},
     {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
     {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
     {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
 ]
-EACH_LOSS = [
-    {**(FSDP if number % 2 else DDP), "head__loss__kind": kind}
-    for number, kind in enumerate(LOSSES_IN_FULL)
-]
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss in one process
-        (2, [*CASES, *OPTIONS, *EACH_LOSS]),
+        (1, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss
+        (2, [*CASES, *OPTIONS]),
         (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
     ],
     ids=lambda value: str(value if isinstance(value, int) else len(value)),
@@ -269,12 +262,6 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
             assert ours == ["tolist at trainer/step.py"], case
             is_sharded = case["train__strategy"].get("stage", 0) > 0
             assert (reads == ours) is not is_sharded, case
-
-
-def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
-    (reads,) = reads_of_steps(started, glyphs, [{}])
-    assert "tolist at heads/engine/agreement.py" in reads
-    assert "aten._local_scalar_dense.default at trainer/step.py" in reads
 
 
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:

@@ -17,7 +17,6 @@ import torch
 
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
-from launch.main import main as kway_main
 from tests.ranks import forked
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
@@ -125,7 +124,7 @@ def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys
     assert (run / "evaluations" / "step-00000004.safetensors").read_bytes() == saved
 
 
-def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
+def evaluate_in_little_memory(run: Path, errors: Path) -> None:
     """Evaluate with 400 MiB of memory left and standard error redirected to a file."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
@@ -133,22 +132,18 @@ def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (400 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if by_kway:
-        sys.argv = ["kway", "eval", str(run)]
-        kway_main()
     sys.exit(evaluate_on_a_rank([str(run)]))
 
 
 LARGE = ("size=512", "resize=520", "crops=10")
 
 
-@pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
-def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
+def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
     (large / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    process = forked(evaluate_in_little_memory, large, by_kway, tmp_path / "errors")
+    process = forked(evaluate_in_little_memory, large, tmp_path / "errors")
     process.start()
     process.join(120)
     process.kill()

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.model import Model
 from tests.hub import serve_model
 from tests.system.processes import environment
 from tests.trainer.tiny_classifiers import (
@@ -65,29 +64,6 @@ def test_the_bundle_contains_neither_the_classifier_nor_its_number_of_classes(tm
     assert not any("out_proj" in name for name in stored)
 
 
-def test_a_model_without_a_bias_has_no_bias(tmp_path):
-    save_text_classifier(tmp_path / "model", "llama")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert not bundle.spec.bias
-
-
-def test_multi_label_models_are_imported_as_binary_classifiers(tmp_path):
-    save_text_classifier(tmp_path / "model", problem_type="multi_label_classification")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert (bundle.spec.loss.kind, bundle.spec.loss.aligned) == ("bce", True)
-
-
-def test_weights_in_half_precision_are_imported_in_float32(tmp_path):
-    model = save_image_classifier(tmp_path / "model")
-    model.half().save_pretrained(tmp_path / "model")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert next(bundle.load_backbone().parameters()).dtype == torch.float32
-        assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1].float())
-
-
 def test_class_names_can_be_replaced(tmp_path):
     save_image_classifier(tmp_path / "model")
     file = tmp_path / "names.txt"
@@ -127,14 +103,6 @@ def only_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
 def no_processor(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
 
@@ -154,10 +122,6 @@ def no_crop(folder: Path) -> None:
     type(IMAGE_PROCESSORS["stretched"])(size={"shortest_edge": 32}).save_pretrained(folder)
 
 
-def wide_input(folder: Path) -> None:
-    type(IMAGE_PROCESSORS["stretched"])(size={"height": 32, "width": 64}).save_pretrained(folder)
-
-
 def huge_images(folder: Path) -> None:
     size = {"height": 100_000, "width": 100_000}
     type(IMAGE_PROCESSORS["stretched"])(size=size).save_pretrained(folder)
@@ -174,27 +138,19 @@ def large_names(folder: Path) -> None:
 
 REJECTED: list[tuple[Callable[[Path], object], str]] = [
     (only_pickle, "pytorch_model.bin, a pickle, which kway does not read: convert it with `python"),
-    (no_weights, "has no .*safetensors file"),
-    (no_config, "has no config.json"),
     (no_processor, "has no image processor"),
     (no_classifier_weights, "no trained weights for classifier.weight of ViTForImage"),
     (damaged_weights, "the weights of ViTForImageClassification cannot be loaded"),
     (no_crop, "its image processor ViTImageProcessor.* cannot"),
-    (wide_input, "its image processor ViTImageProcessor.* cannot"),
     (huge_images, "has sides over 4096 pixels"),
     (nested_config, "config.json does not describe"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "config.json does not describe"),
     (lambda folder: edit_config(folder, hidden_size="wide"), "config.json does not describe"),
-    (lambda folder: edit_config(folder, hidden_size=24), "ViTForImageClassification"),
-    (lambda folder: edit_config(folder, id2label={"0": "only one"}), "regression|cannot be loaded"),
-    (lambda folder: edit_config(folder, id2label=["a"] * 5), "config.json does not describe"),
     (large_names, "vocab.json .*over the limit"),
     (lambda folder: edit_config(folder, problem_type="regression"), "is a regression model"),
     (
         lambda folder: edit_config(folder, id2label={"0": "a"}, num_labels=1),
         "If its output was trained with a sigmoid, set problem_type",
     ),
-    (lambda folder: edit_config(folder, model_type="of-tomorrow"), "config.json does not describe"),
     (
         lambda folder: edit_config(folder, architectures=["ViTForMaskedImageModeling"]),
         "ViTForMaskedImageModeling is not a classifier",
@@ -209,11 +165,9 @@ def test_a_model_that_cannot_be_imported_is_rejected_in_one_line(
 ):
     save_image_classifier(tmp_path / "model")
     spoil(tmp_path / "model")
-    with pytest.raises((ValueError, OSError), match=reason):
-        imported(tmp_path / "model")
-    capsys.readouterr()
     assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(reason, line), line
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -244,16 +198,6 @@ def test_models_with_two_classifiers_are_rejected(kind, architecture, tmp_path, 
     monkeypatch.setitem(IMAGE_MODELS, kind, fields)
     save_image_classifier(tmp_path / "model", kind, IMAGE_PROCESSORS["64 pixels"])
     with pytest.raises(ValueError, match=architecture):
-        imported(tmp_path / "model")
-
-
-def test_an_encoder_decoder_is_rejected(tmp_path, monkeypatch):
-    from tests.trainer.tiny_classifiers import TEXT_MODELS
-
-    fields = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    monkeypatch.setitem(TEXT_MODELS, "bart", fields)
-    save_text_classifier(tmp_path / "model", "bart")
-    with pytest.raises(ValueError, match="is an encoder-decoder"):
         imported(tmp_path / "model")
 
 
@@ -349,28 +293,6 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles_and_used_without_a
     assert re.search(r"hf download team/others .*set data.text.tokenizer=FOLDER", of_tokenizer)
 
 
-@pytest.mark.slow
-def test_without_a_network_a_model_whose_weights_are_not_cached_is_rejected_at_once(tmp_path):
-    """transformers would request the weights in spite of `local_files_only`."""
-    save_image_classifier(tmp_path / "model")
-    with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        online = run_with_hub(building("random"), tmp_path, endpoint)
-    assert online.returncode == 0, online.stderr
-    assert set(downloaded) == {"config.json"}
-    offline = run_with_hub(building("pretrained"), tmp_path, endpoint)
-    assert offline.returncode != 0
-    assert "Retrying" not in offline.stderr
-    assert "hf download team/animals " in offline.stderr.splitlines()[-1]
-
-
 def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
     assert kway("import", "hub:not a name", "-o", tmp_path / "bundle") == 2
     assert "hub:not a name was not found on the hub" in capsys.readouterr().err
-
-
-def test_the_backbone_can_also_be_exported_to_onnx(tmp_path):
-    save_image_classifier(tmp_path / "model")
-    imported(tmp_path / "model", onnx=True)
-    model = Model.open(tmp_path / "bundle")
-    assert model.engine == "onnxruntime"
-    model.self_check()

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from serving.model import Model
 from tests.ranks import rank_world, run_on_ranks
-from tests.shards import TINY_RESNET
 from tests.tiny_bundle import NAMES, write
 from tests.trainer.tiny_classifiers import save_image_classifier, save_text_classifier
 from trainer.bundle.bundle import Bundle
@@ -73,17 +72,6 @@ def test_the_ranks_of_a_class_group_load_their_own_rows(tmp_path):
     path = write(tmp_path / "bundle")
     ranks = run_on_ranks(3, check_initial_logits, path)
     assert set().union(*ranks) == set(CLASS_NAMES)
-
-
-def test_the_architecture_may_also_be_given(tmp_path):
-    path = write(tmp_path / "bundle")
-    backbone = {"config": {**TINY_RESNET, "num_channels": 1}, "init": str(path)}
-    found = logits_by_name(recipe_from(path, backbone=backbone), CLASS_NAMES)
-    torch.testing.assert_close(found["husky"].detach(), bundle_logits(path)["husky"])
-    backbone["config"] |= {"hidden_sizes": [8, 8]}
-    wrong = recipe_from(path, backbone=backbone, head={})
-    with pytest.raises(ValueError, match="does not match the backbone of the recipe"):
-        logits_by_name(wrong, CLASS_NAMES)
 
 
 def test_an_imported_image_model_is_trained_further_and_exported(images, tmp_path, capsys):
@@ -164,17 +152,3 @@ def test_few_classes_of_a_bundle_are_loaded_if_the_recipe_allows_it(tmp_path):
     head = {"init": str(path), "min_init_share": 0.3}
     found = logits_by_name(recipe_from(path, head=head), FEW)
     torch.testing.assert_close(found["husky"].detach(), bundle_logits(path)["husky"])
-
-
-@pytest.mark.parametrize(
-    ("key", "options"),
-    [
-        ("head", {"init": "bundle", "dtype": "bf16"}),
-        ("head", {"init": "bundle", "weights": {"kind": "vtree"}}),
-        ("backbone", {"init": "bundle", "name": "model", "weights": "pretrained"}),
-        ("backbone", {}),
-    ],
-)
-def test_recipes_that_cannot_start_from_a_bundle_are_rejected(key, options):
-    with pytest.raises(ValueError, match=f"{key}"):
-        recipe_from(Path("bundle"), **{key: options})

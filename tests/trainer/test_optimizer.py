@@ -172,22 +172,3 @@ def test_lamb_equals_algorithm_2_of_the_paper():
         optimizer.step()
     torch.testing.assert_close(weight.detach(), expected[0])
     torch.testing.assert_close(bias.detach(), expected[1])
-
-
-SGD_OPTIONS = {"lr": 0.3, "momentum": 0.7, "nesterov": True, "weight_decay": 0.02}
-ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.03}
-
-
-@pytest.mark.parametrize(
-    ("config", "kind", "options"),
-    [
-        (SGD(**SGD_OPTIONS), torch.optim.SGD, SGD_OPTIONS),
-        (AdamW(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
-    ],
-)
-def test_every_option_is_passed_to_the_torch_optimizer(config, kind, options: dict[str, Any]):
-    optimizer = build_optimizer(config, backbone_parameters(model()))
-    assert type(optimizer) is kind
-    matrices, vectors = optimizer.param_groups
-    assert {name: matrices[name] for name in options} == options
-    assert {name: vectors[name] for name in options} == options | {"weight_decay": 0.0}

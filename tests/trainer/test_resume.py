@@ -2,14 +2,12 @@
 
 import errno
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data.images import jpeg_crop
 from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
@@ -52,17 +50,6 @@ def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
     resumed = resume_run(folder, again)
     assert (resumed.state.step, resumed.notices) == (1, [])
     assert take_steps(again, 2) == take_steps(task, 2)
-
-
-def test_a_run_that_enables_fp16_on_resume_starts_with_the_default_scale(glyphs, tmp_path):
-    folder, task = RunFolder(tmp_path), started(glyphs)
-    take_steps(task, 1)
-    state = state_of(task, 1)
-    save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
-    half = started(glyphs, train__precision="fp16")
-    fresh = half.loss_scale.value
-    resume_run(folder, half)
-    assert half.loss_scale.value == fresh > 1
 
 
 def test_a_run_resumes_with_its_weights_and_moments(glyphs, tmp_path):
@@ -156,23 +143,6 @@ def test_a_finished_run_that_is_extended_reports_the_change_of_its_rate(
     assert lines == ([f"changed on resume: learning_rate: {rate}"] if rate else [])
 
 
-def test_a_run_without_the_extension_states_its_decoder_once_and_reports_the_change(
-    glyphs, tmp_path, capsys, monkeypatch
-):
-    run = tmp_path / "run"
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
-    monkeypatch.setattr(jpeg_crop, "_decodes_crops", True)
-    assert main([recipe, "train.duration.steps=2"]) == 0
-    assert "decoding whole JPEGs" not in capsys.readouterr().out
-    monkeypatch.setattr(jpeg_crop, "_decodes_crops", False)
-    assert main([recipe, "train.duration.steps=4"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("decoding whole JPEGs") == 1
-    assert re.search(
-        r"changed on resume: version.jpeg_decoder: libjpeg-turbo \S+ -> OpenCV", printed
-    )
-
-
 def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyphs, tmp_path):
     """Evaluations and checkpoints have different intervals, and a save follows each evaluation."""
     run = tmp_path / "run"
@@ -235,16 +205,6 @@ def test_a_lost_checkpoint_is_reported_and_the_next_one_is_written(
     assert lines(run, "checkpoint") == [40]
     output = capsys.readouterr().out
     assert output.count("step-00000020 could not be written: No space left on device") == 1
-
-
-@pytest.mark.parametrize("measure", ["top10", "auprcs"])
-def test_an_unknown_measure_is_rejected_at_the_start(measure, glyphs, tmp_path, capsys):
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
-    best = f"checkpoint.keep_best.measure={measure}"
-    assert main([recipe, best, "evaluation.every.steps=2"]) == 2
-    assert (
-        f"checkpoint.keep_best.measure is {measure}: choose one of top1" in capsys.readouterr().err
-    )
 
 
 def local_statistics(shards: Path, strategy: str) -> dict[str, np.ndarray]:

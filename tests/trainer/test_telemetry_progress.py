@@ -52,13 +52,6 @@ def test_numbers_are_printed_rounded_and_with_units():
     assert line_of(small, 9e5).endswith("0.25 samples/s  data wait 12%  800 MiB  ETA 10d10h")
 
 
-@pytest.mark.parametrize("columns", [80, 110, 120])
-def test_large_numbers_leave_space_for_the_bar(columns):
-    text = f"step 450000/450450 {line_of(LARGE, 45_296, columns)}"
-    assert len(text) + len(" ━━━━━") <= columns
-    assert ("MFU" in text) == (columns > 80)
-
-
 def report_on_terminal(terminal: str, folder: Path) -> None:
     """Report a run of 100 steps from a process whose standard streams are `terminal`."""
     opened = os.open(terminal, os.O_RDWR)

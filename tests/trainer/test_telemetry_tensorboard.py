@@ -47,12 +47,6 @@ def test_a_resumed_run_writes_each_step_once(tmp_path):
     assert [step for step, _ in scalars["evaluation/top1"]] == [7]
 
 
-def test_other_ranks_write_nothing(tmp_path):
-    with telemetry(tmp_path, rank=1, tensorboard=True) as report:
-        report.step(1, **NUMBERS)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_missing_package_raises_a_one_line_error_with_the_fix(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ValueError, match=r"telemetry\.tensorboard is true") as caught:

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
 from tests.trainer.training import full_entries, images, share, started, take_steps
-from trainer.backbone.blocks import compile_blocks
 from trainer.config import EmaConfig
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
@@ -85,19 +83,6 @@ def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
     assert_equal_results(found, trained(glyphs, changes), option)
 
 
-def test_more_block_shapes_than_the_recompile_limit_are_all_compiled():
-    """By default, torch stops after 8 shapes and silently runs the rest uncompiled."""
-    widths = range(4, 13)
-    encoder = torch.nn.Sequential()
-    encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
-    limit = dynamo.config.recompile_limit
-    with dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit):
-        compile_blocks(encoder)
-        for width, block in zip(widths, encoder.layers, strict=True):
-            block(torch.ones(2, width))
-    dynamo.reset()
-
-
 HALF_PRECISION = [
     {"train__precision": precision, "train__strategy": strategy}
     for precision in ("bf16", "fp16")
@@ -137,11 +122,6 @@ def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
                 )
     for rank in ranks:
         assert rank[0][0] == rank[1][0]  # with and without activation checkpointing
-
-
-def test_bf16_weights_require_bf16_precision(glyphs):
-    with pytest.raises(ValueError, match=r"train\.precision is fp16, but .*param_dtype=bf16"):
-        started(glyphs, train__precision="fp16", train__strategy=BF16_WEIGHTS)
 
 
 def test_the_scale_does_not_change_the_gradients(glyphs):
