@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.shards import glyph_recipe, glyph_shards
 from tests.soak.disturbed import Trial, disturb, draw, finish, prepare
-from tests.system.processes import write_recipe
-from tests.system.runs import launched
 
 _STEPS_PER_TRIAL = 30
 
@@ -42,20 +39,6 @@ def _disturbed(
     for index, plan in enumerate(draw(number, count, seed)):
         yield disturb(experiment, plan, index)
     yield finish(experiment)
-
-
-def _quiet(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Train short runs, to detect process groups that abort the process while they are
-    destroyed."""
-    folder.mkdir(parents=True)
-    shards = glyph_shards(folder)
-    for index in range(count):
-        num, run = (1, 2, 4)[index % 3], folder / f"run-{index}"
-        recipe = write_recipe(folder, glyph_recipe(shards, run, train__duration={"steps": 2}))
-        with launched(recipe, run, num=num) as training:
-            code = training.end()
-            clean = "error" not in training.output and "terminate" not in training.output
-        yield Trial(f"{num} ranks", code == 0 and clean, f"code {code}")
 
 
 KINDS: dict[str, Kind] = {
@@ -82,7 +65,6 @@ KINDS: dict[str, Kind] = {
         "the same as `stop`, but the results of each step are read one step late, as on GPUs",
         partial(_disturbed, signal.SIGTERM, 2, True),
     ),
-    "quiet": Kind(50, "undisturbed runs on 1, 2 and 4 ranks exit with code 0", _quiet),
 }
 
 

@@ -92,10 +92,6 @@ def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.from_numpy(found), evaluated.scores[:, 2])
 
 
-def test_any_safetensors_reader_can_open_the_class_weights(written: Path) -> None:
-    assert torch.equal(load_file(written / "class_weights.safetensors")["weight"], rows())
-
-
 def test_the_backbone_is_loaded_in_evaluation_mode_with_the_same_features(written: Path) -> None:
     inputs = {"pixel_values": torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)}
     before = torch.get_rng_state()
@@ -273,13 +269,6 @@ def test_a_failed_write_raises_and_leaves_no_files(
     with pytest.raises(ValueError, match=message):
         write(tmp_path / "b", blocks=blocks)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_failed_forced_write_keeps_the_old_bundle(copy: Path) -> None:
-    with pytest.raises(ValueError, match="1 rows for"):
-        write(copy, blocks=[rows()[:1]], force=True)
-    Bundle.open(copy).verify()
-    assert os.listdir(copy.parent) == [copy.name]
 
 
 def test_class_names_must_be_unique_and_match_the_number_of_classes(tmp_path: Path) -> None:

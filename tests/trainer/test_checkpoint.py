@@ -45,19 +45,6 @@ def test_a_checkpoint_loads_bit_identically_at_another_world_size(
         assert run_on_ranks(world_size, verify_newest, tmp_path) == [(3, [])] * world_size
 
 
-def test_replicated_tensors_are_written_once_and_balanced_over_ranks(tmp_path):
-    run_on_ranks(3, save_replicated, tmp_path)
-    sizes = [path.stat().st_size for path in (tmp_path / "step-00000001").glob("*.safetensors")]
-    assert len(sizes) == 3
-    assert max(sizes) < 1.1 * min(sizes)
-    assert sum(sizes) < 1.1 * 12 * 4000
-
-
-def save_replicated(root: Path) -> None:
-    entries = {f"backbone.{number}": torch.full((1000,), number) * 1.0 for number in range(12)}
-    save_checkpoint(root, entries, {"step": 1}, rank_world(), keep=1)
-
-
 def save_random(root: Path) -> list[float]:
     world = rank_world()
     torch.manual_seed(100 + world.rank)

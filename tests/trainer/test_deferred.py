@@ -481,11 +481,3 @@ def test_a_run_stops_if_a_learned_scale_collapses(start: Any, glyphs: Path) -> N
     with pytest.raises(FloatingPointError, match=r"the learned scale of the logits is e\^-20"):
         take(task, 2)
     task.strategy.close()
-
-
-@pytest.mark.parametrize("loss", ["spherical_softmax", "taylor_softmax"])
-def test_a_factored_head_cannot_defer(loss: str, glyphs: Path) -> None:
-    changes = {"head__weights": {"kind": "factored"}, "head__loss__kind": loss}
-    assert not started(glyphs, **changes).defers
-    with pytest.raises(ValueError, match=r"train.synchronous is false, but .* is factored"):
-        started(glyphs, **changes, train__synchronous=False)

@@ -13,7 +13,6 @@ from tests.system.processes import write_recipe
 from trainer.__main__ import main
 from trainer.checkpoints import committed_folders
 from trainer.recipe import load_recipe
-from trainer.run.folder import RunFolder
 from trainer.train import train
 
 
@@ -101,11 +100,3 @@ def test_unreadable_samples_in_the_first_batch_are_detected(glyphs, tmp_path, ca
     recipe = write_recipe(tmp_path, glyph_recipe(tmp_path / "shards", tmp_path / "run"))
     assert dry_run(recipe, "data.max_bad_samples=1") == 2
     assert "kway shard verify" in capsys.readouterr().err
-
-
-def test_a_run_folder_in_use_is_rejected(glyphs, tmp_path, capsys):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    with RunFolder(tmp_path / "run").locked():
-        assert dry_run(recipe) == 1
-    assert "is being trained by another process" in capsys.readouterr().err
-    assert dry_run(recipe) == 0

@@ -60,12 +60,6 @@ def test_every_class_has_a_csv_row_with_full_precision(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
 
 
-def test_the_worst_classes_have_samples_and_the_lowest_average_precision():
-    assert ClassTable(evaluation(), NAMES).worst(9) == [0, 3, 1]
-    with pytest.raises(ValueError, match="has 4 classes, but the shards have 1"):
-        ClassTable(evaluation(), ["red"])
-
-
 @pytest.fixture(scope="module")
 def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a finished run."""
@@ -100,14 +94,6 @@ def test_evaluating_another_split_does_not_replace_the_results_for_export(kway, 
     assert {path: path.read_bytes() for path in before} == before
     (saved,) = (run / "evaluations" / "train,evaluation.topk=[2]").glob("*.json")
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
-
-
-def test_settings_that_do_not_fit_the_name_of_a_folder_fail_before_the_evaluation(
-    kway, run, capsys
-):
-    recalls = f"evaluation.recalls={[n / 1000 for n in range(100, 200)]}"
-    assert kway("eval", run, "--set", recalls, "--checkpoint", 77) == 2  # no such checkpoint
-    assert "change fewer settings" in capsys.readouterr().err
 
 
 def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys):

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.images.decode import decode, for_evaluation
-from data.messages import kway_command
 from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
@@ -117,17 +116,6 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(finished / "run", tmp_path / "run")
 
 
-def test_the_model_card_contains_the_measures(finished):
-    card = (finished / "bundle" / "MODEL_CARD.md").read_text()
-    evaluation = load_evaluation(RunFolder(finished / "run").evaluations, step=4)
-    assert {"top1", "sa", "auprc", "precision_at_recall_0.9"} <= evaluation.metrics.keys()
-    for measure, value in evaluation.metrics.items():
-        assert f"| {measure} | {value:.4f} |" in card
-    assert f"on split `test` ({evaluation.num_samples} samples)" in card
-    with Bundle.open(finished / "bundle") as bundle:
-        assert kway_command("query", "BUNDLE", "--class", bundle.names.names[0]) in card
-
-
 def test_the_kind_of_a_threshold_depends_on_the_samples_of_the_class(run, tmp_path):
     """The evaluation is replaced by one in which class 0 has 22 samples and class 1 has 21."""
     folder = RunFolder(run).evaluations
@@ -186,14 +174,6 @@ def test_another_recall_or_confidence_requires_an_evaluation(run, tmp_path):
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def test_the_error_for_a_run_without_evaluation_contains_the_fix(run, tmp_path):
-    for path in RunFolder(run).evaluations.iterdir():
-        path.unlink()
-    with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):
-        export_run(run, tmp_path / "bundle", rank_world())
-    assert names(tmp_path) == {"run"}
 
 
 def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(finished, run, tmp_path):

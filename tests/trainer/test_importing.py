@@ -54,28 +54,6 @@ def test_rows_biases_and_names_of_the_classifier_become_those_of_the_classes(tmp
         assert bundle.spec.recalls == ()
 
 
-def test_the_bundle_contains_neither_the_classifier_nor_its_number_of_classes(tmp_path):
-    save_text_classifier(tmp_path / "model", "roberta")
-    imported(tmp_path / "model")
-    config = json.loads((tmp_path / "bundle/encoder/config.json").read_text())
-    assert len(config["id2label"]) == 1
-    stored = load_file(tmp_path / "bundle/backbone.safetensors")
-    assert "encoder.classifier.dense.weight" in stored
-    assert not any("out_proj" in name for name in stored)
-
-
-def test_class_names_can_be_replaced(tmp_path):
-    save_image_classifier(tmp_path / "model")
-    file = tmp_path / "names.txt"
-    file.write_text("a\nb\nc\nd\ne\n")
-    imported(tmp_path / "model", class_names=file)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert list(bundle.names.names) == list("abcde")
-    file.write_text("a\nb\n")
-    with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
-        imported(tmp_path / "model", class_names=file, force=True)
-
-
 def test_a_classifier_whose_hidden_size_equals_the_number_of_classes_is_imported(tmp_path):
     names = dict(enumerate("abcdefghijklmnop"))
     for kind in ("electra", "roberta"):
@@ -175,13 +153,6 @@ def test_weights_over_the_limit_are_rejected_before_they_are_read(tmp_path):
     save_image_classifier(tmp_path / "model")
     with pytest.raises(ValueError, match="over the limit of 1e-06: raise --max-gib"):
         imported(tmp_path / "model", max_gib=1e-6)
-
-
-@pytest.mark.parametrize("name", ["model.bin", "checkpoint.pth", "softmax.pt"])
-def test_a_pickle_is_rejected_with_a_way_to_convert_it(name, tmp_path):
-    (tmp_path / name).write_bytes(b"not read")
-    with pytest.raises(ValueError, match="is a pickle, which kway does not read: save the model"):
-        imported(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -296,3 +267,15 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles_and_used_without_a
 def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
     assert kway("import", "hub:not a name", "-o", tmp_path / "bundle") == 2
     assert "hub:not a name was not found on the hub" in capsys.readouterr().err
+
+
+def test_class_names_can_be_replaced(tmp_path):
+    save_image_classifier(tmp_path / "model")
+    file = tmp_path / "names.txt"
+    file.write_text("a\nb\nc\nd\ne\n")
+    imported(tmp_path / "model", class_names=file)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert list(bundle.names.names) == list("abcde")
+    file.write_text("a\nb\n")
+    with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
+        imported(tmp_path / "model", class_names=file, force=True)

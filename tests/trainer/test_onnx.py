@@ -114,11 +114,3 @@ def test_a_network_that_cannot_be_exported_raises_a_one_line_error(tmp_path: Pat
     with pytest.raises(ValueError, match="ONNX") as caught:
         write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
     assert "\n" not in str(caught.value)
-
-
-def test_the_error_for_a_corrupted_onnx_backbone_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "backbone.onnx"
-    for content in (b"", b"no protobuf" * 9):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"backbone\.onnx"):
-            OnnxBackbone(file, threads=1)

@@ -105,11 +105,6 @@ def test_a_mapping_without_a_kind_gets_the_default_kind(tmp_path):
     assert recipe.head.weights.kind == "dense"
 
 
-def test_a_duration_override_replaces_the_unit(tmp_path):
-    path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
-    assert load_recipe(path, ["train.duration.steps=3"]).train.duration == Duration(steps=3)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -169,12 +164,6 @@ def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
-    path = recipe_file(tmp_path)
-    load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
-    load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -187,11 +176,6 @@ def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
 def test_an_invalid_file_is_reported(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_recipe(recipe_file(tmp_path, text))
-
-
-def test_a_missing_recipe_is_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml does not exist"):
-        load_recipe(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize(

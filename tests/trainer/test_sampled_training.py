@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.config import SamplingConfig
-from data.loading.sampling import training_counts
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
@@ -57,15 +55,6 @@ def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_b
         labels = split.labels[np.concatenate([batches[step] for step in range(1, 5)])]
     assert len(labels) == 48
     assert np.ptp(np.bincount(labels, minlength=13)) <= 2
-
-
-def test_priors_and_class_weights_use_the_counts_of_sampled_epochs(glyphs: Path) -> None:
-    data = glyph_recipe(glyphs, Path("unused")).data
-    with open_split(glyphs, "train") as split:
-        assert np.array_equal(training_counts(split, data), split.class_counts())
-        half = data.model_copy(update={"sampling": SamplingConfig(power=0.5, epoch_samples=1000)})
-        roots = np.sqrt(split.class_counts())
-        assert np.allclose(training_counts(split, half), 1000 * roots / roots.sum(), rtol=1e-6)
 
 
 # ------------------------------------------------------------------------------ mixtures

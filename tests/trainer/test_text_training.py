@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ranks import rank_world, run_on_ranks
+from tests.ranks import rank_world
 from tests.shards import TINY_BERT, text_recipe
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.compatibility import check_reading
@@ -30,19 +30,6 @@ def test_bert_learns_which_words_identify_the_class(texts: Path, tmp_path: Path)
     recipe = text_recipe(texts, tmp_path / "run", train__duration={"epochs": 12})
     train(recipe, rank_world())
     assert last_evaluation(recipe)["top1"] > 0.8
-
-
-def train_on_a_rank(recipe: Recipe) -> None:
-    train(recipe, rank_world())
-
-
-def test_training_on_texts_gives_the_same_results_on_three_ranks_as_on_one(
-    texts: Path, tmp_path: Path
-) -> None:
-    alone, three = (text_recipe(texts, tmp_path / name) for name in "ab")
-    train(alone, rank_world())
-    run_on_ranks(3, train_on_a_rank, three)
-    assert last_evaluation(three) == pytest.approx(last_evaluation(alone), abs=1e-6)
 
 
 def test_a_run_with_a_changed_tokenizer_is_rejected(texts: Path, tmp_path: Path) -> None:

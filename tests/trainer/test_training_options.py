@@ -74,15 +74,6 @@ def test_an_option_does_not_change_the_results(cases, glyphs):
             assert_equal_results(found, expected, str(case))
 
 
-@pytest.mark.parametrize(
-    "option", ["activation_checkpointing", pytest.param("compile", marks=pytest.mark.slow)]
-)
-def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
-    changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
-    found = trained(glyphs, {**changes, f"train__{option}": True})
-    assert_equal_results(found, trained(glyphs, changes), option)
-
-
 HALF_PRECISION = [
     {"train__precision": precision, "train__strategy": strategy}
     for precision in ("bf16", "fp16")
@@ -156,12 +147,6 @@ def test_a_moving_average_follows_its_closed_form():
         average.update({"w": torch.full((2,), float(step))}, step=step)
         expected = 0.75 * expected + 0.25 * step
     torch.testing.assert_close(average.averages["w"], torch.full((2,), expected))
-
-
-def test_the_warmup_of_a_moving_average_lowers_the_decay():
-    average = MovingAverage(EmaConfig(decay=0.9999), {"w": torch.zeros(1)})
-    assert average.decay_at(1) == pytest.approx(2 / 11)
-    assert average.decay_at(10**6) == 0.9999
 
 
 def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]:

@@ -57,8 +57,11 @@ def image_examples(folder: Path, model: PreTrainedModel, source: str) -> Example
     original = [torch.from_numpy(processed(processor, each)).float()[None] for each in images]
     # One image per batch, as in the original model: other batch sizes are rounded differently.
     own = [torch.from_numpy(for_evaluation(each, image))[None] for each in images]
-    batches = ([{"pixel_values": pixels} for pixels in each] for each in (original, own))
-    return Examples(*batches, image=image)
+    return Examples(
+        [{"pixel_values": pixels} for pixels in original],
+        [{"pixel_values": pixels} for pixels in own],
+        image=image,
+    )
 
 
 def text_examples(
@@ -80,7 +83,7 @@ def text_examples(
     rng, special = np.random.default_rng(0), set(original.all_special_ids)
     ids = [number for number in range(len(original)) if number not in special]
     lengths = (*_NUM_RANDOM_TOKENS, min(2 * length, 1024))
-    texts = ["a", *(original.decode(rng.choice(ids, number)) for number in lengths)]
+    texts = ["a", *(str(original.decode(rng.choice(ids, number))) for number in lengths)]
     accepted = inspect.signature(model.forward).parameters
     encoded = []
     for text in texts:
