@@ -176,7 +176,7 @@ def test_a_shipped_recipe_is_found_by_name_in_the_wheel(wheel: Path, tmp_path: P
 @pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("shadow", "module"),
-    [("data.py", "trainer"), ("heads", "trainer"), ("serving", "launch"), ("data", "launch")],
+    [("data.py", "trainer"), ("serving", "launch")],
 )
 def test_a_file_that_shadows_a_package_is_reported(
     shadow: str,

@@ -113,8 +113,9 @@ def test_ties_and_discrete_scores_keep_the_guarantee():
     assert share >= 0.9 - Z * standard_error(0.9, num_classes)
 
 
-@pytest.mark.parametrize("num_samples", [(1, 6), (8, 20), (0, 40)])
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@pytest.mark.parametrize(
+    ("num_samples", "tails"), [((1, 6), "normal"), ((8, 20), "heavy"), ((0, 40), "normal")]
+)
 def test_the_intervals_of_shrunk_thresholds_cover_the_pass_rates_of_most_classes(
     num_samples, tails
 ):
