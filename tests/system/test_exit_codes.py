@@ -96,11 +96,6 @@ def test_a_transient_checkpoint_error_is_retried(train, injected, tmp_path, capl
     assert len(logged) == 3
 
 
-def test_a_transient_error_on_any_other_file_of_the_run_is_retried(train, injected):
-    injected("fsync", "recipe.yaml", error("EIO"), times=3)
-    assert train() == 0
-
-
 @pytest.mark.parametrize(("name", "code"), [("EIO", 1), ("ENOSPC", 2)])
 def test_exit_codes_for_a_checkpoint_that_cannot_be_written(name, code, train, injected, capfd):
     injected("fsync", CHECKPOINT, error(name))

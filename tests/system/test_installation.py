@@ -200,14 +200,9 @@ def test_a_file_that_shadows_a_package_is_reported(
     assert (done.returncode, done.stderr) == ((2, error) if is_shadowed else (0, ""))
 
 
-@pytest.mark.parametrize("installed", ["editable", pytest.param("wheel", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("module", ["trainer", "launch"])
-def test_safe_paths_prevent_shadowing(
-    module: str, installed: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_safe_paths_prevent_shadowing(tmp_path: Path) -> None:
     for shadow in ("data", "heads", "serving"):
         (tmp_path / shadow).mkdir()
         (tmp_path / shadow / "__init__.py").write_text("raise ImportError('not the package')")
-    packages = ROOT / "none" if installed == "editable" else request.getfixturevalue("wheel")
-    safe = python("-P", "-m", module, "--help", packages=packages, cwd=tmp_path)
+    safe = python("-P", "-m", "launch", "--help", packages=ROOT / "none", cwd=tmp_path)
     assert (safe.returncode, safe.stderr) == (0, "")

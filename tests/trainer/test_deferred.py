@@ -147,15 +147,23 @@ def skipped(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
+PARTS = {"train__micro_batches": 2}
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "start"), [(1, started_deferred), (2, started_deferred), (2, started_flagged)]
+    ("num_ranks", "start", "cases"),
+    [
+        (2, started_deferred, CASES),
+        (2, started_flagged, [{**CASES[0], "train__strategy": kind} for kind in DEEPSPEED]),
+        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
+        (3, started, [{**PARTS, **DDP}, {**PARTS, "train__strategy": DEEPSPEED[3]}]),
+    ],
+    ids=["deferred", "flagged", "synchronous"],
 )
 def test_a_skipped_step_changes_nothing_and_its_reason_names_the_rank(
-    num_ranks: int, start: Any, glyphs: Path
+    num_ranks: int, start: Any, cases: list[dict[str, Any]], glyphs: Path
 ) -> None:
-    cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in CASES]
-    if start is started_flagged:
-        cases = [{**case, "train__strategy": kind} for case in cases[:1] for kind in DEEPSPEED]
+    cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in cases]
     for rank in run_on_ranks(num_ranks, skipped, start, glyphs, cases):
         for case, (changed, reason, loss) in zip(cases, rank, strict=True):
             assert changed == [], case
@@ -236,8 +244,7 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss
-        (2, [*CASES, *OPTIONS]),
+        (2, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss
         (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
     ],
     ids=lambda value: str(value if isinstance(value, int) else len(value)),
@@ -466,8 +473,7 @@ def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tup
 
 def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: Path) -> None:
     weighted = {"train__global_batch": 12, "head__class_weights": "balanced"}
-    parts = {"train__micro_batches": 2}
-    cases = [weighted, {**weighted, **parts}, {**weighted, **parts, "head__loss__kind": "batch_ce"}]
+    cases = [weighted, {**weighted, **PARTS}, {**weighted, **PARTS, "head__loss__kind": "batch_ce"}]
     for rank in run_on_ranks(2, without_counting_rows, glyphs, cases):
         assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 

@@ -159,17 +159,20 @@ def test_samples_that_reach_the_threshold_of_a_class_are_counted(memory_mib):
     assert (reached / num).min() < CONFIG.recalls[1]
 
 
-def measured_on_meshes():
-    return {
+def found_on_four_ranks():
+    """Return the results of all tests that need four ranks, because starting ranks is slow."""
+    meshes = {
         (mesh, weighting): measured(mesh[1], sizes, weighting, memory_mib)
         for mesh, sizes in MESHES.items()
         for weighting, memory_mib in WEIGHTINGS.items()
     }
+    few = [few_classes(class_ranks) for class_ranks in (4, 1)]
+    return meshes, few, {kind: error_of(kind) for kind in WRONG}
 
 
 @pytest.fixture(scope="module")
 def four_ranks():
-    return run_on_ranks(4, measured_on_meshes)
+    return run_on_ranks(4, found_on_four_ranks)
 
 
 def test_a_score_that_equals_the_threshold_reaches_it():
@@ -190,8 +193,8 @@ def test_a_tie_with_an_earlier_block_goes_to_the_lowest_id():
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_computes_the_same_measures_as_one_process(mesh, weighting, four_ranks):
     expected, arrays = measured(None, [23], weighting)
-    for rank in four_ranks:
-        metrics, found = rank[mesh, weighting]
+    for meshes, *_ in four_ranks:
+        metrics, found = meshes[mesh, weighting]
         assert metrics == {**expected, "sa": metrics["sa"]}
         # "sa" is a sum of floating-point similarities, so it depends on the order of summation.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
@@ -223,14 +226,10 @@ def few_classes(class_ranks) -> list[float]:
     return [*found.metrics.values(), *found.classes.threshold.flatten().tolist()]
 
 
-def few_classes_on_meshes() -> list[list[float]]:
-    return [few_classes(class_ranks) for class_ranks in (4, 1)]
-
-
-def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measures():
+def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measures(four_ranks):
     expected = few_classes(None)
-    for meshes in run_on_ranks(4, few_classes_on_meshes):
-        for found in meshes:
+    for _, few, _ in four_ranks:
+        for found in few:
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert expected[1] == 1.0  # top 5 of three classes
 
@@ -279,10 +278,6 @@ WRONG = {
 }
 
 
-def all_errors() -> dict[str, str]:
-    return {kind: error_of(kind) for kind in WRONG}
-
-
 def error_of(kind: str) -> str:
     """Return the error message for a NaN on one rank, a label out of range or an empty split."""
     world = rank_world(2)
@@ -298,7 +293,7 @@ def error_of(kind: str) -> str:
     return str(error.value)
 
 
-def test_an_error_on_one_rank_is_raised_on_all_ranks():
-    for found in run_on_ranks(4, all_errors):
+def test_an_error_on_one_rank_is_raised_on_all_ranks(four_ranks):
+    for _, _, found in four_ranks:
         for kind, message in WRONG.items():
             assert message in found[kind]
