@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from data.loading.batch import Cursor
 from tests.ranks import run_on_ranks
@@ -121,26 +120,6 @@ def test_new_settings_are_printed_and_recorded_on_resume(glyphs, tmp_path, capsy
     assert "changed on resume: optimizer.lr: 0.05 -> 0.1\n" in capsys.readouterr().out
     assert main([recipe, *others, longer]) == 0  # the checkpoint of step 6 contains them
     assert "changed" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "rate"),
-    [
-        ("train.duration.steps=40", "0.00732 at step 4 -> 0.0488"),
-        ("optimizer.lr=0.1", None),
-        ("schedule={kind: step, milestones: [{steps: 2}]}", None),
-    ],
-)
-def test_a_finished_run_that_is_extended_reports_the_change_of_its_rate(
-    change, rate, glyphs, tmp_path, capsys
-):
-    """Without a longer duration, no step follows."""
-    run = tmp_path / "run"
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, run)))
-    assert main([recipe]) == 0
-    assert main([recipe, change, "--dry-run"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if "learning_rate" in line]
-    assert lines == ([f"changed on resume: learning_rate: {rate}"] if rate else [])
 
 
 def test_every_evaluation_is_recorded_once_and_the_best_checkpoint_is_kept(glyphs, tmp_path):
