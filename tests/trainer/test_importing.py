@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import pytest
@@ -198,36 +197,23 @@ def test_a_timm_model_cannot_name_files_or_the_hub():
             check_timm(TimmWrapperConfig(**options))
 
 
-def run_with_hub(code: str, folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process, because huggingface_hub reads its environment on import."""
-    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment(), **hub},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-def building(weights: str) -> str:
-    return f"""
+# The process imports a model from the hub and waits until the hub is gone. Then it prints errors
+# for a model and a tokenizer that are not cached.
+USES_OF_THE_HUB = """
+from pathlib import Path
+from data.text.tokenizer import open_tokenizer
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import BackboneConfig
-named = BackboneConfig(name='team/animals', weights={weights!r})
-print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
-"""
-
-
-IMPORTING = """
-from pathlib import Path
 from trainer.importing.classifier import ImportOptions, import_classifier
+
+def print_weights():
+    named = BackboneConfig(name='team/animals', weights='pretrained')
+    print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
+
 import_classifier('hub:team/animals', Path({out!r}), ImportOptions())
-"""
-# Prints the errors for a model and a tokenizer that are not cached.
-UNKNOWN = """
-from data.text.tokenizer import open_tokenizer
+print_weights()
+input()
+print_weights()
 for name in ('backbone', 'tokenizer'):
     try:
         if name == 'tokenizer':
@@ -246,20 +232,26 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles_and_used_without_a
         (tmp_path / "model" / name).write_bytes(b"never read")
     out = tmp_path / "bundle"
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        code = IMPORTING.format(out=str(out)) + building("pretrained")
-        first = run_with_hub(code, tmp_path, endpoint)
-    assert first.returncode == 0, first.stderr
+        # huggingface_hub reads its environment on import.
+        hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", USES_OF_THE_HUB.format(out=str(out))],
+            env={**environment(), **hub},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        online = process.stdout.readline()
+    offline, errors = process.communicate("the hub is gone\n", timeout=120)
+    assert process.returncode == 0, errors
     assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
     with Bundle.open(out) as bundle:
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
-    with socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        offline = run_with_hub(building("pretrained") + UNKNOWN, tmp_path, endpoint)
-    assert offline.returncode == 0, offline.stderr
-    assert "Retrying" not in offline.stderr
-    weights, of_backbone, of_tokenizer = offline.stdout.splitlines()
-    assert weights == first.stdout.splitlines()[-1]
+    assert "Retrying" not in errors
+    weights, of_backbone, of_tokenizer = offline.splitlines()
+    assert weights == online.strip()
     assert re.search(r"hf download team/others .*set backbone.name=FOLDER", of_backbone)
     assert re.search(r"hf download team/others .*set data.text.tokenizer=FOLDER", of_tokenizer)
 
