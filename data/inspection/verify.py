@@ -6,30 +6,22 @@ texts and, optionally, whether images can be decoded.
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
 from isal import isal_zlib
 
-from data.messages import SHARD_AGAIN, Report, pluralize, printable
+from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
 from data.remote.fetch import DigestError, fetch, unnamed_file
 from data.retry import RetriesExhaustedError
-from data.shards.index import (
-    ShardIndex,
-    index_path,
-    max_index_bytes,
-    open_index,
-    parse_index,
-    read_key,
-)
+from data.shards.index import ShardIndex, read_index, read_key
 from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
@@ -161,7 +153,7 @@ def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
     path = rules.folder / shard.file
     if not path.is_file():
         return [_missing(path, shard)]
-    return _check_tar(rules, shard, path, str(path), lambda: open_index(path))
+    return _check_tar(rules, shard, path, str(path))
 
 
 def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
@@ -174,38 +166,19 @@ def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
             return [_missing(url, shard)]
         except (PermissionError, ValueError) as error:
             return [Damage("shard", str(error))]
-        return _check_tar(rules, shard, Path(tar.name), url, lambda: _index_at_url(folder, shard))
-
-
-def _index_at_url(folder: str, shard: ShardInfo) -> ShardIndex:
-    url, content = file_url(folder, index_path(Path(shard.file)).name), BytesIO()
-    try:
-        found: ShardIndex = fetch(
-            url,
-            content,
-            attempts=DEFAULT_CACHE.attempts,
-            max_bytes=max_index_bytes(shard),
-            parse=lambda: parse_index(content.getvalue()),
-        )
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
-    except ValueError as error:
-        raise ValueError(f"{url} {str(error).removeprefix(url)}: upload it again") from error
-    return found
+        return _check_tar(rules, shard, Path(tar.name), url)
 
 
 def _missing(name: Path | str, shard: ShardInfo) -> Damage:
     return Damage("missing shard", f"{name} is missing: {shard.samples:,} samples are lost")
 
 
-def _check_tar(
-    rules: _Rules, shard: ShardInfo, path: Path, name: str, open_index: Callable[[], ShardIndex]
-) -> list[Damage]:
+def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[Damage]:
     """Return the damage in the tar at `path` and in its index. Messages contain `name`."""
     found: list[Damage] = []
     index = None
     try:
-        index = open_index()
+        index = read_index(rules.folder, shard, attempts=DEFAULT_CACHE.attempts)
         if index.info != shard:
             index = None
             raise ValueError(f"{name}: its index does not match the manifest")

@@ -24,7 +24,6 @@ from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
-from data.shards.mixture import Mixture
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
@@ -145,7 +144,7 @@ class TrainLoader(EndlessLoader):
 
     def __init__(
         self,
-        split: Split | Mixture,
+        split: Split,
         config: DataConfig,
         *,
         global_batch: int,
@@ -165,7 +164,6 @@ class TrainLoader(EndlessLoader):
             epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
             will_read = split.will_read_all
         else:
-            assert isinstance(split, Split)
             at_once = 2 if num_batches > 1 else 1
             order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
             epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
@@ -238,7 +236,7 @@ class EvalLoader:
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
         # Shards at a URL are fetched one after another. Sorting by length would mix samples from
         # all shards, so the cache would have to store every shard at once.
-        by_length = inputs.by_length and split.folder.bytes_at_once is None
+        by_length = inputs.by_length and not split.files.is_remote
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]
         self._batch = batch

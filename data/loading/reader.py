@@ -23,7 +23,6 @@ from data.loading.batch import Batch, Mixed, Substitute
 from data.loading.inputs import Inputs
 from data.loading.order import Locate
 from data.loading.workers import read_ahead
-from data.shards.mixture import Mixture
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
@@ -46,7 +45,7 @@ class Reader(Dataset):
     Errors are returned, not raised, because torch would wrap them in a multi-line message.
     """
 
-    def __init__(self, split: Split | Mixture, inputs: Inputs) -> None:
+    def __init__(self, split: Split, inputs: Inputs) -> None:
         self.split = split
         self.inputs = inputs
 
@@ -121,7 +120,7 @@ class TrainingReader(Reader):
 
     def __init__(
         self,
-        split: Split | Mixture,
+        split: Split,
         inputs: Inputs,
         config: DataConfig,
         *,

@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from isal import isal_zlib
 from safetensors.numpy import save
 
 from data.messages import SHARD_AGAIN
+from data.remote.config import file_url
+from data.remote.fetch import fetch
+from data.retry import retried
 from data.shards.manifest import ShardInfo
 from data.tars.headers import BLOCK, member_name
 
@@ -134,23 +138,33 @@ def index_path(shard: Path) -> Path:
     return shard.with_name(shard.name.removesuffix(".tar") + INDEX_SUFFIX)
 
 
-def max_index_bytes(shard: ShardInfo) -> int:
-    """Return an upper limit of the size of the index of a shard."""
-    header, each = _MAX_BYTES
-    return header + each * shard.samples
-
-
-def open_index(shard: Path) -> ShardIndex:
-    """Read the index of `shard`.
+def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardIndex:
+    """Read the index of a shard in a folder at a path or URL.
 
     Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
     wrong format.
     """
-    path = index_path(shard)
+    name = index_path(Path(shard.file)).name
+    if isinstance(folder, str):
+        url, content = file_url(folder, name), BytesIO()
+        header, each = _MAX_BYTES
+        try:
+            found: ShardIndex = fetch(
+                url,
+                content,
+                attempts=attempts,
+                max_bytes=header + each * shard.samples,
+                parse=lambda: parse_index(content.getvalue()),
+            )
+        except ValueError as error:
+            reason = str(error).removeprefix(url).strip()
+            raise ValueError(f"{url} {reason}: upload it again, or {SHARD_AGAIN}") from error
+        return found
+    path = folder / name
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}")
     try:
-        return parse_index(path.read_bytes())
+        return parse_index(retried(str(path), path.read_bytes))
     except ValueError as error:
         raise ValueError(f"{path} {error}: copy it, or {SHARD_AGAIN}") from error
 

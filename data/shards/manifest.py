@@ -165,8 +165,7 @@ class Manifest(_Record):
 
     def digest(self, split: str) -> str:
         """Return 16 hexadecimal digits that identify this split's samples and their order."""
-        content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return digest_of(self.of_split(split))
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
@@ -274,6 +273,12 @@ class _Stored(Manifest):
 
 class _Version(BaseModel):
     format_version: int
+
+
+def digest_of(shards: Iterable[ShardInfo]) -> str:
+    """Return 16 hexadecimal digits that identify the samples of `shards` and their order."""
+    content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in shards)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from data.remote.config import CacheConfig
-from data.shards.index import IndexBuilder, index_path, open_index
+from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import Manifest, ShardInfo
 from data.shards.split import open_split
+from tests.data.conftest import open_index
 
 N = 40_000
 

@@ -12,12 +12,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save, save_file
 
 from data.inspection.verify import damages
-from data.shards.index import FORMAT, _crc32, index_path, open_index
+from data.shards.index import FORMAT, _crc32, index_path
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import EmojiNames
+from tests.data.conftest import open_index
 from tests.faults.sitecustomize import error
 
 

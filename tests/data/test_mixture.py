@@ -16,8 +16,8 @@ from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.sampling import sampled_order, training_counts
 from data.remote.config import CacheConfig
-from data.shards.mixture import Mixture, load_manifest, open_mixture
-from data.shards.split import open_split
+from data.shards.mixture import load_manifest, open_mixture
+from data.shards.split import Split, open_split
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from tests.data.conftest import write_image
@@ -56,7 +56,7 @@ def config(
     )
 
 
-def opened(settings: DataConfig) -> Mixture:
+def opened(settings: DataConfig) -> Split:
     return open_mixture(settings, load_manifest(settings))
 
 

@@ -23,11 +23,12 @@ import pytest
 from data.config import DataConfig
 from data.remote.config import CacheConfig
 from data.remote.fetch import fetch
-from data.shards.index import index_path, open_index
+from data.shards.index import index_path
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from data.tars.indexing import index_shards
+from tests.data.conftest import open_index
 from tests.data.file_server import FileServer, serving
 from tests.waiting import wait_until
 

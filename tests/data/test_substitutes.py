@@ -13,10 +13,10 @@ from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.reader import candidates, read_or_substitute
-from data.shards.index import open_index
 from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, open_split
 from data.shards.writing.writer import write_shards
+from tests.data.conftest import open_index
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 
 BATCH = 8

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from data.inspection.verify import Damage, damages
-from data.shards.index import index_path, open_index
+from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
+from tests.data.conftest import open_index
 from tests.data.foreign_tars import bomb, planted_shards, png, write_tar
 
 FIRST = "train-000000.tar"

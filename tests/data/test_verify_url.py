@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from data.inspection.verify import Damage, damages
 from data.remote.fetch import unnamed_file
 from data.retry import RetriesExhaustedError
-from data.shards.index import index_path, open_index
+from data.shards.index import index_path
 from data.shards.manifest import Manifest
 from launch.commands.shard import app
+from tests.data.conftest import open_index
 from tests.data.file_server import FileServer, serving
 from tests.shards import glyph_shards
 
