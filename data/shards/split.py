@@ -151,6 +151,12 @@ class Split:
         """Return the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
         return self._index.places[samples, 1].astype(np.int64)
 
+    def checksums(self) -> np.ndarray:
+        """Return the size and crc32 of each sample as one number, uint64 [len]."""
+        _, sizes, crc32 = self._index.places.T.astype(np.uint64)
+        combined: np.ndarray = sizes << np.uint64(32) | crc32
+        return combined
+
     def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
         """Return the first `each` samples of each of `classes`, in the order of the split."""
         found: dict[int, list[int]] = {label: [] for label in classes}

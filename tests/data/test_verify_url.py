@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from data.inspection.verify import Damage, damages
-from data.remote.fetch import unnamed_file
 from data.retry import RetriesExhaustedError
 from data.shards.index import index_path
 from data.shards.manifest import Manifest
@@ -107,28 +106,12 @@ def test_label_vectors_at_a_url_are_verified(tmp_path: Path) -> None:
     assert damage.kind == "label vectors"
 
 
-def test_the_damage_found_does_not_depend_on_the_number_of_processes(
-    copy: Path, server: FileServer
-) -> None:
-    flip(copy)
-    (copy / "train-000001.tar").unlink()
-    assert found(server.url, workers=2) == found(server.url, workers=0)
-
-
 def test_transient_failures_are_retried_and_truncated_responses_are_not_damage(
     server: FileServer,
 ) -> None:
     server.failures = {FIRST: [503, "cut"], index_path(Path(FIRST)).name: [429]}
     assert found(server.url) == []
     assert server.requests[FIRST] == 3
-
-
-def test_unexpected_content_is_downloaded_twice_before_it_is_reported(
-    copy: Path, server: FileServer
-) -> None:
-    flip(copy)
-    assert found(server.url)
-    assert server.requests[FIRST] == 2
 
 
 def test_a_forbidden_shard_is_listed_as_damage(server: FileServer) -> None:
@@ -153,18 +136,6 @@ def test_a_download_ends_at_the_limit_and_the_shard_is_reported(
     (copy / FIRST).write_bytes(bytes(4 * largest))
     (damage,) = found(server.url)
     assert f"{server.url}/{FIRST} does not match the manifest (it has more than" in damage.line
-
-
-def test_temporary_files_have_no_name_and_are_in_the_temporary_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with unnamed_file() as file:
-        file.write(b"content")
-        file.flush()
-        assert Path(file.name).read_bytes() == b"content"
-        assert str(Path(file.name).resolve()).startswith(str(tmp_path))
-        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_verifies_a_url_and_exits_with_2_if_a_shard_is_missing(
