@@ -22,13 +22,15 @@ from data.remote.config import file_url
 from data.remote.fetch import fetch
 from data.retry import retried
 from data.shards.manifest import ShardInfo
+from data.skipped import Skipped
 from data.tars.headers import BLOCK, member_name
 
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 INDEX_SUFFIX = ".index.safetensors"
-# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
-_MAX_BYTES = (1 << 16, 30)
+# The maximum size of the header, which contains the lists, and the size of each entry.
+_MAX_BYTES = (1 << 26, 30)
+_LISTS = ("skipped", "repaired")
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32, first of the `.cls` member and then of the sample.
@@ -47,7 +49,8 @@ class ShardIndex:
 
     blocks: the offset of the first byte in blocks of 512 bytes, uint32 [N, 2]. sizes: the sizes in
     bytes, uint32 [N, 2]. crc32: the checksums, uint32 [N, 2]. extension: the positions in
-    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N].
+    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N]. skipped, repaired: the samples that
+    the writer skipped or repaired.
     """
 
     info: ShardInfo
@@ -57,6 +60,8 @@ class ShardIndex:
     crc32: np.ndarray
     extension: np.ndarray
     labels: np.ndarray
+    skipped: tuple[Skipped, ...] = ()
+    repaired: tuple[Skipped, ...] = ()
 
 
 class Entry(NamedTuple):
@@ -109,12 +114,20 @@ class IndexBuilder:
         """Return the checksum of all entries, for the manifest."""
         return _crc32(self._extensions, self._tensors())
 
-    def to_bytes(self, info: ShardInfo) -> bytes:
+    def to_bytes(
+        self,
+        info: ShardInfo,
+        *,
+        skipped: Sequence[Skipped] = (),
+        repaired: Sequence[Skipped] = (),
+    ) -> bytes:
         """Return the content of the index file.
 
-        `info` is included, so that a resumed run does not have to hash the shard again.
+        The arguments are included for a resumed run, which then does not read the shard again.
         """
         about = {"format": FORMAT, "shard": info.model_dump(), "extensions": self._extensions}
+        lists = zip(_LISTS, (skipped, repaired), strict=True)
+        about |= {name: listed for name, listed in lists if listed}
         # Use a single metadata key, because safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": json.dumps(about)})
 
@@ -203,7 +216,8 @@ def _parsed(content: bytes) -> ShardIndex:
         raise ValueError("an entry is out of range")
     blocks, sizes, crc32 = tensors["places"][::-1].transpose(1, 2, 0)
     extension = tensors["extension"].transpose()
-    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"])
+    lists = [tuple(Skipped(*one) for one in about.get(name, ())) for name in _LISTS]
+    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"], *lists)
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:
