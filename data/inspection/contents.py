@@ -6,7 +6,6 @@ Examples are deterministic: the first samples of classes that are evenly spaced 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -33,14 +32,6 @@ class SplitContents:
         return self.samples - int(self.counts.sum())
 
 
-class Bin(NamedTuple):
-    """A bin of a histogram: `classes` classes have between `low` and `high` samples, inclusive."""
-
-    low: int
-    high: int
-    classes: int
-
-
 def contents(folder: Path | str, manifest: Manifest) -> list[SplitContents]:
     """Return the contents of each split. Raises the errors of `open_split`."""
     found = []
@@ -55,18 +46,6 @@ def contents(folder: Path | str, manifest: Manifest) -> list[SplitContents]:
 def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:
     """Open a split to display it, without a limit on bad labels."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
-
-
-def histogram(counts: np.ndarray) -> list[Bin]:
-    """Return bins of classes by number of samples: 0, 1, 2-3, 4-7 and so on.
-
-    counts: the number of samples of each class [K]. Empty bins at both ends are omitted.
-    """
-    powers = np.array([int(count).bit_length() for count in counts], np.int64)
-    return [
-        Bin(power and 1 << (power - 1), (1 << power) - 1, int((powers == power).sum()))
-        for power in range(int(powers.min()), int(powers.max()) + 1)
-    ]
 
 
 def examples(split: Split, number: int) -> list[int]:
