@@ -29,7 +29,7 @@ FORMAT = 1
 LABEL_EXTENSION = "cls"
 INDEX_SUFFIX = ".index.safetensors"
 # The maximum size of the header, which contains the lists, and the size of each entry.
-_MAX_BYTES = (1 << 26, 30)
+_MAX_BYTES = (1 << 24, 30)
 _LISTS = ("skipped", "repaired")
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
@@ -128,8 +128,13 @@ class IndexBuilder:
         about = {"format": FORMAT, "shard": info.model_dump(), "extensions": self._extensions}
         lists = zip(_LISTS, (skipped, repaired), strict=True)
         about |= {name: listed for name, listed in lists if listed}
+        if len(text := json.dumps(about)) > _MAX_BYTES[0] // 2:
+            raise ValueError(
+                f"{info.file}: {len(skipped) + len(repaired):,} skipped or repaired samples are "
+                "too many for the index of a shard: lower --samples-per-shard"
+            )
         # Use a single metadata key, because safetensors writes several keys in random order.
-        return save(self._tensors(), metadata={"kway": json.dumps(about)})
+        return save(self._tensors(), metadata={"kway": text})
 
     def _tensors(self) -> dict[str, np.ndarray]:
         places = np.array(self._places, np.uint32).reshape(-1, 2, 3).transpose(1, 2, 0)
