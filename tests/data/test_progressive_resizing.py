@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from data.augment.base import Draws, pair_rng
 from data.augment.mix import Mix
@@ -87,7 +86,7 @@ def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
-@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 0), (9, 0), (1, 3), (2, 2)])
+@pytest.mark.parametrize(("world_size", "workers"), [(9, 0), (2, 2)])
 def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
     shards: Path, world_size: int, workers: int
 ) -> None:
@@ -96,7 +95,7 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
     assert_same(global_pixels(shards, world_size=world_size, workers=workers), one)
 
 
-@pytest.mark.parametrize("stopped", [2, 3, 4, 6])
+@pytest.mark.parametrize("stopped", [3, 4])
 def test_a_run_resumed_inside_or_between_stages_at_another_world_size_continues_exactly(
     shards: Path, stopped: int
 ) -> None:
@@ -147,7 +146,7 @@ def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [2])
 def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
     tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
     stream = {"shards": tars, "samples": 30, "buffer": 4}
@@ -175,13 +174,6 @@ def test_a_stage_in_epochs_ends_after_the_batch_that_completes_them(num_samples:
     assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
 
 
-def test_the_largest_side_includes_all_stages() -> None:
-    shards = Path("shards")
-    assert config(shards).largest_side == 16
-    assert config(shards, size=7).largest_side == 8
-    assert config(shards, size=None, progressive=()).largest_side == 12
-
-
 def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
     for size, expected in ((None, 12), (10, 10)):
         sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
@@ -199,16 +191,3 @@ def test_stages_that_end_out_of_order_raise(ends: tuple[dict, dict]) -> None:
         ValueError, match=r"data\.augment\.progressive: the stage of 9 pixels ends at"
     ):
         ProgressiveSizes(IMAGE, augment, num_samples=10, global_batch=4)
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ({"size": 8}, "Field required"),
-        ({"size": 8, "until": {"steps": 0}}, "longer than 0"),
-        ({"size": 0, "until": {"steps": 1}}, "greater than 0"),
-    ],
-)
-def test_stages_without_an_end_a_length_or_pixels_raise(stage: dict, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        AugmentConfig.model_validate({"progressive": [stage]})
