@@ -116,8 +116,6 @@ def test_a_split_can_be_opened_without_a_writable_cache(
 def test_an_index_with_deeply_nested_json_is_reported_as_damaged(large: Path, deep: bytes) -> None:
     header = deep.replace(b"%s", b"[" * 100_000)
     index_path(large).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(
-        ValueError, match=r"is damaged \(.+\): copy it, or run kway shard again"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"is damaged \(.+\)") as caught:
         open_index(large)
     assert "\n" not in str(caught.value)
