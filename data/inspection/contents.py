@@ -59,8 +59,8 @@ def examples(split: Split, number: int) -> list[int]:
         np.linspace(0, len(present) - 1, min(number, len(present))).round().astype(int)
     ]
     each = max(1, number // max(1, len(chosen)))
-    found = split.first_of(chosen.tolist(), each)
-    return [index for label in chosen.tolist() for index in found[label]]
+    labels = split.labels
+    return [i for label in chosen for i in np.flatnonzero(labels == label)[:each].tolist()]
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:

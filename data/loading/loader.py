@@ -24,6 +24,7 @@ from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
+from data.loading.workers import read_ahead
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
@@ -162,7 +163,7 @@ class TrainLoader(EndlessLoader):
         if config.is_sampled:
             sampled = sampled_order(split, config, seed)
             epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
-            will_read = split.will_read_all
+            will_read = partial(split.will_read, split.order(seed))
         else:
             at_once = 2 if num_batches > 1 else 1
             order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
@@ -200,9 +201,8 @@ class TrainLoader(EndlessLoader):
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
         starts = itertools.count(self.cursor.samples, self._global_batch)
-        return self._reader.batches(
-            map(self._share, starts), workers=self._config.workers, pinned=pinned
-        )
+        requests = map(self._share, starts)
+        return read_ahead(self._reader, requests, workers=self._config.workers, pinned=pinned)
 
     def _unseen(self, index: int, where: str) -> str:
         return str(self._split.bad(index, f"bad {where}"))
@@ -254,7 +254,7 @@ class EvalLoader:
         starts = (number * self._batch for number in range(len(self)))
         requests = [self._indices[start : start + self._batch] for start in starts]
         pinned = self._device.type == "cuda"
-        batches = self._reader.batches(requests, workers=self._workers, pinned=pinned)
+        batches = read_ahead(self._reader, requests, workers=self._workers, pinned=pinned)
         return prefetch_to_device(batches, self._device)
 
 

@@ -7,7 +7,7 @@ do not change.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,6 @@ from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed, Substitute
 from data.loading.inputs import Inputs
 from data.loading.order import Locate
-from data.loading.workers import read_ahead
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
@@ -58,12 +57,6 @@ class Reader(Dataset):
     @abstractmethod
     def read(self, request: Any) -> Batch:
         """Return the batch. Raises ValueError or OSError if the samples cannot be read."""
-
-    def batches(self, requests: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """Yield a batch for each of `requests`, in order. `workers` processes read batches
-        ahead.
-        """
-        return read_ahead(self, requests, workers=workers, pinned=pinned)
 
     def decoded(self, index: int, decode: Callable[[bytes], Any]) -> tuple[Any, int]:
         """Read sample `index`, and return the result of `decode` for its bytes, and its label.
@@ -180,7 +173,7 @@ class TrainingReader(Reader):
                     )
                     if substitute is not None:
                         substitutes[row] = substitute
-                yield augment(row, decoded)
+                yield augment(decoded)
 
         return labels, items(), substitutes
 

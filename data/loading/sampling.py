@@ -191,11 +191,7 @@ def training_counts(training: Split, config: DataConfig) -> np.ndarray:
 
 
 def sampled_order(training: Split, config: DataConfig, seed: int) -> SampledOrder:
-    """Return the order of training if `config.is_sampled`.
-
-    Raises ValueError if the cache is too small for all shards.
-    """
-    training.order(0)  # raises the error
+    """Return the order of training if `config.is_sampled`."""
     groups = _groups(training, config.sampling.power)
     return SampledOrder(seed, groups, samples_per_epoch(training, config))
 

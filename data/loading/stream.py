@@ -187,7 +187,7 @@ class _Reader(IterableDataset):
                 self._skip(name, str(error))
                 continue
             self._num_opened = 0
-            yield batch.augment(0, decoded), *row
+            yield batch.augment(decoded), *row
 
     def _skip_file(self, error: Exception) -> bool:
         """Record a file that a sample already has, and return True to continue."""

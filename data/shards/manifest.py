@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
+from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
 from data.retry import retried
 from data.tars.headers import BLOCK
@@ -214,11 +214,6 @@ class Manifest(_Record):
         try:
             stored = retried(str(path), path.read_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
-                raise ValueError(
-                    f"{folder} is a URL, but only local folders are supported here: download the "
-                    "shards"
-                ) from error
             raise FileNotFoundError(
                 f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
                 "file if it was lost"

@@ -89,7 +89,6 @@ class Split:
         self._shards = [shard for _, shard in shards]
         self._sizes = [shard.info.samples for shard in self._shards]
         self._starts = np.cumsum([0, *self._sizes])
-        self._all = Order(0, self._sizes)
         size = index_bytes(len(self))
         self.files = ShardFiles(self._shards, self._cache, index_size=size)
 
@@ -156,16 +155,6 @@ class Split:
         _, sizes, crc32 = self._index.places.T.astype(np.uint64)
         combined: np.ndarray = sizes << np.uint64(32) | crc32
         return combined
-
-    def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
-        """Return the first `each` samples of each of `classes`, in the order of the split."""
-        found: dict[int, list[int]] = {label: [] for label in classes}
-        labels = self._index.labels
-        for sample in np.flatnonzero(np.isin(labels, classes)).tolist():
-            samples = found[int(labels[sample])]
-            if len(samples) < each:
-                samples.append(sample)
-        return found
 
     def key(self, i: int) -> str:
         """Return the webdataset key of sample `i`."""
@@ -292,10 +281,6 @@ class Split:
         It has no effect for a local folder.
         """
         self.files.will_read(order, position)
-
-    def will_read_all(self, position: int) -> None:
-        """Like `will_read`, in an order that reads all shards at the same time."""
-        self.files.will_read(self._all, position)
 
     def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):

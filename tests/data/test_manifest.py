@@ -206,12 +206,6 @@ def test_a_file_or_split_with_control_characters_raises(copy: Path, name: str) -
     assert "shards.0.split" in message(copy)
 
 
-def test_a_url_passed_as_a_path_raises(tmp_path: Path) -> None:
-    for read in (Manifest.read, Manifest.load):
-        with pytest.raises(ValueError, match="is a URL, but only local folders"):
-            read(Path("s3://bucket/set"))
-
-
 def test_reading_the_manifest_is_retried_after_a_transient_error(
     shards: Path, injected: Callable[..., None]
 ) -> None:
