@@ -21,7 +21,7 @@ from data.remote.config import DEFAULT_CACHE, file_url
 from data.remote.fetch import fetch
 from data.retry import RetriesExhaustedError
 from data.shards.index import ShardIndex, read_index, read_key
-from data.shards.label_vectors import load_label_vectors
+from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK
@@ -103,7 +103,7 @@ def damages(
         report(done, total)
     if manifest.label_vectors is not None:
         try:
-            load_label_vectors(folder, manifest)
+            check_label_vectors(folder, manifest)
         except RetriesExhaustedError:
             raise
         except (ValueError, OSError) as error:

@@ -174,6 +174,8 @@ def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardI
                 max_bytes=header + each * shard.samples,
                 parse=lambda: parse_index(content.getvalue()),
             )
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from None
         except ValueError as error:
             reason = str(error).removeprefix(url).strip()
             raise ValueError(f"{url} {reason}: upload it again, or {SHARD_AGAIN}") from error

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
@@ -38,6 +39,18 @@ def load_label_vectors(
         path = Path(folder) / manifest.label_vectors
         retried(str(path), lambda: _check_digest(path, digest))
     return _vectors(path, len(manifest.classes))
+
+
+def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
+    """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
+    if isinstance(folder, Path) or manifest.label_vectors is None:
+        load_label_vectors(folder, manifest)
+        return
+    url, digest = file_url(folder, manifest.label_vectors), manifest.label_vectors_sha256
+    attempts, limit = DEFAULT_CACHE.attempts, DEFAULT_CACHE.max_bytes
+    with TemporaryFile() as file:
+        fetch(url, file, attempts=attempts, max_bytes=limit, sha256=digest)
+        _vectors(Path(f"/proc/self/fd/{file.fileno()}"), len(manifest.classes))
 
 
 def _check_digest(path: Path, digest: str) -> None:
