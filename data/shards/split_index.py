@@ -34,6 +34,7 @@ _log = logging.getLogger("kway.data")
 
 # The columns of the file, one after another, and their bytes per sample.
 _COLUMNS = {"places": 12, "labels": 4, "extension": 1}
+_LAYOUT = b"2"  # part of the name of the file
 _ABOUT_BYTES = 1 << 16  # of JSON after the columns: their checksum, and the extensions
 _CHUNK = 1 << 22
 _THREADS = 16
@@ -71,7 +72,7 @@ def open_split_index(
     missing or damaged, or does not match the manifest.
     """
     num_samples = sum(shard.info.samples for shard in shards)
-    digest = hashlib.sha256(key)
+    digest = hashlib.sha256(_LAYOUT + key)
     for shard in shards:
         digest.update(shard.info.model_dump_json().encode())
         if isinstance(shard.folder, Path):  # notice a replaced index
