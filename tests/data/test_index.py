@@ -34,18 +34,6 @@ def large(tmp_path: Path) -> Path:
     return tmp_path / info.file
 
 
-def resident(path: Path) -> int:
-    """Return how many bytes of a mapped file are resident in memory."""
-    total, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *values = line.split()
-        if not name.endswith(":"):
-            counts = line.endswith(str(path))
-        elif counts and name == "Rss:":
-            total += 1024 * int(values[0])
-    return total
-
-
 def test_an_index_has_30_bytes_per_sample_and_locates_members(large: Path) -> None:
     assert index_path(large).stat().st_size < 30 * N + 1000
     index = open_index(large)

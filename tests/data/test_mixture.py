@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,25 +154,6 @@ def test_a_run_resumed_at_another_world_size_reads_the_same_global_batches(
     # 63 samples are one epoch, with exact shares, and 6 samples of the next one.
     assert times.sum() == 63
     assert abs(times[:22].sum() - 63 * weights[0] / sum(weights)) <= 7
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [3])
-def test_batches_do_not_depend_on_the_number_of_workers(
-    sets: dict[str, Path], workers: int
-) -> None:
-    found = []
-    for number in (0, workers):
-        settings = config(sets, workers=number)
-        with (
-            opened(settings) as mixture,
-            TrainLoader(mixture, settings, global_batch=BATCH, cursor=Cursor(2)) as loader,
-        ):
-            found.append([next(loader) for _ in range(10)])
-    for one, other in zip(*found, strict=True):
-        assert torch.equal(one.inputs["pixel_values"], other.inputs["pixel_values"])
-        assert torch.equal(one.labels, other.labels)
-        assert torch.equal(one.indices, other.indices)
 
 
 def test_the_digest_names_the_set_that_changed(sets: dict[str, Path]) -> None:

@@ -170,14 +170,6 @@ def test_the_samples_of_a_group_are_mixed_across_its_shards() -> None:
         assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
 
 
-def test_an_order_of_many_shards_is_computed_without_a_list_of_samples() -> None:
-    order = Order(1, [10_000] * 100_000, 64)
-    positions = np.arange(10**9 - 500, 10**9 + 500)
-    epochs, indices = order.locate(positions)
-    assert epochs.tolist() == [0] * 500 + [1] * 500
-    assert len(set((indices // 10_000).tolist())) <= 128
-
-
 def test_in_order_returns_the_shard_of_a_position() -> None:
     order = InOrder([3, 1, 2])
     assert [order.shards(order.group(position)) for position in range(6)] == [

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment.base import Draws, pair_rng
+from data.augment.base import Draws
 from data.augment.mix import Mix
 from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import center_crop, decode, planes
+from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.stream import Stream, StreamLoader
@@ -115,29 +115,6 @@ def test_the_size_changes_the_pixels_of_a_sample_but_not_its_draws(shards: Path)
             expected = for_training(decoded, image, settings.augment, Draws().at(5, 0, index))
             assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
     batches.close()
-
-
-def test_cutmix_boxes_are_drawn_for_the_size_of_their_batch(shards: Path) -> None:
-    settings = config(shards, mix=Mix(cutmix_alpha=1.0))
-    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
-    for step, batch in zip(range(8), batches, strict=False):
-        mix, positions = settings.augment.mix, range(step * BATCH, (step + 1) * BATCH)
-        draws = [mix.draw(SIDES[step], pair_rng(5, position)) for position in positions]
-        expected = torch.tensor([draw.weight for draw in draws])
-        assert batch.mixed is not None
-        assert torch.equal(batch.mixed.weights, expected)
-    batches.close()
-
-
-def test_a_center_crop_covers_the_same_fraction_at_every_size(shards: Path) -> None:
-    settings = config(shards, mix=None, crop_area=None, flip=0, size=24, progressive=())
-    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
-    batch = next(batches)
-    batches.close()
-    with open_split(shards, "train") as split:
-        image = decode(split.read(int(batch.indices[0]))[0], 3)
-    expected = planes(center_crop(image, ImageConfig(size=24, resize=28)))
-    assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
 
 
 def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:

@@ -148,16 +148,6 @@ def test_label_vectors_are_verified_at_the_source_and_in_the_cache(
 # -------------------------------------------------------------------- the cache
 
 
-def test_a_shard_is_fetched_once_and_the_manifest_at_every_start(
-    server: FileServer, cache: CacheConfig
-) -> None:
-    for _ in range(3):
-        with open_split(server.url, "train", cache=cache) as split:
-            contents(split)
-    assert server.requests.pop("manifest.json") == 3
-    assert set(server.requests.values()) == {1}
-
-
 def _read_all(url: str, cache: CacheConfig, expected: list[tuple[bytes, str, int]]) -> None:
     with open_split(url, "train", cache=cache) as split:
         assert contents(split) == expected
@@ -369,20 +359,6 @@ def len_of(order, group: int, infos) -> int:
     return sum(infos[number].samples for number in order.shards(group))
 
 
-def test_shards_that_do_not_fit_in_the_cache_are_not_prefetched(
-    server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_split(server.url, "train", cache=cache) as split:
-        one = sized_for(cache, split, 1)
-    with open_split(server.url, "train", cache=one) as split:
-        order = split.order(3, 1)
-        split.will_read(order, 0)
-        wait_until(lambda: len(cached_shards(cache)) == 1)
-        split.read(int(order.locate(np.array([0]))[1][0]))
-    assert server.shards() == 1
-    assert [r.message for r in caplog.records if "the next shards do not fit" in r.message]
-
-
 def test_a_prefetch_error_is_logged_and_raised_when_reading(
     server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -444,7 +420,7 @@ def test_transient_failures_are_retried_and_logged(
     assert retried == ["manifest.json", FIRST, FIRST]
 
 
-@pytest.mark.parametrize("kind", ["manifest", "index", "shard"])
+@pytest.mark.parametrize("kind", ["index", "shard"])
 def test_a_file_that_is_damaged_once_is_fetched_again(
     kind: str,
     shards: Path,

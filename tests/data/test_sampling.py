@@ -12,11 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment.mix import Mix
-from data.augment.training import AugmentConfig
 from data.config import DataConfig, SamplingConfig
 from data.images.config import ImageConfig
-from data.loading.batch import Batch, Cursor
+from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.order import permuted_in_groups, share
 from data.loading.sampling import (
@@ -171,80 +169,6 @@ def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None
     assert groups.sizes.tolist() == [7, 1, 2]
     assert np.allclose(groups.shares, [0.4, 0.4, 0.2])
     assert sorted(groups.members[-2:].tolist()) == [1, 4]
-
-
-# ------------------------------------------------------------------------------ batches
-
-BATCH = 7
-
-
-def config(shards: Path, workers: int = 0, power: float = 0.0, **sampling: int) -> DataConfig:
-    return DataConfig(
-        shards=shards,
-        image=ImageConfig(size=12, resize=14),
-        augment=AugmentConfig(mix=Mix(mixup_alpha=0.4, probability=0.5)),
-        workers=workers,
-        sampling=SamplingConfig(power=power, **sampling),
-    )
-
-
-def global_batches(
-    shards: Path, settings: DataConfig, *, world_size: int, steps: int, cursor: Cursor
-) -> list[tuple[torch.Tensor, ...]]:
-    """Return (pixels, labels, indices, second labels) of each global batch."""
-    parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
-    for rank in range(world_size):
-        with (
-            open_split(shards, "train") as split,
-            TrainLoader(
-                split,
-                settings,
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=cursor,
-            ) as loader,
-        ):
-            for step in range(steps):
-                parts[step].append(columns(next(loader)))
-    return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
-
-
-def columns(batch: Batch) -> tuple[torch.Tensor, ...]:
-    assert batch.mixed is not None
-    return batch.inputs["pixel_values"], batch.labels, batch.indices, batch.mixed.labels
-
-
-def assert_same(a: list, b: list) -> None:
-    assert len(a) == len(b)
-    for left, right in zip(a, b, strict=True):
-        for x, y in zip(left, right, strict=True):
-            assert torch.equal(x, y)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(("world_size", "workers"), [(5, 0), (1, 1), (2, 2)])
-def test_global_batches_do_not_depend_on_world_size_or_workers(
-    shards: Path, world_size: int, workers: int
-) -> None:
-    start = Cursor(seed=5)
-    one = global_batches(shards, config(shards), world_size=1, steps=8, cursor=start)
-    many = global_batches(
-        shards, config(shards, workers), world_size=world_size, steps=8, cursor=start
-    )
-    assert_same(one, many)
-
-
-@pytest.mark.parametrize("stopped", [4])
-def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(
-    shards: Path, stopped: int
-) -> None:
-    settings = config(shards, power=0.5, epoch_samples=30)
-    whole = global_batches(shards, settings, world_size=1, steps=10, cursor=Cursor(9))
-    head = global_batches(shards, settings, world_size=2, steps=stopped, cursor=Cursor(9))
-    saved = Cursor.from_json(Cursor(9, samples=stopped * BATCH).to_json())
-    tail = global_batches(shards, settings, world_size=3, steps=10 - stopped, cursor=saved)
-    assert_same(whole, head + tail)
 
 
 def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards: Path) -> None:

@@ -138,15 +138,3 @@ def test_a_contact_sheet_of_texts_raises(
 ) -> None:
     done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
     assert message in str(done.exception)
-
-
-def test_shards_at_a_url_are_shown_like_a_local_folder(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # the cache
-    shown = kway_shard("show", f"file://{texts}")
-    assert shown.exit_code == 0
-    # The title wraps at the width of the table.
-    assert "".join(shown.stdout.split()).replace(f"file://{texts}", str(texts)) == "".join(
-        kway_shard("show", texts).stdout.split()
-    )

@@ -90,29 +90,6 @@ def test_every_sample_is_read_sooner_or_later_with_its_label(
     assert labels == wanted
 
 
-def test_ranks_read_different_samples_and_pixels_depend_on_the_sample_alone(
-    classes: Path, eight: Path
-) -> None:
-    shards = f"{eight}/t{{0..7}}.tar"
-    ranks = [
-        take(stream_loader(classes, shards, global_batch=8, ranks=(rank, 3)), 20)
-        for rank in range(3)
-    ]
-    assert [[len(batch.labels) for batch in of_rank[:2]] for of_rank in ranks] == [
-        [2, 2],
-        [3, 3],
-        [3, 3],
-    ]
-    assert numbers(ranks[1]) != numbers(ranks[2])
-    # Of the first epoch, which has 100 samples.
-    first, other = (pixels_by_number(of_rank[:12]) for of_rank in ranks[1:])
-    both = first.keys() & other.keys()
-    assert both
-    assert all(first[number] == other[number] for number in both)
-    later = pixels_by_number(ranks[1][13:])
-    assert any(first[number] != later[number] for number in first.keys() & later.keys())
-
-
 def test_resuming_starts_a_new_order_and_new_draws(classes: Path, eight: Path) -> None:
     shards = f"{eight}/t{{0..7}}.tar"
     loader = stream_loader(classes, shards)
