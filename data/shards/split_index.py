@@ -107,7 +107,7 @@ def _write(file: IO[bytes], shards: Sequence[Shard], relabel: Relabel, config: C
     for number, index in enumerate(_indices(shards, config)):
         numbers = [extensions.setdefault(name, len(extensions)) for name in index.extensions]
         columns = (
-            np.stack([index.blocks, index.sizes, index.crc32], axis=2)[:, 0],
+            np.stack([index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0]], axis=1),
             relabel(number, index.labels),
             np.array(numbers, np.uint8)[index.extension[:, 0]],
         )
