@@ -1,46 +1,15 @@
-"""Counts and examples from a folder of shards. The command `kway shard show` formats them.
+"""Examples from a folder of shards. The command `kway shard show` formats them.
 
 Examples are deterministic: the first samples of classes that are evenly spaced in the class list.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
-
-
-@dataclass(frozen=True)
-class SplitContents:
-    """The contents of a split.
-
-    counts: the number of samples of each class, int64 [K]. no_class: the number of samples whose
-    label is out of range.
-    """
-
-    name: str
-    shards: int
-    bytes: int
-    samples: int
-    counts: np.ndarray
-
-    @property
-    def no_class(self) -> int:
-        return self.samples - int(self.counts.sum())
-
-
-def contents(folder: Path | str, manifest: Manifest) -> list[SplitContents]:
-    """Return the contents of each split. Raises the errors of `open_split`."""
-    found = []
-    for name in manifest.splits:
-        shards = manifest.of_split(name)
-        with open_all(folder, manifest, name) as split:
-            size = sum(shard.bytes for shard in shards)
-            found.append(SplitContents(name, len(shards), size, len(split), split.class_counts()))
-    return found
 
 
 def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:

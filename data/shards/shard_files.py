@@ -69,7 +69,6 @@ class ShardFiles:
         self._queue: deque[int] = deque()
         self._read_group: tuple[Order | InOrder, int] | None = None
         self._read_at = 0.0
-        self._has_warned = False
         self._cache: Cache | None = None
         self._capacity = config.max_bytes - index_size
         if remote := [shard for shard in shards if shard.is_remote]:
@@ -189,14 +188,6 @@ class ShardFiles:
                 continue
             held += self._shards[number].info.bytes
             if held > self._capacity:
-                if not self._has_warned:
-                    _log.warning(
-                        "%s: the next shards do not fit in the cache together with the current "
-                        "ones, so training waits for downloads: raise data.cache.gigabytes or "
-                        "lower data.shuffle_shards",
-                        self._urls,
-                    )
-                self._has_warned = True
                 break
             wanted[number] = None
         return list(wanted)

@@ -161,7 +161,7 @@ def show(
     ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
-    from data.inspection.contents import contents, open_all, texts
+    from data.inspection.contents import open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
@@ -173,23 +173,28 @@ def show(
         raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
-        splits = contents(folder, manifest)
         kind = "texts" if manifest.modality == "text" else "images"
         sources = ", ".join(dict.fromkeys(source.kind for source in manifest.sources))
         title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {sources}"
         table = _table(title, "split", "samples", "classes", "shards", "MB", "bytes/sample")
-        for one in splits:
-            no_class = f" ({one.no_class:,} without a class)" if one.no_class else ""
+        counts = np.zeros(len(manifest.classes), np.int64)
+        for name in manifest.splits:
+            shards_of_split = manifest.of_split(name)
+            size = sum(shard.bytes for shard in shards_of_split)
+            with open_all(folder, manifest, name) as one:
+                samples, found = len(one), one.class_counts()
+            counts += found
+            without = samples - int(found.sum())
+            no_class = f" ({without:,} without a class)" if without else ""
             table.add_row(
-                table_cell(one.name),
-                f"{one.samples:,}{no_class}",
-                f"{np.count_nonzero(one.counts):,}",
-                f"{one.shards:,}",
-                f"{one.bytes / 1e6:,.1f}",
-                f"{one.bytes / one.samples:,.0f}",
+                table_cell(name),
+                f"{samples:,}{no_class}",
+                f"{np.count_nonzero(found):,}",
+                f"{len(shards_of_split):,}",
+                f"{size / 1e6:,.1f}",
+                f"{size / samples:,.0f}",
             )
         console.print(table)
-        counts = np.sum([one.counts for one in splits], axis=0)
         console.print(_class_table([info.name for info in manifest.classes], counts))
         if manifest.modality == "text":
             table = _table(f"texts of {opened.name}")

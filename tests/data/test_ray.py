@@ -53,9 +53,7 @@ def on_ray(cluster: RayCluster, tmp_path: Path, source, out: Path | str, **optio
     return Driver(cluster, tmp_path, ray_jobs.write, source, out, options)
 
 
-def test_ray_workers_write_the_same_bytes(
-    cluster: RayCluster, mixed: Path, tmp_path: Path
-) -> None:
+def test_ray_workers_write_the_same_bytes(cluster: RayCluster, mixed: Path, tmp_path: Path) -> None:
     source = ImageFolder(mixed, skip_bad=True)
     options = {"ignored": source.skipped()}
     local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)

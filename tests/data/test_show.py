@@ -8,8 +8,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from data.inspection.contact_sheet import contact_sheet
-from data.inspection.contents import contents, examples
-from data.shards.manifest import Manifest
+from data.inspection.contents import examples
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
@@ -38,16 +37,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tar(folder / "all.tar", members)
     index_shards(folder)
     return folder
-
-
-def test_contents_counts_the_samples_of_each_class(shards: Path) -> None:
-    train, test = contents(shards, Manifest.load(shards))
-    with open_split(shards, "train") as split:
-        assert np.array_equal(train.counts, np.bincount(split.labels, minlength=4))
-        assert (train.name, train.samples, train.shards) == ("train", len(split), 4)
-    assert train.samples + test.samples == 42
-    assert (train.counts + test.counts).tolist() == [9, 10, 11, 12]
-    assert train.bytes == sum((shards / f"train-00000{n}.tar").stat().st_size for n in range(4))
 
 
 def test_examples_are_spread_evenly_over_the_classes(texts: Path) -> None:
