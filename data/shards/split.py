@@ -95,7 +95,7 @@ class Split:
         def relabel(number: int, labels: np.ndarray) -> np.ndarray:
             return shards[number][0].united(labels)
 
-        key = b"".join(b"" if p.labels is None else p.labels.tobytes() for p in self.parts)
+        key = " ".join(part.digest() for part in self.parts).encode()
         where = str(self._shards[0].folder)
         self._index = retried(
             where, lambda: open_split_index(self._shards, relabel, key, self._cache)
