@@ -142,3 +142,14 @@ def test_an_address_without_a_ray_cluster_does_not_discard_an_interrupted_run(
 def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"does not exist on the Ray node .*: pass -o on a file"):
         OutputFolder(tmp_path / "out").check_shared()
+
+
+def test_a_source_at_a_url_is_an_error_that_states_the_fix(tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    for command in (
+        ("imagefolder", "s3://bucket/images", *out),
+        ("table", "https://host/a.csv", "--text", "text", "--label", "label", *out),
+    ):
+        failed = kway_shard(*command)
+        assert isinstance(failed.exception, ValueError)
+        assert f"{command[1]} is a URL, but sources read local files: copy" in str(failed.exception)
