@@ -1,8 +1,9 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
 `skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. `repaired.jsonl`
-lists the samples that were written after a repair, in the same format. While the shards are being
-written, each shard has its own lists. The commands print only a few.
+lists the samples that were written after a repair, in the same format. The index of a shard
+contains its own lists, so that they are not lost if the command is interrupted. The commands print
+only a few.
 """
 
 import json
@@ -46,24 +47,3 @@ def by_reason(skipped: Iterable[Skipped]) -> list[str]:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
-
-
-def list_of_shard(shard: str, name: str) -> str:
-    """Return the file that lists the samples of one shard until all shards have been written.
-
-    Example: `train-000000.tar` and `skipped.jsonl` give `train-000000.skipped.jsonl`.
-    """
-    return f"{shard.removesuffix('.tar')}.{name}"
-
-
-def by_shard(lines: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Group the lines of `skipped.jsonl` by shard. Lines without a shard and truncated lines are
-    omitted.
-    """
-    found: dict[str, list[bytes]] = {}
-    for line in lines:
-        try:
-            found.setdefault(str(json.loads(line)["shard"]), []).append(line)
-        except (ValueError, KeyError):
-            continue
-    return found

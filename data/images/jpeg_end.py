@@ -33,11 +33,6 @@ def lacks_end(data: bytes) -> bool:
     return not data.endswith(_END) and all(marker != END_OF_IMAGE for marker, _ in _segments(data))
 
 
-def is_jpeg_without_end(data: bytes | memoryview) -> bool:
-    """Return whether this is a JPEG whose end marker is missing. Other data is rejected quickly."""
-    return data[:3] == b"\xff\xd8\xff" and data[-2:] != _END and lacks_end(bytes(data))
-
-
 def completed(data: bytes) -> bytes | None:
     """Return a JPEG whose end marker is missing with the marker added, or None if pixels are
     missing as well.
