@@ -6,10 +6,10 @@ The server, `kway query` on a folder and the tests all use this module.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from heads.topk import largest_columns, sort_largest
@@ -50,16 +50,6 @@ class Rule(BaseModel):
         description="`guaranteed`: no verdict on a class whose threshold for the recall is not "
         "guaranteed",
     )
-
-    # The requests that inherit from this class declare the other fields.
-    @field_validator(
-        "recall", "threshold", "top", "limit", "offset", mode="before", check_fields=False
-    )
-    @classmethod
-    def _is_not_boolean(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a boolean is not a number")
-        return value
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ the routes.
 
 from collections.abc import Callable
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from serving.config import LOOPBACK
-from serving.http.disconnects import Disconnects
-from serving.http.entry import Entry, paths_without_token, reject_repeated_parameters
+from serving.http.entry import Entry, paths_without_token
 from serving.http.error_responses import install_handlers
-from serving.http.openapi import complete_document
+from serving.http.openapi import require_tokens
 from serving.http.routes import classes, galleries, inference, page, query, server
 from serving.tokens import Clients
 from serving.versions import ServedModel
@@ -40,7 +39,6 @@ def build_app(
         redoc_url=None,
         # Otherwise, FastAPI looks for OpenTelemetry's providers in each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        dependencies=[Depends(reject_repeated_parameters)],
         openapi_tags=[{"name": name, "description": text} for name, text, _ in GROUPS],
     )
     api.state.model, api.state.metrics_page = model, metrics_page
@@ -49,7 +47,8 @@ def build_app(
     install_handlers(api)
     config = model.current.service.config
     has_tokens = config.token_file is not None
-    complete_document(api, open_paths=open_paths if has_tokens else None)
+    if has_tokens:
+        require_tokens(api, open_paths)
     api.add_middleware(query.DirectQuery)
     api.add_middleware(
         Entry,
@@ -58,7 +57,6 @@ def build_app(
         open_paths=open_paths,
         only_loopback=not has_tokens and config.host in LOOPBACK,
     )
-    api.add_middleware(Disconnects)
     for name, _, router in GROUPS:
         api.include_router(router, tags=[name])
     api.include_router(page.router)

@@ -4,17 +4,11 @@ Without Ray, `GET /metrics` returns them (`Prometheus`). Ray collects the metric
 itself and adds the prefix `ray_` to their names (`serving/on_ray.py`).
 """
 
-import os
 from typing import Any, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from trainer.bundle.spec import LossSpec
-
-# prometheus_client reads this variable when it is imported. If it is set, the metrics of all worker
-# processes are in files in this folder.
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metric(NamedTuple):
@@ -123,7 +117,7 @@ class Metrics:
 
 
 class Prometheus:
-    """Exports metrics with prometheus_client, also those of the other workers if there are any."""
+    """Exports metrics with prometheus_client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -134,8 +128,8 @@ class Prometheus:
         match metric.kind:
             case "counter":
                 return Counter(*given, registry=self._registry)
-            case "gauge":  # workers are told apart, like Ray's replicas
-                return Gauge(*given, registry=self._registry, multiprocess_mode="liveall")
+            case "gauge":
+                return Gauge(*given, registry=self._registry)
             case "histogram":
                 return Histogram(*given, registry=self._registry, buckets=BUCKETS)
 
@@ -145,8 +139,4 @@ class Prometheus:
 
     def page(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        if FOLDER_VARIABLE not in os.environ:
-            return generate_latest(self._registry)
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)
-        return generate_latest(registry)
+        return generate_latest(self._registry)

@@ -20,7 +20,7 @@ from serving.answer import Query, Rule, answer, classification, make_query, rank
 from serving.api_error import RETRY, ApiError
 from serving.batching import Batcher, QueueFullError
 from serving.config import ServingConfig
-from serving.limits import Slots, Uploads, too_many_requests
+from serving.limits import ClientLimit, Uploads, too_busy
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification
@@ -28,11 +28,8 @@ from serving.schemas import Answer, Classification
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
 _HUNG_SECONDS = 120.0
-# JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
-# would hold the GIL just as long.
-_SHORT_BYTES = 2**14
-# So does JSON of up to this size if almost all of it is base64 in a few strings.
-_BASE64_BYTES, _BASE64_MARKS = 2**18, 200
+# JSON of up to this size parses in a few ms. A thread would hold the GIL just as long.
+_SHORT_BYTES = 2**18
 # Looking up a class takes about 5 us.
 _FEW_CLASSES = 16
 
@@ -40,7 +37,7 @@ _FEW_CLASSES = 16
 class InProgress:
     """A request in progress. `inputs` is the number of its inputs answered so far."""
 
-    def __init__(self, slots: Slots, client: str) -> None:
+    def __init__(self, slots: ClientLimit, client: str) -> None:
         self._slots, self._client = slots, client
         self.has_slot = False
         self.inputs = 0
@@ -66,7 +63,10 @@ class Shared:
         threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.config, self.metrics = config, metrics
         self.uploads = Uploads(config)
-        self.slots = Slots(config)
+        per_client = config.requests_per_client
+        self.slots = ClientLimit(
+            config.max_requests, "requests", per_client=per_client, retry_seconds=1, full=too_busy
+        )
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
 
 
@@ -164,7 +164,7 @@ class Service:
             message = f"the body did not arrive within {seconds:g} s. Send it faster"
             raise ApiError(408, "slow_body", message) from error
         except QueueFullError as error:
-            raise too_many_requests() from error
+            raise too_busy() from error
         finally:
             progress.release_slot()
 
@@ -212,9 +212,9 @@ class Service:
         return await loop.run_in_executor(self._helpers, function, *arguments)
 
     async def parsed(self, function: Any, raw: bytes, *arguments: Any) -> Any:
-        """Return `function(raw, …)`. JSON that parses in about 1 ms is parsed on the event loop,
-        because a thread switch costs more than most of it; other JSON is parsed in a thread."""
-        if len(raw) <= _SHORT_BYTES or _is_mostly_base64(raw):
+        """Return `function(raw, …)`. Short JSON is parsed on the event loop, because a switch of
+        threads costs more than most of it; other JSON is parsed in a thread."""
+        if len(raw) <= _SHORT_BYTES:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
@@ -242,8 +242,3 @@ class Service:
             code = "not_a_picture" if isinstance(raw, bytes) else "not_a_text"
             message = f"{self.model.reads}[{position}]: {error}"
             raise ApiError(400, code, message) from error
-
-
-def _is_mostly_base64(raw: bytes) -> bool:
-    """Return whether JSON has few values and escapes."""
-    return len(raw) <= _BASE64_BYTES and sum(map(raw.count, b'"\\,{[')) <= _BASE64_MARKS

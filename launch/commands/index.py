@@ -45,20 +45,12 @@ def index(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="update the gallery even if it was created from another collection"
+            "--force", help="replace the gallery even if it was created from another collection"
         ),
     ] = False,
-    approximate: Annotated[
-        bool | None,
-        typer.Option(
-            "--index/--no-index",
-            help="build an approximate index, which makes searches of large galleries faster "
-            "(default: for more than 200,000 items)",
-        ),
-    ] = None,
     allow_import: AllowImport = None,
 ) -> None:
-    """Create or update a gallery. An update computes features only of new and changed items."""
+    """Create a gallery, or replace it once the new one is complete."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import index_collection
     from serving.galleries.collection import open_collection
@@ -85,7 +77,6 @@ def index(
                 thumbnails=thumbnails,
                 strict=strict,
                 force=force,
-                index=approximate,
                 report=report,
             )
     _print_result(out, done, reads, started)
@@ -105,17 +96,7 @@ def _print_result(out: Path, done: "IndexResult", reads: str, started: float) ->
     size = sum(file.bytes for file in done.info.files.values()) / 1e6
     print(
         printable(
-            f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
-            f"{done.reused:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
+            f"{out}: {pluralize(done.info.num_items, item)}, {size:,.1f} MB, "
             f"{seconds_since(started)}"
         )
     )
-    if (index := done.info.index) is not None:
-        recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in index.recall.items())
-        use = "" if index.is_default else ", too low: by default, searches do not use the index"
-        print(
-            printable(
-                f"{out}: approximate index of {index.num_lists:,} lists, of which a search reads "
-                f"{index.num_probes:,}; recall {recall}{use}"
-            )
-        )

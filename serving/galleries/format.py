@@ -6,7 +6,6 @@ items.jsonl            one item per line, see `Item`
 offsets.safetensors    uint64 [items + 1, 2]: start offsets of each item's line and thumbnail
 thumbnails.bin         concatenated JPEGs; empty without thumbnails
 unreadable.jsonl       items that could not be read, with the reasons
-index.faiss            the approximate index, if there is one (`serving/galleries/index.py`)
 """
 
 import hashlib
@@ -21,14 +20,13 @@ from data.messages import kway_command
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, ONNX, TOKENIZER, Reads, Spec, read_manifest
 
-FORMAT_VERSION = 2  # 2: with an index
+FORMAT_VERSION = 2  # 2: with an approximate index, which this version does not use
 GALLERY = "gallery.json"
 FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
 THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
 DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
-INDEX = "index.faiss"
-TARGET_RECALL, TARGET_DEPTH = 0.95, 100
+_OLD_INDEX = "index.faiss"
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -38,27 +36,8 @@ class FileInfo(Spec):
     sha256: Sha256
 
 
-class IndexInfo(Spec):
-    """The approximate index, and the recall that was measured when it was built.
-
-    The recall at depth k is the mean share of the k best items that a search through the index
-    finds, over `num_queries` queries: classes of the bundle and, if `is_normalized`, items.
-    """
-
-    num_lists: int = Field(gt=0)
-    num_probes: int = Field(gt=0, description="number of lists that a search reads")
-    is_normalized: bool = Field(description="whether the index contains features of unit length")
-    num_queries: int = Field(gt=0)
-    recall: dict[int, float] = Field(description="recall by depth, the lower of both kinds")
-
-    @property
-    def is_default(self) -> bool:
-        """Whether searches use the index unless the request sets `exact`."""
-        return self.recall.get(TARGET_DEPTH, 0.0) >= TARGET_RECALL
-
-
-class GallerySettings(Spec):
-    """Settings that must match before a run can update a gallery or resume an earlier run."""
+class GalleryInfo(Spec):
+    """The contents of `gallery.json`."""
 
     # Earlier versions wrote "pictures".
     reads: Annotated[Reads, BeforeValidator(lambda v: "images" if v == "pictures" else v)]
@@ -68,22 +47,16 @@ class GallerySettings(Spec):
     source: str = Field(description="path of the indexed folder or text file")
     dim: int = Field(gt=0)
     thumbnails: bool
-
-
-class GalleryInfo(GallerySettings):
-    """The contents of `gallery.json`."""
-
     format_version: Literal[1, 2] = 1
     num_items: int = Field(gt=0)
     unreadable: int = Field(ge=0, description="number of files or lines that could not be read")
-    index: IndexInfo | None = None
+    index: dict[str, Any] | None = Field(None, description="approximate index of earlier versions")
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
     def _complete(self) -> "GalleryInfo":
-        expected = DATA_FILES if self.index is None else (*DATA_FILES, INDEX)
-        if set(self.files) != set(expected):
-            raise ValueError(f"files must list {', '.join(expected)}")
+        if set(self.files) - {_OLD_INDEX} != set(DATA_FILES):
+            raise ValueError(f"files must list {', '.join(DATA_FILES)}")
         return self
 
 
@@ -159,7 +132,7 @@ class OtherBackboneError(ValueError):
     """The features of a gallery were computed by another backbone."""
 
 
-def check_same_backbone(path: Path, found: GallerySettings, bundle: Bundle) -> None:
+def check_same_backbone(path: Path, found: GalleryInfo, bundle: Bundle) -> None:
     """Raise OtherBackboneError if the features at `path` were not computed by `bundle`'s
     backbone."""
     if (found.backbone, found.dim) != (features_identity(bundle), bundle.spec.dim):
@@ -171,40 +144,27 @@ def check_same_backbone(path: Path, found: GallerySettings, bundle: Bundle) -> N
 
 
 class Item(NamedTuple):
-    """An item of a collection.
-
-    - `name`: the path relative to the folder, separated by "/", or the line number.
-    - `size`: the size in bytes.
-    - `stamp`: the modification time in ns, or a hash of the text.
-    - `start`: the offset of the line in a text file.
-    - `text`: the text that the gallery displays, possibly truncated.
-
-    Two items are the same if `name`, `size` and `stamp` are equal.
-    """
+    """An item of a gallery: its name in the collection and, for a text, the text that the gallery
+    displays, possibly truncated."""
 
     name: str
-    size: int
-    stamp: int
-    start: int = 0
     text: str | None = None
 
 
 def item_line(item: Item) -> bytes:
     """Serialize an item as one line of ASCII, including the newline. The name may contain line
     breaks and bytes that are not UTF-8."""
-    fields = item if item.start or item.text is not None else item[:3]
+    # Earlier versions stored the size, the time and the offset of the item between the two.
+    fields = (item.name, 0, 0) if item.text is None else (item.name, 0, 0, 0, item.text)
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def parse_item(line: bytes) -> Item:
     """Inverse of `item_line`. Raises ValueError for any other line."""
-    try:
-        item = Item(*json.loads(line))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(f"{line[:80]!r} is not an item") from error
-    if [type(field) for field in item[:3]] != [str, int, int]:
-        raise ValueError(f"{line[:80]!r} is not an item")
-    return item
+    match json.loads(line):
+        case [str(name), int(), int(), *rest]:
+            return Item(name, rest[1] if len(rest) > 1 else None)
+    raise ValueError(f"{line[:80]!r} is not an item")
 
 
 def shown_name(name: str) -> str:

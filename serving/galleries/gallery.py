@@ -1,5 +1,5 @@
 """Galleries on disk: rows (items with their features and thumbnails), which are written as a stream
-and memory-mapped, and open galleries, which add the index and the ids of items."""
+and memory-mapped."""
 
 import hashlib
 import json
@@ -11,12 +11,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from data.files import flush, mapped, sha256_of
+from data.files import mapped, sha256_of
 from heads.logits import inverse_norms_of
 from serving.galleries.format import (
     DAMAGE_REMEDY,
     FEATURES,
-    INDEX,
     ITEMS,
     OFFSETS,
     THUMBNAILS,
@@ -26,7 +25,6 @@ from serving.galleries.format import (
     parse_item,
     read_info,
 )
-from serving.galleries.index import ApproximateIndex
 from trainer.bundle.bundle import Bundle
 
 Kind = Literal["<f4", "<u8"]
@@ -36,70 +34,47 @@ _ID = re.compile(r"(\d{1,18})\.([0-9a-f]{8})")
 
 
 class Row(NamedTuple):
-    """An item with its features, float32 [dim], and its thumbnail, a JPEG or empty bytes. `is_new`:
-    it was computed in this run."""
+    """An item with its features, float32 [dim], and its thumbnail, a JPEG or empty bytes."""
 
     item: Item
     features: np.ndarray
     thumbnail: bytes
-    is_new: bool = False
 
 
-class Rows:
-    """The rows in a folder. Thread-safe. Continues to use its original files if the folder is
-    replaced. `features` are float32 [num_items, dim]."""
-
-    def __init__(self, path: Path, num_items: int, dim: int, *, is_complete: bool = True) -> None:
-        """`is_complete`: `RowWriter` has written these rows only. Raises ValueError if the features
-        or offsets have another shape."""
-        self.path, self.num_items = path, num_items
-        shapes = (num_items, dim), (num_items + 1, 2)
-        self.features = map_matrix(path / FEATURES, "<f4", shapes[0], is_complete=is_complete)
-        self._offsets = map_matrix(path / OFFSETS, "<u8", shapes[1], is_complete=is_complete)
-        self._lines, self._thumbnails = (_mapped(path / name) for name in (ITEMS, THUMBNAILS))
-
-    def item(self, index: int) -> Item:
-        """Return an item. Raises IndexError if the index is out of range."""
-        return parse_item(self._read(self._lines, index, 0))
-
-    def thumbnail(self, index: int) -> bytes:
-        """Return the item's thumbnail as a JPEG, or empty bytes if there are no thumbnails. Raises
-        IndexError like `item`."""
-        return self._read(self._thumbnails, index, 1)
-
-    def _read(self, data: np.ndarray, index: int, column: int) -> bytes:
-        if not 0 <= index < self.num_items:
-            raise IndexError(
-                f"item {index} is out of range: the gallery contains items 0 to "
-                f"{self.num_items - 1}"
-            )
-        begin, end = self._offsets[index : index + 2, column].tolist()
-        if not begin <= end <= len(data):
-            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
-        return data[begin:end].tobytes()
-
-
-class Gallery(Rows):
+class Gallery:
     """An open gallery. Thread-safe. It continues to use its original files if the folder is
-    replaced."""
+    replaced. `features` are float32 [num_items, dim]."""
 
     def __init__(self, path: Path, bundle: Bundle) -> None:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
         it is damaged, has a newer format or contains features from a different backbone."""
         self.info = read_info(path)
         check_same_backbone(path, self.info, bundle)
-        super().__init__(path, self.info.num_items, self.info.dim)
-        self.index: ApproximateIndex | None = None
-        if self.info.index is not None:
-            self.index = ApproximateIndex(
-                path / INDEX, self.features.shape, num_probes=self.info.index.num_probes
-            )
+        self.path, self.num_items = path, self.info.num_items
+        shapes = (self.num_items, self.info.dim), (self.num_items + 1, 2)
+        self.features = map_matrix(path / FEATURES, "<f4", shapes[0])
+        self._offsets = map_matrix(path / OFFSETS, "<u8", shapes[1])
+        self._lines, self._thumbnails = (_mapped(path / name) for name in (ITEMS, THUMBNAILS))
 
     def verify(self) -> None:
         """Verify the checksums of all files. Raises ValueError at the first mismatch."""
         for name, expected in self.info.files.items():
             if sha256_of(self.path / name) != expected.sha256:
                 raise ValueError(f"{self.path / name} does not match its checksum: {DAMAGE_REMEDY}")
+
+    def item(self, index: int) -> Item:
+        return parse_item(self._read(self._lines, index, 0))
+
+    def thumbnail(self, index: int) -> bytes:
+        """Return the item's thumbnail as a JPEG, or empty bytes if there are no thumbnails."""
+        return self._read(self._thumbnails, index, 1)
+
+    def _read(self, data: np.ndarray, index: int, column: int) -> bytes:
+        assert 0 <= index < self.num_items, index
+        begin, end = self._offsets[index : index + 2, column].tolist()
+        if not begin <= end <= len(data):
+            raise ValueError(f"{self.path / OFFSETS} is damaged at item {index}: {DAMAGE_REMEDY}")
+        return data[begin:end].tobytes()
 
     @cached_property
     def inverse_norms(self) -> np.ndarray:
@@ -123,10 +98,9 @@ class Gallery(Rows):
 
 
 class RowWriter:
-    """Writes rows to a new folder. If the process is killed, the rows of the last `save` remain."""
+    """Writes the rows of a gallery to a folder. Memory use does not depend on their number."""
 
     def __init__(self, path: Path, dim: int) -> None:
-        path.mkdir()
         self.num_rows, self._dim = 0, dim
         self._ends = np.zeros(2, "<u8")
         names = (FEATURES, ITEMS, OFFSETS, THUMBNAILS)
@@ -134,7 +108,6 @@ class RowWriter:
         self._features, self._lines, self._offsets, self._thumbnails = self._files
         self._features.write(bytes(_HEADER_BYTES))
         self._offsets.write(bytes(_HEADER_BYTES) + self._ends.tobytes())
-        self.save()
 
     def add(self, row: Row) -> None:
         self._features.write(row.features.astype("<f4", copy=False).tobytes())
@@ -143,30 +116,14 @@ class RowWriter:
         self._offsets.write(self._ends.tobytes())
         self.num_rows += 1
 
-    def save(self) -> None:
-        """Write all rows to the disk, then the header of the offsets, which states their number."""
+    def close(self) -> None:
+        """Write the headers, which state the number of rows."""
         self._features.seek(0)
         self._features.write(matrix_header("<f4", (self.num_rows, self._dim)))
-        for file in self._files:
-            file.seek(0, os.SEEK_END)
-            flush(file)
         self._offsets.seek(0)
         self._offsets.write(matrix_header("<u8", (self.num_rows + 1, 2)))
-        flush(self._offsets)
-        self._offsets.seek(0, os.SEEK_END)
-
-    def close(self) -> None:
-        self.save()  # also after an interrupt
         for file in self._files:
             file.close()
-
-
-def saved_rows(path: Path, dim: int) -> Rows:
-    """Open the rows that a `RowWriter` has saved, even if its process was killed."""
-    with (path / OFFSETS).open("rb") as file:
-        header = file.read(_HEADER_BYTES)[8:]
-    num_rows = json.loads(header)["matrix"]["shape"][0] - 1
-    return Rows(path, num_rows, dim, is_complete=False)
 
 
 def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
@@ -179,20 +136,17 @@ def matrix_header(kind: Kind, shape: tuple[int, int]) -> bytes:
     return (_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8)
 
 
-def map_matrix(
-    path: Path, kind: Kind, shape: tuple[int, int], *, is_complete: bool = True
-) -> np.ndarray:
+def map_matrix(path: Path, kind: Kind, shape: tuple[int, int]) -> np.ndarray:
     """Memory-map a matrix read-only. All processes on the machine share the memory. Raises
-    ValueError if the file does not contain this matrix, or, if it is not complete, fewer rows."""
+    ValueError if the file does not contain this matrix."""
     data, size = _mapped(path), shape[0] * shape[1] * np.dtype(kind).itemsize
-    end = _HEADER_BYTES + size
-    is_other = data[:_HEADER_BYTES].tobytes() != matrix_header(kind, shape) or len(data) != end
-    if len(data) < end or (is_complete and is_other):
+    header = matrix_header(kind, shape)
+    if data[:_HEADER_BYTES].tobytes() != header or len(data) != _HEADER_BYTES + size:
         raise ValueError(
             f"{path} does not contain a matrix of type {_DTYPES[kind]} and shape {list(shape)}: "
             f"{DAMAGE_REMEDY}"
         )
-    return data[_HEADER_BYTES:end].view(kind).reshape(shape)
+    return data[_HEADER_BYTES:].view(kind).reshape(shape)
 
 
 def _mapped(path: Path) -> np.ndarray:

@@ -7,7 +7,6 @@ requests under a host name that resolves to loopback, so it accepts only loopbac
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
 
@@ -119,15 +118,6 @@ def _check_host(found: list[str]) -> None:
             "Start it with --token-file to use other host names"
         )
         raise ApiError(400, "wrong_host", message)
-
-
-async def reject_repeated_parameters(request: Request) -> None:
-    """Raise ApiError 422 for a parameter in the URL that occurs more than once, except classes."""
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    for name, count in counts.items():
-        if count > 1 and name != "classes":
-            message = f"{name[:80]}: the parameter occurs {count} times. Send it once"
-            raise ApiError(422, "invalid_parameter", message)
 
 
 # Dependencies of route functions. They are coroutines, because FastAPI runs plain functions in a

@@ -1,7 +1,6 @@
 """Parse multipart forms strictly and within limits."""
 
 import asyncio
-import codecs
 from collections.abc import AsyncGenerator
 from email.message import Message
 
@@ -10,29 +9,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.http.request_body import parameter
+from serving.http.request_body import check_charset, parameter
 
 _PIECE = 2**16
 # The final boundary is in this many bytes at the end of a form, even if other data follows it.
 _EPILOGUE = 2**16
-# Some of Python's other codecs take quadratic time, or do not decode to text.
-_CHARSETS = frozenset({"utf-8", "ascii", "iso8859-1", "cp1252"})
-
-
-def known_charset(name: str) -> str:
-    """Return the codec for the `charset` of a request, or UTF-8 if the charset is empty.
-
-    Raises ApiError 415 for an unsupported charset.
-    """
-    try:
-        codec = codecs.lookup(name or "utf-8").name
-    except (LookupError, ValueError):
-        codec = ""
-    if codec not in _CHARSETS:
-        raise ApiError(
-            415, "unknown_charset", f"charset {name[:40]!r} is not supported. Send UTF-8"
-        )
-    return codec
 
 
 async def parse_form(
@@ -41,10 +22,10 @@ async def parse_form(
     """Return the values of each field of the form `raw`: texts, and files as bytes. Files stay in
     memory. Raises ApiError 400 or 415.
 
-    Starlette drops the last part of a truncated form and reads text that is invalid in its encoding
-    as Latin-1, so both are checked here.
+    Starlette drops the last part of a truncated form and reads text that is not UTF-8 as Latin-1,
+    so both are checked here.
     """
-    codec = known_charset(parameter(header, "charset"))
+    check_charset(header)
     boundary = parameter(header, "boundary")
     if f"--{boundary}--".encode("latin-1", "replace") not in raw[-_EPILOGUE:]:
         raise invalid_form("the body does not end with the final boundary")
@@ -56,9 +37,9 @@ async def parse_form(
 
     def decoded(text: str, name: str) -> str:
         try:
-            return text.encode("latin-1").decode(codec)
+            return text.encode("latin-1").decode()
         except UnicodeError as error:
-            raise invalid_form(f"field {name[:80]!r} is not valid {codec}") from error
+            raise invalid_form(f"field {name[:80]!r} is not valid UTF-8") from error
 
     # Every byte is a character of Latin-1, so that the text can be decoded strictly afterwards.
     quoted = boundary.replace("\\", "\\\\").replace('"', '\\"')

@@ -5,6 +5,7 @@ oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
 from collections.abc import Mapping, Sequence
+from email.message import Message as Headers
 from typing import Annotated, TypeVar
 
 from fastapi import Request
@@ -13,49 +14,30 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from serving.answer import MAX_TOP, Rule
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.forms import known_charset, parse_form
+from serving.http.forms import parse_form
 from serving.http.request_body import (
     MAX_VALUES,
+    check_charset,
     content_type,
     image_bytes,
-    parameter,
     parse_json,
     read_body,
 )
-from serving.limits import check_count
+from serving.limits import check_inputs
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
-# Fields of a form that can occur several times, and what their values are.
-_LISTS = {"classes": "names or ids", "texts": "texts"}
 
-
-class InputParameters(BaseModel):
-    """Parameters in the URL, for a body that is a single input. Unknown parameters are rejected,
-    not ignored."""
+class QueryParameters(Rule):
+    """`?classes=A&classes=B&recall=0.9`. Parameters in the URL, for a body that is a single input.
+    Unknown parameters are rejected, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
-
-    def check(self, limits: ServingConfig) -> None:
-        """Raise ApiError if a parameter is missing or exceeds a limit."""
-
-
-class QueryParameters(InputParameters, Rule):
-    """`?classes=A&classes=B&recall=0.9`."""
 
     classes: list[str] = Field(
         default_factory=list,
         description="class names, or # followed by a class ID; can be repeated",
     )
-
-    def check(self, limits: ServingConfig) -> None:
-        if not self.classes:
-            raise ApiError(
-                422,
-                "invalid_query",
-                "classes is empty. Add at least one class to the URL, as ?classes=NAME",
-            )
-        check_count(len(self.classes), "classes", limits.max_classes)
 
 
 class InputsBody(BaseModel):
@@ -86,8 +68,10 @@ class QueryBody(InputsBody, ClassesBody, Rule):
     """Does each image or text belong to these classes?"""
 
 
-class ClassifyParameters(InputParameters, Rule):
+class ClassifyParameters(Rule):
     """`?top=3&recall=0.9`."""
+
+    model_config = ConfigDict(extra="forbid")
 
     top: int = Field(5, ge=1, le=MAX_TOP, description="number of classes per input")
 
@@ -97,7 +81,7 @@ class ClassifyBody(InputsBody, ClassifyParameters):
 
 
 Body = TypeVar("Body", bound=InputsBody)
-Parameters = TypeVar("Parameters", bound=InputParameters)
+Parameters = TypeVar("Parameters", QueryParameters, ClassifyParameters)
 Inputs = Sequence[bytes | str]
 
 
@@ -120,7 +104,6 @@ async def read_query(
     query: Body | Parameters = parameters
     if kind not in ("multipart/form-data", "application/json", ""):
         _check_raw(kind, reads)
-        parameters.check(limits)
     elif parameters.model_fields_set:
         raise ApiError(
             422,
@@ -134,8 +117,8 @@ async def read_query(
     elif kind in ("application/json", ""):
         query, inputs = await service.parsed(_from_json, raw, model, limits, reads)
     else:
-        inputs = [_input(raw, parameter(header, "charset"), reads)]
-    _check_inputs(inputs, limits, reads)
+        inputs = [_input(raw, header, reads)]
+    check_inputs(inputs, reads, limits)
     return query, inputs
 
 
@@ -155,7 +138,7 @@ def _from_json(
     body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
-    _check_input_count(sent, limits, reads)  # before any input is decoded
+    check_inputs(sent, reads, limits)  # before any image is decoded
     if reads == "texts":
         return body, sent
     return body, [image_bytes(one, f"images[{index}]") for index, one in enumerate(sent)]
@@ -165,42 +148,35 @@ def _from_form(
     fields: Mapping[str, list[str | bytes]], model: type[Body], reads: Reads
 ) -> tuple[Body, Inputs]:
     """Return the body in the `fields` of a form, and its inputs."""
-    known = model.model_fields
-    if unknown := sorted(fields.keys() - known.keys()):
-        message = f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(known)}"
-        raise ApiError(422, "invalid_query", message)
-    for name in known:
-        values = fields.get(name, [])
-        has_file = any(isinstance(value, bytes) for value in values)
-        if name in _LISTS and has_file:
-            message = f"{name} contains a file. Send {_LISTS[name]} as plain form fields"
-            raise ApiError(422, "invalid_query", message)
-        if name not in (*_LISTS, "images") and (has_file or len(values) > 1):
-            message = f"{name} either is a file or occurs more than once. Send a single value"
-            raise ApiError(422, "invalid_query", message)
     _check_kind(reads, images="images" in fields, texts="texts" in fields)
-    lists = {"classes": fields.get("classes", [])} if "classes" in known else {}
-    single = {name: values[0] for name, values in fields.items() if name not in (*_LISTS, "images")}
-    body = validated(model, {**lists, **single}, "invalid_query")
+    body = validated(
+        model,
+        {
+            name: values if name == "classes" or len(values) > 1 else values[0]
+            for name, values in fields.items()
+            if name != reads
+        },
+        "invalid_query",
+    )
     inputs = fields.get(reads, [])
     for position, one in enumerate(inputs):
-        if reads == "images" and not isinstance(one, bytes):
-            message = f"images[{position}] is not a file. Upload the image as a file"
-            raise ApiError(400, "invalid_form", message)
+        if isinstance(one, bytes) != (reads == "images"):
+            what = "not a file" if reads == "images" else "a file"
+            raise ApiError(400, "invalid_form", f"{reads}[{position}] is {what}")
     return body, inputs
 
 
-def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
+def _input(raw: bytes, header: Headers, reads: Reads) -> bytes | str:
     if not raw:
         what = "image" if reads == "images" else "text"
         raise ApiError(400, "empty_body", f"the body is empty. Send the {what}")
     if reads == "images":
         return raw
-    codec = known_charset(charset)
+    check_charset(header)
     try:
-        return raw.decode(codec)
+        return raw.decode()
     except UnicodeDecodeError as error:
-        message = f"the text contains invalid {codec} at byte {error.start}. Send UTF-8"
+        message = f"the text contains invalid UTF-8 at byte {error.start}. Send UTF-8"
         raise ApiError(400, "not_a_text", message) from error
 
 
@@ -227,25 +203,3 @@ def _check_raw(kind: str, reads: Reads) -> None:
             "text/plain",
         )
     _check_kind(reads, images=not is_text, texts=is_text)
-
-
-def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
-    if not inputs:
-        what = reads.removesuffix("s")
-        raise ApiError(
-            400, "no_input", f"the request does not contain any {reads}. Send at least one {what}"
-        )
-    check_count(len(inputs), reads, limits.max_inputs)
-
-
-def _check_inputs(inputs: Inputs, limits: ServingConfig, reads: Reads) -> None:
-    _check_input_count(inputs, limits, reads)
-    most = limits.max_text_chars
-    for position, one in enumerate(inputs):
-        if isinstance(one, str) and len(one) > most:
-            raise ApiError(
-                413,
-                "text_too_long",
-                f"texts[{position}] has {len(one)} characters, but the limit is {most}. Shorten "
-                "the text",
-            )

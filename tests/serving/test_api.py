@@ -76,19 +76,12 @@ def test_a_data_url_gets_the_same_answer_as_its_base64_content(api: FastAPI) -> 
         assert verdicts(api, {"classes": [0], "images": [start + BASE64]}) == plain
 
 
-@pytest.mark.parametrize(
-    ("kind", "encoding"),
-    [
-        ("text/plain", "utf-8"),
-        ("text/plain; charset=utf-8", "utf-8"),
-        ('Text/Plain;charset="ISO-8859-1"', "latin-1"),
-    ],
-)
+@pytest.mark.parametrize("kind", ["text/plain", 'Text/Plain;charset="UTF-8"'])
 def test_a_raw_text_body_gets_the_same_answer_as_the_text_in_json(
-    texts: FastAPI, kind: str, encoding: str
+    texts: FastAPI, kind: str
 ) -> None:
     text = "a dog and a cät"
-    found = post(texts, "/v1/query?classes=husky&threshold=0.5", text.encode(encoding), kind)
+    found = post(texts, "/v1/query?classes=husky&threshold=0.5", text.encode(), kind)
     wanted = verdicts(texts, {"classes": ["husky"], "texts": [text], "threshold": 0.5})
     assert found.json() == wanted
     assert wanted != verdicts(texts, {"classes": ["husky"], "texts": ["a"], "threshold": 0.5})
@@ -138,7 +131,6 @@ def test_an_image_url_is_rejected_with_a_suggestion(api: FastAPI, url: str) -> N
         ("?classes=husky&threshold=inf", "image/png", PNG, 422, "invalid_parameter"),
         ("?classes=husky&threshold=1&threshold=", "image/png", PNG, 422, "invalid_parameter"),
         ("?classes=husky&recal=0.9", "image/png", PNG, 422, "invalid_parameter"),
-        ("?classes=husky&recall=0.9&recall=0.9", "image/png", PNG, 422, "invalid_parameter"),
         ("?classes=husky", "text/plain", b"a", 422, "not_a_text_model"),
         ("?classes=husky", "text/html", b"a", 415, "unknown_content_type"),
         ("?classes=husky", "image/png", b"x" * (MAX_BODY + 1), 413, "body_too_large"),

@@ -133,10 +133,11 @@ def methods(bundle: Path) -> InferenceMethods:
 def request(num_bytes: int) -> bytes:
     """Build a request that is about `num_bytes` long."""
     found = pb.ModelInferRequest(model_name="pets", id="x" * num_bytes)
-    images = found.inputs.add(name="images", datatype="BYTES", shape=[1])
-    images.contents.bytes_contents.append(image(0))
-    ids = found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
-    ids.contents.int64_contents.append(2)
+    found.inputs.add(name="images", datatype="BYTES", shape=[1])
+    found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
+    file = image(0)
+    found.raw_input_contents.append(len(file).to_bytes(4, "little") + file)
+    found.raw_input_contents.append((2).to_bytes(8, "little"))
     return found.SerializeToString()
 
 

@@ -1,5 +1,6 @@
 """`/v1/galleries`: list and search indexed collections, and return thumbnails of their items."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -9,14 +10,14 @@ from data.messages import one_line
 from serving.answer import Rule
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
-from serving.galleries.searching import Galleries, Page
+from serving.galleries.searching import Galleries
 from serving.http.entry import VersionDep
 from serving.http.error_responses import ERROR_RESPONSES
-from serving.http.openapi import request_body, schema_of
+from serving.http.openapi import request_body
 from serving.http.query_body import ClassesBody, max_values
 from serving.http.request_body import parse_json, read_body
 from serving.limits import check_count
-from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
+from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.versions import Version
 
 _MAX_LIMIT = 1000
@@ -40,10 +41,7 @@ class SearchBody(ClassesBody, Rule):
     )
     offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
     exact: bool | None = Field(
-        None,
-        description="true: score all items. false: use the gallery's index, if there is one, which "
-        "finds at most 100 hits. Default: use it if its recall is at least 0.95 and offset + limit "
-        "is at most 100",
+        None, deprecated=True, description="has no effect: every search scores all items"
     )
 
 
@@ -61,7 +59,7 @@ async def listed(version: VersionDep) -> GalleryList:
 @router.post(
     "/v1/galleries/{name}/search",
     responses=ERROR_RESPONSES,
-    openapi_extra=request_body({"application/json": {"schema": schema_of(SearchBody)}}),
+    openapi_extra=request_body(SearchBody),
 )
 async def search(name: str, request: Request, version: VersionDep) -> Hits:
     """Search a gallery for classes.
@@ -85,8 +83,8 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
                 f"{_MAX_HITS} hits. Reduce their number or the limit",
             )
         query = await service.make_query(body.classes, body)
-        page = Page(body.offset, body.limit, body.exact)
-        found: Hits = await service.in_thread(galleries.search, name, query, page)
+        search = partial(galleries.search, offset=body.offset, limit=body.limit)
+        found: Hits = await service.in_thread(search, name, query)
         return found
 
 
@@ -136,13 +134,11 @@ def _describe(name: str, version: Version) -> GalleryFound:
             thumbnails=False,
         )
     info = version.galleries.available[name].info
-    index = info.index and GalleryIndex.model_validate(info.index, from_attributes=True)
     return GalleryFound(
         name=name,
         num_items=info.num_items,
         reads=info.reads,
         thumbnails=info.thumbnails,
-        index=index,
     )
 
 

@@ -10,23 +10,13 @@ from pydantic import BaseModel, Field
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
 from serving.http.entry import ServiceDep, without_token
-from serving.schemas import ErrorBody, ModelLogits
+from serving.schemas import ErrorBody, Limits, ModelLogits
 from trainer.backbone.precision import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
 
 class Health(BaseModel):
     status: str
-
-
-class Limits(BaseModel):
-    """Limits on one request."""
-
-    max_inputs: int
-    max_classes: int
-    max_text_chars: int
-    max_body_bytes: int
-    max_pixels: int
 
 
 class ModelInfo(BaseModel):
