@@ -1,8 +1,7 @@
 """The HTTP application of a replica, with all routers from `serving/http/routes/`.
 
 To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
-router to `GROUPS`. The OpenAPI document and the paths that do not require a token are derived from
-the routes.
+router to `GROUPS`.
 """
 
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 
 from serving.config import LOOPBACK
-from serving.http.entry import Entry, paths_without_token
+from serving.http.entry import Entry
 from serving.http.error_responses import install_handlers
 from serving.http.openapi import require_tokens
 from serving.http.routes import classes, galleries, inference, page, query, server
@@ -25,6 +24,9 @@ GROUPS = (
     ("Open Inference Protocol", "Queries as tensors.", inference.router),
     ("Server", "The served model and the state of the server.", server.router),
 )
+# The paths that do not require a token, because they reveal nothing about the model. Kubernetes
+# probes do not send one.
+OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready", *page.FILES)
 
 
 def build_app(
@@ -43,20 +45,19 @@ def build_app(
     )
     api.state.model, api.state.metrics_page = model, metrics_page
     api.state.searches = classes.Searches()
-    open_paths = paths_without_token([*(router for *_, router in GROUPS), page.router])
     install_handlers(api)
     config = model.current.service.config
     has_tokens = config.token_file is not None
     if has_tokens:
-        require_tokens(api, open_paths)
-    api.add_middleware(query.DirectQuery)
+        require_tokens(api, OPEN_PATHS)
     api.add_middleware(
         Entry,
         model=model,
         clients=clients,
-        open_paths=open_paths,
+        open_paths=OPEN_PATHS,
         only_loopback=not has_tokens and config.host in LOOPBACK,
     )
+    api.router.routes.append(query.DIRECT_QUERY)
     for name, _, router in GROUPS:
         api.include_router(router, tags=[name])
     api.include_router(page.router)

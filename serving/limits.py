@@ -5,12 +5,12 @@ other clients. `Uploads` limits the number, size and minimum rate of these bodie
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
@@ -104,7 +104,9 @@ class Uploads:
         with self._count.slots(client):
             try:
                 while True:
-                    message = await self._in_time(receive(), started, received)
+                    seconds = self._grace_seconds + received / self._min_rate
+                    async with asyncio.timeout_at(started + seconds):
+                        message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnect
                     part: bytes = message.get("body", b"")
@@ -115,20 +117,14 @@ class Uploads:
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
+            except TimeoutError as error:
+                text = (
+                    f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at "
+                    f"least {self._min_rate} bytes/s"
+                )
+                raise ApiError(408, "slow_body", text) from error
             finally:
                 self.bytes.release(client, received)
-
-    async def _in_time(self, message: Awaitable[Message], started: float, received: int) -> Message:
-        seconds = self._grace_seconds + received / self._min_rate
-        try:
-            async with asyncio.timeout_at(started + seconds):
-                return await message
-        except TimeoutError as error:
-            text = (
-                f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at least "
-                f"{self._min_rate} bytes/s"
-            )
-            raise ApiError(408, "slow_body", text) from error
 
 
 def too_busy() -> ApiError:

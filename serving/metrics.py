@@ -4,11 +4,12 @@ Without Ray, `GET /metrics` returns them (`Prometheus`). Ray collects the metric
 itself and adds the prefix `ray_` to their names (`serving/on_ray.py`).
 """
 
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from trainer.bundle.spec import LossSpec
+if TYPE_CHECKING:  # imports torch
+    from trainer.bundle.bundle import Bundle
 
 
 class Metric(NamedTuple):
@@ -95,17 +96,11 @@ class Metrics:
         self._record(RELOADS, 1, model=model, outcome=outcome)
 
     def report(
-        self,
-        *,
-        name: str,
-        version: str,
-        loss: LossSpec,
-        is_rejected: bool,
-        requests: int,
-        queued_inputs: int,
+        self, name: str, bundle: "Bundle", *, is_rejected: bool, requests: int, queued_inputs: int
     ) -> None:
         """Set the gauges. Call this every few seconds, because Ray drops a gauge that has not been
         set recently."""
+        loss, version = bundle.spec.loss, bundle.version
         self._record(IN_PROGRESS, requests)
         self._record(QUEUED, queued_inputs)
         self._record(REJECTED, int(is_rejected), model=name)
@@ -124,14 +119,10 @@ class Prometheus:
         self._metrics = {metric: self._collector(metric) for metric in METRICS}
 
     def _collector(self, metric: Metric) -> Any:
+        kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+        options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
         given = (metric.name, metric.description, metric.labels)
-        match metric.kind:
-            case "counter":
-                return Counter(*given, registry=self._registry)
-            case "gauge":
-                return Gauge(*given, registry=self._registry)
-            case "histogram":
-                return Histogram(*given, registry=self._registry, buckets=BUCKETS)
+        return kind(*given, registry=self._registry, **options)
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         found = self._metrics[metric]

@@ -4,7 +4,6 @@ Until the model is loaded, requests are answered with status 503.
 """
 
 import asyncio
-import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -117,4 +116,3 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     finally:
         server.should_exit = True
         thread.join()
-        gc.unfreeze()  # nanobind reports objects that are not collected at exit

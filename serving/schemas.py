@@ -191,17 +191,13 @@ class GalleryList(BaseModel):
     galleries: list[GalleryFound]
 
 
-class GalleryItem(BaseModel):
-    """An item of a gallery."""
+class GalleryHit(Verdict):
+    """The verdict on one class for one item of a gallery."""
 
     id: str = Field("", description="id of the item; changes if the gallery is built again")
     item: int = Field(description="index of the item in the gallery's files")
     name: str = Field(description="path of the item in the collection, or its line number")
     text: str | None = Field(description="beginning of the text; null for images")
-
-
-class GalleryHit(Verdict, GalleryItem):
-    """The verdict on one class for one item of a gallery."""
 
 
 class ClassHits(ClassThreshold):

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.format import GALLERY, OtherBackboneError
+from serving.galleries.gallery import GALLERY, OtherBackboneError
 from serving.galleries.searching import Galleries
 from serving.metrics import Metrics
 from serving.model import Model
@@ -46,10 +46,6 @@ class Version:
 
     service: Service
     galleries: Galleries
-
-    @property
-    def id(self) -> str:
-        return self.service.version
 
 
 class ServedModel:
@@ -93,9 +89,8 @@ class ServedModel:
             service = self.current.service
             num_requests, num_queued = service.load()
             self._metrics.report(
-                name=self.name,
-                version=service.version,
-                loss=service.model.bundle.spec.loss,
+                self.name,
+                service.model.bundle,
                 is_rejected=self.is_rejected,
                 requests=num_requests,
                 queued_inputs=num_queued,
@@ -116,7 +111,8 @@ class ServedModel:
             if self._fingerprint() != found:  # its files may be of two versions
                 return
             self.is_rejected = True
-            text = f"model {self.name}: {error}. Version {previous.id} continues to serve"
+            old = previous.service.version
+            text = f"model {self.name}: {error}. Version {old} continues to serve"
             if text != self._error:
                 self._error = text
                 _log.error("%s", text)
@@ -128,7 +124,7 @@ class ServedModel:
         if self.current is not previous:
             if self.current.service is not previous.service:
                 self._replaced.append(weakref.ref(previous.service))
-            _log.info("model %s: version %s is served now", self.name, self.current.id)
+            _log.info("model %s: version %s is served now", self.name, self.current.service.version)
             self._metrics.count_reload(self.name, "switched")
 
     def _successor(self, current: Version) -> Version:
@@ -142,7 +138,7 @@ class ServedModel:
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self._path))
         service, previous = current.service, current.galleries
-        is_new = read_manifest(folder).version != current.id
+        is_new = read_manifest(folder).version != current.service.version
         if is_new:
             service = self._service(folder, class_weights=True)
             before, after = current.service.model.reads, service.model.reads
@@ -205,18 +201,11 @@ class ServedModel:
         return Service(model, self._shared, name=self.name)
 
     def _free(self) -> None:
-        """Free the memory of replaced versions whose last request has ended.
-
-        Reference counting frees a version except for the cycles inside of it. The garbage
-        collector does not see them in objects that `gc.freeze` has excluded.
-        """
+        """Free the memory of replaced versions whose last request has ended. Reference counting
+        frees a version except for the cycles inside of it."""
         in_use = [ref for ref in self._replaced if ref() is not None]
         if len(in_use) < len(self._replaced):
-            is_frozen = gc.get_freeze_count() > 0
-            gc.unfreeze()
             gc.collect()
-            if is_frozen:
-                gc.freeze()
         self._replaced = in_use
 
 

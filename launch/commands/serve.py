@@ -17,7 +17,7 @@ from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
 from serving.stop_signal import Listening, StopSignal
-from serving.tokens import Tokens
+from serving.tokens import Clients
 
 if TYPE_CHECKING:
     from trainer.bundle.bundle import Bundle
@@ -133,7 +133,7 @@ def _check_access(config: ServingConfig, *, no_ray: bool, no_tokens: bool) -> No
 
 def check_tokens(file: Path) -> None:
     try:
-        Tokens(file)
+        Clients(file)
     except OSError as error:
         raise ValueError(
             f"--token-file {file} cannot be read ({error.strerror}): pass a file with one token "

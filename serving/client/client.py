@@ -22,7 +22,6 @@ from serving.schemas import (
     GalleryList,
     Hits,
     Limits,
-    ModelLogits,
     Required,
 )
 
@@ -39,7 +38,6 @@ class Served(BaseModel):
 
     reads: Literal["images", "texts"]
     recalls: list[float]
-    logits: ModelLogits | None = None  # not sent by older servers
     limits: Limits
 
 
@@ -192,18 +190,12 @@ class Client(Transport):
     def _check(self, inputs: Sequence[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there are no inputs: pass images or texts")
-        most = served.limits.max_text_chars
-        for position, one in enumerate(inputs):
+        for one in inputs:
             if not isinstance(one, Path | bytes | str):
                 raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
             if isinstance(one, str) != (served.reads == "texts"):
                 raise ValueError(
                     f"the model at {self.url} reads {served.reads}: pass {served.reads}"
-                )
-            if isinstance(one, str) and len(one) > most:
-                raise ValueError(
-                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
-                    f"{self.url} accepts at most {most}: shorten the text"
                 )
 
 

@@ -1,14 +1,10 @@
-"""Build a gallery: compute the features and thumbnails of all items of a collection.
-
-Memory use does not depend on the number of items.
-"""
+"""Build a gallery: compute the features and thumbnails of all items of a collection."""
 
 import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,18 +18,19 @@ from data.images.decode import MAX_PIXELS, decode, resize
 from data.processes import in_order
 from data.progress import Report
 from serving.galleries.collection import Collection, Entry
-from serving.galleries.format import (
+from serving.galleries.gallery import (
     DATA_FILES,
     GALLERY,
     UNREADABLE,
     FileInfo,
     GalleryInfo,
     Item,
+    Row,
+    RowWriter,
     features_identity,
     read_info,
     shown_name,
 )
-from serving.galleries.gallery import Row, RowWriter
 from serving.model import Model
 from trainer.bundle.writing import published_folder
 
@@ -41,7 +38,6 @@ THUMBNAIL_SIDE = 160  # maximum length in pixels of the longer side
 _QUALITY = 80
 # Longer texts are truncated for display.
 _MAX_SHOWN_CHARS = 500
-_MAX_NAMED = 5
 
 
 class Unreadable(NamedTuple):
@@ -57,19 +53,6 @@ class _Prepared(NamedTuple):
     thumbnail: bytes
 
 
-@dataclass(frozen=True)
-class IndexResult:
-    """The result of a run.
-
-    - `ignored`: number of files without an image extension.
-    - `unreadable`: the first few unreadable items; `info` contains the total number.
-    """
-
-    info: GalleryInfo
-    ignored: int
-    unreadable: Sequence[Unreadable]
-
-
 def index_collection(
     model: Model,
     collection: Collection,
@@ -81,8 +64,8 @@ def index_collection(
     strict: bool = False,
     force: bool = False,
     report: Report = lambda done, total: None,
-) -> IndexResult:
-    """Create the gallery of `collection` at `path`, or replace it.
+) -> GalleryInfo:
+    """Create the gallery of `collection` at `path`, or replace it. Returns its description.
 
     - `batch_size`: number of texts or image crops per forward pass.
     - `threads`: number of threads that read and decode items. Default: one per core.
@@ -126,10 +109,13 @@ def index_collection(
             thumbnails=with_thumbnails,
             num_items=rows.num_rows,
             unreadable=len(unreadable),
-            files={name: _described(folder / name) for name in DATA_FILES},
+            files={
+                file.name: FileInfo(bytes=file.stat().st_size, sha256=sha256_of(file))
+                for file in map(folder.joinpath, DATA_FILES)
+            },
         )
         (folder / GALLERY).write_text(info.model_dump_json(indent=1) + "\n")
-    return IndexResult(info, collection.ignored, tuple(unreadable[:_MAX_NAMED]))
+    return info
 
 
 def _check_replaceable(path: Path, source: str, *, force: bool) -> None:
@@ -200,7 +186,3 @@ def thumbnail(raw: bytes) -> bytes:
         height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
         pixels = resize(pixels, height, width)
     return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
-
-
-def _described(file: Path) -> FileInfo:
-    return FileInfo(bytes=file.stat().st_size, sha256=sha256_of(file))

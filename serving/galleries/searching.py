@@ -9,8 +9,7 @@ import torch
 from heads.logits import ClassRows, LogitMap
 from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
-from serving.galleries.format import shown_name
-from serving.galleries.gallery import Gallery
+from serving.galleries.gallery import Gallery, shown_name
 from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec

@@ -4,17 +4,18 @@ Bodies are parsed here rather than by the framework, so that invalid UTF-8, deep
 oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
-from collections.abc import Mapping, Sequence
-from email.message import Message as Headers
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from starlette.datastructures import Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.answer import MAX_TOP, Rule
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.forms import parse_form
 from serving.http.request_body import (
     MAX_VALUES,
     check_charset,
@@ -26,6 +27,10 @@ from serving.http.request_body import (
 from serving.limits import check_inputs
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
+
+_PIECE = 2**16
+# The final boundary is in this many bytes at the end of a form, even if other data follows it.
+_EPILOGUE = 2**16
 
 
 class QueryParameters(Rule):
@@ -100,7 +105,7 @@ async def read_query(
     yet. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
     """
     limits, reads = service.config, service.model.reads
-    kind, header = content_type(request)
+    kind, of_kind = content_type(request)
     query: Body | Parameters = parameters
     if kind not in ("multipart/form-data", "application/json", ""):
         _check_raw(kind, reads)
@@ -113,11 +118,11 @@ async def read_query(
     raw = await read_body(request, service, progress)
     inputs: Inputs
     if kind == "multipart/form-data":
-        query, inputs = _from_form(await parse_form(raw, header, limits), model, reads)
+        query, inputs = _from_form(await _parse_form(raw, of_kind, limits), model, reads)
     elif kind in ("application/json", ""):
         query, inputs = await service.parsed(_from_json, raw, model, limits, reads)
     else:
-        inputs = [_input(raw, header, reads)]
+        inputs = [_input(raw, of_kind, reads)]
     check_inputs(inputs, reads, limits)
     return query, inputs
 
@@ -144,6 +149,62 @@ def _from_json(
     return body, [image_bytes(one, f"images[{index}]") for index, one in enumerate(sent)]
 
 
+async def _parse_form(
+    raw: bytes, parameters: Mapping[str, str], limits: ServingConfig
+) -> dict[str, list[str | bytes]]:
+    """Return the values of each field of the form `raw`: texts, and files as bytes. Files stay in
+    memory. Raises ApiError 400 or 415.
+
+    Starlette drops the last part of a truncated form and reads text that is not UTF-8 as Latin-1,
+    so both are checked here.
+    """
+    check_charset(parameters)
+    boundary = parameters.get("boundary", "")
+    if f"--{boundary}--".encode("latin-1", "replace") not in raw[-_EPILOGUE:]:
+        raise _invalid_form("the body does not end with the final boundary")
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(raw), _PIECE):
+            yield raw[start : start + _PIECE]
+            await asyncio.sleep(0)  # let other requests run
+
+    def decoded(text: str, name: str) -> str:
+        try:
+            return text.encode("latin-1").decode()
+        except UnicodeError as error:
+            raise _invalid_form(f"field {name[:80]!r} is not valid UTF-8") from error
+
+    # Every byte is a character of Latin-1, so that the text can be decoded strictly afterwards.
+    quoted = boundary.replace("\\", "\\\\").replace('"', '\\"')
+    kind = f'multipart/form-data; boundary="{quoted}"; charset=latin-1'
+    # High enough that a form with slightly too many parts reaches the caller, which rejects it with
+    # a specific error.
+    parser = MultiPartParser(
+        Headers({"content-type": kind}),
+        pieces(),
+        max_files=limits.max_inputs + 1000,
+        max_fields=limits.max_classes + limits.max_inputs + 1000,
+        max_part_size=limits.max_body_bytes,
+    )
+    parser.spool_max_size = limits.max_body_bytes  # keep all files in memory
+    try:
+        form = await parser.parse()
+    except (MultiPartException, LookupError, UnicodeError) as error:
+        raise _invalid_form(getattr(error, "message", None) or "the body is malformed") from error
+    fields: dict[str, list[str | bytes]] = {}
+    try:
+        for name, value in form.multi_items():
+            content = decoded(value, name) if isinstance(value, str) else await value.read()
+            fields.setdefault(decoded(name, name), []).append(content)
+    finally:
+        await form.close()
+    return fields
+
+
+def _invalid_form(reason: str) -> ApiError:
+    return ApiError(400, "invalid_form", f"invalid multipart form: {reason}")
+
+
 def _from_form(
     fields: Mapping[str, list[str | bytes]], model: type[Body], reads: Reads
 ) -> tuple[Body, Inputs]:
@@ -162,17 +223,17 @@ def _from_form(
     for position, one in enumerate(inputs):
         if isinstance(one, bytes) != (reads == "images"):
             what = "not a file" if reads == "images" else "a file"
-            raise ApiError(400, "invalid_form", f"{reads}[{position}] is {what}")
+            raise _invalid_form(f"{reads}[{position}] is {what}")
     return body, inputs
 
 
-def _input(raw: bytes, header: Headers, reads: Reads) -> bytes | str:
+def _input(raw: bytes, parameters: Mapping[str, str], reads: Reads) -> bytes | str:
     if not raw:
         what = "image" if reads == "images" else "text"
         raise ApiError(400, "empty_body", f"the body is empty. Send the {what}")
     if reads == "images":
         return raw
-    check_charset(header)
+    check_charset(parameters)
     try:
         return raw.decode()
     except UnicodeDecodeError as error:

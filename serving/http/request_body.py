@@ -9,9 +9,10 @@ import base64
 import binascii
 import json
 import re
-from email.message import Message as Headers
+from collections.abc import Mapping
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
 
 from serving.api_error import ApiError
 from serving.limits import body_too_large
@@ -25,24 +26,19 @@ _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def content_type(request: Request) -> tuple[str, Headers]:
-    """Return the media type of a request, in lower case, and the header with its parameters. A
-    missing type is ""."""
-    parsed, header = Headers(), request.headers.get("content-type", "")
-    if ";" in header:
-        parsed["content-type"] = header.replace("\r", " ").replace("\n", " ")
-    return header.partition(";")[0].strip().lower(), parsed
+def content_type(request: Request) -> tuple[str, dict[str, str]]:
+    """Return the media type of a request, in lower case, and its parameters. A missing type is
+    ""."""
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    parameters = {
+        name.decode("latin-1"): value.decode("latin-1") for name, value in options.items()
+    }
+    return kind.decode("latin-1").strip().lower(), parameters
 
 
-def parameter(header: Headers, name: str) -> str:
-    """Return a parameter of the content type, or "" if it is missing."""
-    found = header.get_param(name, "")
-    return found if isinstance(found, str) else found[2]
-
-
-def check_charset(header: Headers) -> None:
-    """Raise ApiError 415 if the content type states a charset of which not every text is UTF-8."""
-    charset = parameter(header, "charset")
+def check_charset(parameters: Mapping[str, str]) -> None:
+    """Raise ApiError 415 if a content type states a charset of which not every text is UTF-8."""
+    charset = parameters.get("charset", "")
     if charset.lower() not in ("", "utf-8", "utf8", "us-ascii"):
         message = f"charset {charset[:40]!r} is not supported. Send UTF-8"
         raise ApiError(415, "unknown_charset", message)

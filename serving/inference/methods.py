@@ -6,14 +6,14 @@ Triton and KServe do. The typed `contents` of a tensor are not supported.
 """
 
 import logging
+from typing import Any
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.inference.protobuf import MAX_VALUES, parsed
 from serving.inference.servicer import Context, Servicer, add_methods_to_server
 from serving.inference.tensors import (
     InferenceRequest,
@@ -46,6 +46,13 @@ _CODES = {
 # The details of an error are sent as a header, in which a character can occupy nine bytes. All
 # headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
+_VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
+_VARINT_BYTES = 10
+# The tag of `raw_input_contents` in a ModelInferRequest.
+_RAW_CONTENTS = 7 << 3 | _WITH_LENGTH
+# Limit per message. Callers add the limits on inputs and classes where these apply.
+MAX_VALUES = 10_000
 
 
 class InferenceMethods:
@@ -188,3 +195,45 @@ def response_of(answer: InferenceResponse, version: str) -> pb.ModelInferRespons
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
         response.raw_output_contents.append(tensor.array().tobytes())
     return response
+
+
+def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
+    """Parse a message of type `kind`. Raises ApiError: 400 if the message is malformed, 413 if it
+    contains more than `most` byte strings with elements and other bytes.
+
+    Protobuf's parser blocks all threads and creates an object for each field, even if the field
+    takes up only two bytes. Therefore, only the elements of tensors may be long.
+    """
+    count = offset = 0
+    while offset < len(raw):
+        start = offset
+        tag, offset = _varint(raw, offset, kind)
+        if tag & 7 == _WITH_LENGTH:
+            size, offset = _varint(raw, offset, kind)
+            offset += size
+        elif tag & 7 == _VARINT:
+            _, offset = _varint(raw, offset, kind)
+        else:
+            offset += _FIXED_BYTES.get(tag & 7, 1)  # the parser rejects other types
+        count += 1 if tag == _RAW_CONTENTS else offset - start
+        if count > most:
+            message = f"the message contains more than {most} values. Split the request"
+            raise ApiError(413, "too_many_values", message)
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise _malformed(kind) from error
+
+
+def _varint(raw: bytes, offset: int, kind: type[Message]) -> tuple[int, int]:
+    """Return a varint (7 bits per byte) and the offset after it."""
+    value = 0
+    for count, byte in enumerate(raw[offset : offset + _VARINT_BYTES]):
+        value |= (byte & 127) << 7 * count
+        if byte < 128:
+            return value, offset + count + 1
+    raise _malformed(kind)
+
+
+def _malformed(kind: type[Message]) -> ApiError:
+    return invalid_inference(f"the message is not a valid {kind.DESCRIPTOR.name}")

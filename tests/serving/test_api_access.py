@@ -15,11 +15,12 @@ import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from serving.api_error import ApiError
 from serving.app import build_app
 from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
-from serving.tokens import Clients, Tokens
+from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.serving.in_process import Recorder, application, ask, refusal
 
@@ -216,19 +217,20 @@ def test_a_changed_token_file_takes_effect_on_the_next_request(
 
 
 def test_changes_within_one_clock_tick_are_detected(file: Path) -> None:
-    tokens = Tokens(file)
+    clients = Clients(file)
     for token in (NEW, OLD) * 100:  # with the same length, in the same file
         file.write_text(token)
-        assert tokens.client_of(token)
+        clients.client_of([f"Bearer {token}"], [])
 
 
 def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = Tokens(file)
+    clients = Clients(file)
     monkeypatch.setattr("serving.tokens._SETTLED_SECONDS", 0.0)
-    assert tokens.client_of(OLD)
+    assert clients.client_of([f"Bearer {OLD}"], [])
     monkeypatch.setattr("serving.tokens._digests", None)
-    assert tokens.client_of(OLD)
-    assert tokens.client_of(NEW) is None
+    assert clients.client_of([f"Bearer {OLD}"], [])
+    with pytest.raises(ApiError, match="does not recognize"):
+        clients.client_of([f"Bearer {NEW}"], [])
 
 
 @pytest.mark.parametrize(
@@ -308,7 +310,7 @@ def test_the_error_for_an_invalid_token_file_contains_a_fix_but_no_tokens(
 ) -> None:
     save(tmp_path / "tokens", text, mode)
     with pytest.raises(ValueError, match=re.escape(reason)) as caught:
-        Tokens(tmp_path / "tokens")
+        Clients(tmp_path / "tokens")
     assert "\n" not in str(caught.value)
     for line in text.split():
         assert len(line) < 20 or line not in str(caught.value)

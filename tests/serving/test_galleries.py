@@ -26,8 +26,7 @@ from launch.commands.index import index as index_command
 from serving.config import ServingConfig
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
-from serving.galleries.format import features_identity
-from serving.galleries.gallery import Gallery, map_matrix
+from serving.galleries.gallery import Gallery, features_identity, map_matrix
 from serving.galleries.searching import best
 from serving.model import Model
 from tests.serving import in_process

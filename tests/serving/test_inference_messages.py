@@ -14,8 +14,7 @@ from tritonclient.utils import serialize_byte_tensor
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference.methods import inference_of, response_of
-from serving.inference.protobuf import parsed
+from serving.inference.methods import inference_of, parsed, response_of
 from serving.inference.tensors import InferenceResponse, ResponseOutput, check_inference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -19,7 +19,8 @@ from torch import Tensor
 from data.images.decode import decode, for_evaluation
 from serving.addresses import free_port
 from serving.answer import make_query
-from serving.batching import Batcher, QueueFullError
+from serving.api_error import ApiError
+from serving.batching import Batcher
 from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
@@ -138,7 +139,7 @@ def test_a_full_queue_rejects_new_inputs_and_serves_the_queued_ones() -> None:
         await asyncio.sleep(0.05)
         waiting = asyncio.create_task(submit(batcher, [torch.ones(1)] * 2))
         await asyncio.sleep(0.05)
-        with pytest.raises(QueueFullError):
+        with pytest.raises(ApiError, match="waiting for the model"):
             await submit(batcher, [torch.zeros(1)])
         gate.set()
         assert (await working).tolist() == [[0.0]]

@@ -157,12 +157,9 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
         model.self_check()
 
 
-def test_the_command_reports_the_index_of_a_long_text_and_sends_nothing(
-    url: str, tmp_path: Path
-) -> None:
+def test_the_command_reports_the_index_of_a_long_text(url: str, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
-    message = r"^texts\[5\] \(long .*\) has 305 characters"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"texts\[5\] has 305 characters"):
         started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
 
 

@@ -23,8 +23,7 @@ from serving.versions import Version
 _MAX_LIMIT = 1000
 # Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
 _MAX_HITS = 10_000
-# The number after the index in an id identifies the item (`Gallery.id_of`).
-_INDEX_OR_ID = r"^(\d{1,30}|\d{1,18}\.[0-9a-f]{8})$"
+_INDEX_OR_ID = r"^[0-9]{1,30}(\.[0-9a-f]{8})?$"
 
 
 class SearchBody(ClassesBody, Rule):
@@ -105,8 +104,8 @@ async def thumbnail(
 ) -> Response:
     """Return a thumbnail of an item."""
     gallery = _named(version.galleries, name)
-    index = int(item) if item.isdecimal() else gallery.index_of_id(item)
-    if index is None or index >= gallery.num_items:
+    index = gallery.index_of(item)
+    if index is None:
         raise ApiError(
             404,
             "unknown_item",
@@ -124,21 +123,13 @@ async def thumbnail(
 
 
 def _describe(name: str, version: Version) -> GalleryFound:
-    error = version.galleries.unavailable.get(name)
-    if error is not None:
-        return GalleryFound(
-            name=name,
-            unavailable=one_line(error),
-            num_items=0,
-            reads=version.service.model.reads,
-            thumbnails=False,
-        )
-    info = version.galleries.available[name].info
+    gallery, error = version.galleries.available.get(name), version.galleries.unavailable.get(name)
     return GalleryFound(
         name=name,
-        num_items=info.num_items,
-        reads=info.reads,
-        thumbnails=info.thumbnails,
+        unavailable=error and one_line(error),
+        num_items=gallery.num_items if gallery else 0,
+        reads=version.service.model.reads,
+        thumbnails=gallery is not None and gallery.info.thumbnails,
     )
 
 

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from serving.api_error import ApiError, validated
-from serving.http.entry import ServiceDep, without_token
+from serving.http.entry import ServiceDep
 from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
 from serving.inference import tensors
@@ -73,16 +73,13 @@ async def server() -> dict[str, Any]:
     return tensors.server_metadata()
 
 
-# As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
-@without_token
 async def live() -> dict[str, bool]:
     """Check that the server is running."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", responses=_NOT_READY)
-@without_token
 async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
     found = tensors.is_ready(service)

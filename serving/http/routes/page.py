@@ -13,8 +13,6 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
-from serving.http.entry import without_token
-
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
@@ -44,18 +42,17 @@ def _files() -> Iterator[tuple[str, Path]]:
     yield from ((f"/docs/{name}", swagger / name) for name in _SWAGGER_FILES)
 
 
-_FILES = dict(_files())
+FILES = dict(_files())
 router = APIRouter(include_in_schema=False)
 
 
-@without_token
 async def page(request: Request) -> Response:
     """Return one of the files. The path of a request is never looked up in the file system."""
-    file = _FILES[request.scope["path"]]
+    file = FILES[request.scope["path"]]
     # Python 3.11 guesses another type.
     media_type = "text/javascript" if file.suffix == ".js" else None
     return FileResponse(file, headers=_HEADERS, media_type=media_type)
 
 
-for _path in _FILES:
+for _path in FILES:
     router.add_api_route(_path, page, methods=["GET", "HEAD"])

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from serving.http.entry import paths_without_token
 from serving.http.routes import page
 
-PATHS = sorted(paths_without_token([page.router]))
+PATHS = sorted(page.FILES)
 
 
 @pytest.fixture
