@@ -5,7 +5,6 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,28 +21,10 @@ from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
 from serving.tokens import Clients
 from serving.versions import ServedModel
-from tests.serving.in_process import Recorder, application, ask, refusal
+from tests.serving.in_process import Call, Recorder, application, ask, refusal
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
-
-
-@dataclass
-class Call:
-    """The context of a gRPC call, as a servicer method sees it."""
-
-    metadata: dict[str, str]
-    code: grpc.StatusCode | None = None
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return list(self.metadata.items())
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None: ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
 def save(path: Path, text: str, mode: int = 0o600) -> None:
@@ -96,16 +77,10 @@ def test_a_token_in_the_file_is_accepted_and_identifies_the_client(
         "/v1/model",
         "/metrics",
         "/docs/",
-        "/docs/oauth2-redirect",
         "/openapi.json",
         "/v2",
-        "/v2/models/pets",
-        "/v2/models/pets/ready",
-        "/v2/health",
         "/v2/health/ready/",
-        "/nothing",
         "/health/",
-        "/HEALTH",
         "/health/../v1/model",
     ],
 )
@@ -132,10 +107,6 @@ def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url
         OLD[:-1],
         OLD + "x",
         OLD.upper(),
-        f"{OLD} {OLD}",
-        f"{OLD},x",
-        "# the cameras",
-        "\xe9" * 30,
         "x" * 100_000,
         sha256(OLD.encode()).hexdigest(),
     ],

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -16,7 +15,7 @@ from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
 from serving.tokens import Clients
 from serving.versions import ServedModel
-from tests.serving.in_process import Recorder, application, listening, occupied
+from tests.serving.in_process import Call, Recorder, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
 from tests.waiting import wait_until
@@ -105,24 +104,6 @@ def test_the_limit_key_of_an_address_is_its_network() -> None:
 # ---------------------------------------------------------------------------- gRPC
 
 
-class Call:
-    """The context of a gRPC call, as a servicer method sees it."""
-
-    def __init__(self, **metadata: str) -> None:
-        self._metadata = metadata
-        self.code: grpc.StatusCode | None = None
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return [(name.replace("_", "-"), value) for name, value in self._metadata.items()]
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None: ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
@@ -143,7 +124,7 @@ def request(num_bytes: int) -> bytes:
 
 def codes(methods: InferenceMethods, *calls: tuple[str, int]) -> list[str]:
     """Make the calls at the same time, each with an address and a size, and return their codes."""
-    contexts = [Call(x_client=address) for address, _ in calls]
+    contexts = [Call({ADDRESS: address}) for address, _ in calls]
 
     async def all_at_once() -> None:
         pairs = zip(contexts, calls, strict=True)

@@ -1,8 +1,6 @@
 """Components of a replica without a server: answers, batches, metrics and the port check."""
 
 import asyncio
-import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +15,6 @@ from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
 from data.images.decode import decode, for_evaluation
-from serving.addresses import free_port
 from serving.answer import make_query
 from serving.api_error import ApiError
 from serving.batching import Batcher
@@ -77,16 +74,6 @@ def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model
     found = other.answer([other.prepare(photo(9, 9))], make_query(other.bundle, [0]))
     assert not found.aligned
     assert "trained with ce" in str(found.notice)
-
-
-@pytest.mark.parametrize("key", ["size", "resize"])
-def test_a_bundle_with_a_huge_image_size_is_rejected(tmp_path: Path, key: str) -> None:
-    file = write(tmp_path / "b") / "bundle.json"
-    content = json.loads(file.read_text())
-    content["model"]["image"][key] = 100_000
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"model\.image\.{key}: .* 4096"):
-        Model.open(tmp_path / "b")
 
 
 # ---------------------------------------------------------------------------- batches
@@ -268,10 +255,3 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
         for end in BUCKETS
     }
     assert found == expected
-
-
-def test_the_error_for_a_port_in_use_names_the_option() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port} .* --port"):
-            free_port("127.0.0.1", port)

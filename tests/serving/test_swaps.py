@@ -349,16 +349,3 @@ def test_a_damaged_bundle_is_an_error_when_a_replica_starts(tmp_path: Path) -> N
     publish(first, path)
     with pytest.raises(ValueError, match="bytes instead of"):
         ServedModel(path, ServingConfig(threads=1), Metrics(Recorder()))
-
-
-# ---------------------------------------------------------------------------- one model
-
-
-def test_the_model_is_named_after_the_path_and_other_names_are_unknown(served: Published) -> None:
-    with served.http() as http:
-        assert http.get("/v1/model").json()["name"] == "pets"
-        assert http.get("/v2/models/pets").status_code == 200
-        assert http.get("/v2/models/others").status_code == 404
-        # Servers with several models had these paths.
-        for path in ("/v1/models", "/v1/models/pets/query"):
-            assert refusal(http.get(path)) == (404, "no_such_path")

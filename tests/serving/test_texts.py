@@ -107,35 +107,6 @@ def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> Non
     assert found == pytest.approx([wanted[text][one] for text, one in requests], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        (b"", 400, "empty_body"),
-        (b'{"classes": ["husky"]}', 400, "no_input"),
-        (b'{"classes": ["husky"], "texts": []}', 400, "no_input"),
-        (b'{"classes": ["husky"], "texts": [7]}', 422, "invalid_query"),
-        (b'{"classes": ["husky"], "texts": ["\xff"]}', 400, "invalid_json"),
-        (b'{"classes": ["husky"], "texts": ["\\ud83d"]}', 400, "invalid_json"),
-        (b'{"classes": ["husky"], "images": ["AAAA"]}', 422, "not_a_picture_model"),
-        (b'{"classes": ["husky"], "images": ["*"], "texts": ["a"]}', 422, "not_a_picture_model"),
-        (b'{"classes": ["hsky"], "texts": ["a"]}', 404, "unknown_class"),
-        (b'{"classes": ["husky"], "texts": ["a", "b", "c", "d"]}', 413, "too_many_texts"),
-        (
-            json.dumps({"classes": [0], "texts": ["a", "x" * (MAX_CHARS + 1)]}).encode(),
-            413,
-            "text_too_long",
-        ),
-    ],
-)
-def test_invalid_bodies_are_rejected_with_a_reason(
-    url: str, body: bytes, status: int, code: str
-) -> None:
-    answer = httpx.post(
-        f"{url}/v1/query", content=body, headers={"content-type": "application/json"}
-    )
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-
-
 def test_a_form_that_is_not_utf_8_is_rejected(url: str) -> None:
     part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
     lines = [f"--x\r\n{part.format(*field)}" for field in (("classes", "husky"), ("texts", "café"))]
