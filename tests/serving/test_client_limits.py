@@ -21,7 +21,6 @@ from tests.serving.started import error_of
 from tests.waiting import wait_until
 
 ADDRESS = "x-client"
-TOKENS = ("a" * 32, "b" * 32)
 MAX_BODY = 20_000
 BATCH_WAIT = 3.0  # a query occupies its slot for this long
 LIMITS = {
@@ -36,21 +35,12 @@ LIMITS = {
 Headers = dict[str, str]
 
 
-@pytest.fixture(scope="module", params=["tokens", "addresses"])
-def served(
-    request: pytest.FixtureRequest, bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Headers, Headers]]:
+@pytest.fixture(scope="module")
+def served(bundle: Path) -> Iterator[tuple[str, Headers, Headers]]:
     """The URL of a server, and the headers of two clients."""
-    clients = [{ADDRESS: "192.0.2.1"}, {ADDRESS: "192.0.2.2"}]
-    options: dict[str, object] = {"client_address_header": "X-Client"}
-    if request.param == "tokens":
-        file = tmp_path_factory.mktemp("tokens") / "tokens"
-        file.touch(0o600)
-        file.write_text("\n".join(TOKENS))
-        clients = [{"authorization": f"Bearer {token}"} for token in TOKENS]
-        options = {"token_file": file}
-    with listening(application(bundle, batch_wait_seconds=BATCH_WAIT, **options, **LIMITS)) as url:
-        yield url, clients[0], clients[1]
+    limits = {"batch_wait_seconds": BATCH_WAIT, "client_address_header": "X-Client", **LIMITS}
+    with listening(application(bundle, **limits)) as url:
+        yield url, {ADDRESS: "192.0.2.1"}, {ADDRESS: "192.0.2.2"}
 
 
 def query(url: str, headers: Headers) -> httpx.Response:
@@ -76,7 +66,6 @@ def test_a_client_at_its_limit_of_requests_leaves_requests_for_others(
     wait_until(lambda: query(url, one).status_code == 200)
 
 
-@pytest.mark.parametrize("served", ["addresses"], indirect=True)
 def test_the_last_address_counts_and_the_rest_is_ignored(
     served: tuple[str, Headers, Headers],
 ) -> None:

@@ -219,19 +219,6 @@ def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_a_server_that_responds_slowly_is_not_stopped() -> None:
-    with slow_server() as server, waiting_process(server.url) as process:
-        server.answers.set()
-        wait_until(lambda: server.num_answered > 2)
-        server.answers.clear()
-        time.sleep(2)  # longer than the timeout for a closed port
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-        assert process.stderr is not None
-        assert process.stderr.read() == ""
-
-
 @ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
     with slow_server() as server, waiting_process(server.url) as process:

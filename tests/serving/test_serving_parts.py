@@ -5,6 +5,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -224,9 +226,9 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
     exporter = Prometheus()
     metrics = Metrics(exporter)
     loss = LossSpec(kind="ce", aligned=False)
-    state = {"name": name, "loss": loss, "requests": 3, "queued_inputs": 7}
-    metrics.report(version="v1", is_rejected=False, **state)  # type: ignore[arg-type]
-    metrics.report(version="v2", is_rejected=True, **state)  # type: ignore[arg-type]
+    for version, is_rejected in (("v1", False), ("v2", True)):
+        bundle: Any = SimpleNamespace(version=version, spec=SimpleNamespace(loss=loss))
+        metrics.report(name, bundle, is_rejected=is_rejected, requests=3, queued_inputs=7)
     metrics.count(outcome="ok", inputs=2, seconds=0.2)
     metrics.count(outcome="timeout", inputs=0, seconds=31.0)
     metrics.count_reload(name, "failed")

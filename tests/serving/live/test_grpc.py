@@ -208,28 +208,6 @@ def test_only_liveness_and_readiness_calls_succeed_without_a_token(
         assert channel.unary_unary(f"/inference.GRPCInferenceService/{name}")(b"") == b"\x08\1"
 
 
-SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-NOT_OFFERED = [
-    f"/{SERVICE.full_name}/{method.name}"
-    for method in SERVICE.methods
-    if method.name not in (*OPEN, *GUARDED)
-]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *NOT_OFFERED,
-        "/inference.GRPCInferenceService/check_health",
-        "/inference.GRPCInferenceService/__init__",
-        "/nowhere",
-    ],
-)
-def test_other_methods_and_services_are_unimplemented(channel: grpc.Channel, path: str) -> None:
-    code, _, _ = refusal(lambda: channel.unary_unary(path)(b"", metadata=WITH_TOKEN))
-    assert code == CODE.UNIMPLEMENTED
-
-
 # ---------------------------------------------------------------------------- the process
 
 

@@ -152,12 +152,6 @@ def all_open(server: Server, starts: list[bytes]) -> Iterator[list[socket.socket
         yield connections
 
 
-def test_a_large_body_is_rejected_by_its_content_length_before_it_is_sent(server: Server) -> None:
-    with connected(server) as connection:
-        connection.sendall(HEAD + b"Content-Length: 268435456\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
-
-
 def test_half_open_requests_do_not_block_others_and_slow_bodies_get_408(
     server: Server, client: httpx.Client, images: list[Path]
 ) -> None:
