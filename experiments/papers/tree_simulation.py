@@ -10,7 +10,7 @@ cross entropy is the case M = 1. `tests/papers/test_tree_simulation.py` compares
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -371,3 +371,14 @@ def similarities(draws: Draws) -> torch.Tensor:
     """Return SimLoss's similarities [D, k, k] between classes, max(0, cosine)."""
     unit = draws.vectors / np.linalg.norm(draws.vectors, axis=2, keepdims=True)
     return torch.from_numpy(np.maximum(0, unit @ unit.swapaxes(1, 2))).to(draws.features.dtype)
+
+
+def more_rates(searched: Mapping[float, float], limits: tuple[float, float]) -> list[float]:
+    """Return the rates to add to a search: none if the best one has a worse one on each side or is
+    at a limit. searched: accuracy by rate."""
+    best = max(searched, key=searched.__getitem__)
+    if best == min(searched) and best > limits[0]:
+        return [float(f"{best / 10 ** (step / 2):.2g}") for step in (1, 2)]
+    if best == max(searched) and best < limits[1]:
+        return [float(f"{best * 10 ** (step / 2):.2g}") for step in (1, 2)]
+    return []

@@ -27,7 +27,7 @@ from experiments.papers.experiments.tree_synthetic import Arm, Trained
 from experiments.papers.intervals import Mean, difference
 from experiments.papers.job import Measures
 from experiments.papers.section import Claim, Kind, agreed, verdict
-from experiments.papers.tree_simulation import Regime
+from experiments.papers.tree_simulation import Regime, more_rates
 
 # Arm -> measure (`split/measure`) -> level of its runs. `around` spreads the runs around it.
 Levels = Mapping[str, Mapping[str, float]]
@@ -334,10 +334,10 @@ def test_a_base_of_about_1_3_is_best_if_all_others_are_worse(
 
 def test_a_search_adds_rates_until_the_best_one_has_worse_neighbors() -> None:
     limits = 1e-6, 1e3
-    assert tree_synthetic._more_rates({0.1: 0.5, 1.0: 0.9, 10.0: 0.5}, limits) == []
-    assert tree_synthetic._more_rates({0.1: 0.5, 1.0: 0.9}, limits) == [3.2, 10.0]
-    assert tree_synthetic._more_rates({0.1: 0.9, 1.0: 0.5}, limits) == [0.032, 0.01]
-    assert tree_synthetic._more_rates({1e-6: 0.9, 1.0: 0.5}, limits) == []
+    assert more_rates({0.1: 0.5, 1.0: 0.9, 10.0: 0.5}, limits) == []
+    assert more_rates({0.1: 0.5, 1.0: 0.9}, limits) == [3.2, 10.0]
+    assert more_rates({0.1: 0.9, 1.0: 0.5}, limits) == [0.032, 0.01]
+    assert more_rates({1e-6: 0.9, 1.0: 0.5}, limits) == []
 
 
 _CLASSES = (10, 100, 1000)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from experiments.papers.experiment import Experiment
-from experiments.papers.experiments import tree_norms, tree_synthetic
+from experiments.papers.experiments import tree_hierarchies, tree_norms, tree_synthetic
+from experiments.papers.experiments.tree_hierarchies import hierarchy_counts
 from experiments.papers.experiments.tree_norms import least_norm
 from experiments.papers.section import Section
 from experiments.papers.tree_simulation import path_counts
@@ -30,6 +31,20 @@ def test_the_norms_experiment_runs_at_toy_size(conducted: Callable[[Experiment],
     *_, lemma = section.claims
     assert lemma.verdict == "does not hold"
     assert "fails for k = 2, 4, 8, 16, 32" in lemma.evidence
+
+
+def test_the_hierarchies_experiment_runs_at_toy_size(
+    conducted: Callable[[Experiment], Section],
+) -> None:
+    section = conducted(tree_hierarchies.EXPERIMENT)
+    assert len(section.claims) == 2
+    assert [row[0] for row in section.tables[0].rows] == ["cifar100, 1", "glyphs, 1"]
+
+
+def test_a_class_shares_the_nodes_of_its_path() -> None:
+    counts = hierarchy_counts(["a > b", "a > c", ""], [0, 1, 2])
+    assert (counts[:, :3] == np.eye(3)).all()
+    assert (counts @ counts.T).tolist() == [[3, 1, 0], [1, 3, 0], [0, 0, 1]]
 
 
 def test_the_least_norm_of_a_tree_is_that_of_the_pseudoinverse() -> None:

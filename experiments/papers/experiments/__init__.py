@@ -14,6 +14,7 @@ from experiments.papers.experiments import (
     topk_algorithms,
     topk_sizes,
     tree_cifar,
+    tree_hierarchies,
     tree_norms,
     tree_synthetic,
     tree_twitter,
@@ -22,6 +23,7 @@ from experiments.papers.experiments import (
 EXPERIMENTS: tuple[Experiment, ...] = (
     tree_synthetic.EXPERIMENT,
     tree_norms.EXPERIMENT,
+    tree_hierarchies.EXPERIMENT,
     tree_cifar.EXPERIMENT,
     tree_twitter.EXPERIMENT,
     quadratic_lemmas.EXPERIMENT,

@@ -18,7 +18,7 @@ from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Folders, Job, Measures, Results
 from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
-from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime
+from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime, more_rates
 from heads.tree import build_cover_tree
 
 BASE = 2.0
@@ -251,17 +251,8 @@ def _search(
                 rate: float(np.mean(of_rate))
                 for rate, of_rate in zip(wanted[arm], accuracies, strict=True)
             }
-        wanted = {arm: more for arm in wanted if (more := _more_rates(found[arm], limits))}
+        wanted = {arm: more for arm in wanted if (more := more_rates(found[arm], limits))}
     return found
-
-
-def _more_rates(searched: Mapping[float, float], limits: tuple[float, float]) -> list[float]:
-    best = max(searched, key=searched.__getitem__)
-    if best == min(searched) and best > limits[0]:
-        return [float(f"{best / 10 ** (step / 2):.2g}") for step in (1, 2)]
-    if best == max(searched) and best < limits[1]:
-        return [float(f"{best * 10 ** (step / 2):.2g}") for step in (1, 2)]
-    return []
 
 
 Figures = Mapping[str, Mapping[str, Sequence[tuple[float, Sequence[Arm]]]]]
