@@ -248,7 +248,8 @@ class _Sgd:
         self.scale, self.scale_velocity = torch.ones_like(self.rates), torch.zeros_like(self.rates)
         self.moved = torch.zeros(num_draws, num_rows, len(rates), dim, dtype=dtype)
         self.velocity = torch.zeros_like(self.moved) if protocol.momentum else None
-        self.total, self.total_scale, self.steps = torch.zeros_like(self.moved), 0.0, 0
+        self.total, self.total_scale = torch.zeros_like(self.moved), torch.zeros_like(self.rates)
+        self.steps = 0
 
     def products(self, x: torch.Tensor) -> torch.Tensor:
         """Return the products of `moved` with the samples [D, b, d] as [D, rows, R, b]."""
@@ -258,7 +259,7 @@ class _Sgd:
         """Update with the mean of residual [D, rows, R, b] times x [D, b, d] over samples."""
         if self.protocol.averaged:
             self.total += self.moved
-            self.total_scale = self.total_scale + self.scale
+            self.total_scale += self.scale
             self.steps += 1
         residual = residual / x.shape[1]
         momentum, decay = self.protocol.momentum, self.protocol.weight_decay

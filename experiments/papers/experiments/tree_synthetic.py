@@ -150,7 +150,8 @@ def arms_of(protocol: str, *, toy: bool = False) -> dict[str, list[tuple[float, 
     for axis, values in axes.items():
         found[axis] = []
         for value in values:
-            regime = replace(base, rank=rank, **{axis: value if axis == "sigma" else int(value)})
+            changed = {axis: value if axis == "sigma" else int(value)}
+            regime = Regime(**{**asdict(base), "rank": rank, **changed})
             losses = ("tree", "vtree", *_OTHERS)
             found[axis].append((value, [Arm(regime, protocol, loss) for loss in losses]))
     metric = replace(base, rank=rank)
