@@ -1,8 +1,7 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. `repaired.jsonl`
-lists the samples that were written after a repair, in the same format. While the shards are being
-written, each shard has its own lists. The commands print only a few.
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. While the
+shards are being written, each shard has its own list. The commands print only a few.
 """
 
 import json
@@ -12,12 +11,11 @@ from typing import NamedTuple
 from data.messages import printable
 
 SKIPPED = "skipped.jsonl"
-REPAIRED = "repaired.jsonl"
 _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """A skipped or repaired item: a path, or a shard and the key of a sample in it."""
+    """A skipped item: a path, or a shard and the key of a sample in it."""
 
     name: str
     reason: str
@@ -48,12 +46,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:_NAMED])) + more
 
 
-def list_of_shard(shard: str, name: str) -> str:
-    """Return the file that lists the samples of one shard until all shards have been written.
-
-    Example: `train-000000.tar` and `skipped.jsonl` give `train-000000.skipped.jsonl`.
+def list_of_shard(shard: str) -> str:
+    """Return the file that lists the skipped samples of one shard until all shards have been
+    written: `train-000000.skipped.jsonl` for `train-000000.tar`.
     """
-    return f"{shard.removesuffix('.tar')}.{name}"
+    return f"{shard.removesuffix('.tar')}.{SKIPPED}"
 
 
 def by_shard(lines: Iterable[bytes]) -> dict[str, list[bytes]]:

@@ -25,7 +25,6 @@ from PIL import (
 
 from data.images.config import ImageConfig
 from data.images.headers import JpegHeader, has_more_scans, jpeg_header, png_header
-from data.images.jpeg_end import completed, lacks_end
 
 # Loader processes provide the parallelism. OpenCV's threads would compete with them and can
 # deadlock after fork.
@@ -131,9 +130,8 @@ def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
-    Transparent pixels are blended with white. A JPEG that lacks only its end marker is decoded.
-    Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
-    pixels, and for an aspect ratio above 100.
+    Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
+    truncated, for more than `max_pixels` pixels, and for an aspect ratio above 100.
     """
     if (png := png_header(data)) is not None:
         check_size(png.height, png.width, max_pixels)
@@ -178,9 +176,6 @@ def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -
     flags = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     flags |= _REDUCED[denominator]
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    if decoded is None and extension == "jpg" and lacks_end(data):
-        whole = np.frombuffer(completed(data) or b"", np.uint8)
-        decoded = cv2.imdecode(whole, flags) if len(whole) else None
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded

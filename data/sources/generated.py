@@ -129,7 +129,7 @@ class _Generated(PackedImages, FirstPassSource):
         except ValueError as error:
             name = f"sample {int(task.key)}"
             return self.bad_sample(name, error, where=name, fix="correct it, or pass skip_bad=True")
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+        return Sample(task.key, image.data, image.extension, task.label)
 
     @cached_property
     def _selected(self) -> Selected:

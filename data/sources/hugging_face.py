@@ -148,7 +148,7 @@ class HuggingFace(PackedImages, CommandSource):
             return self.bad_sample(
                 where, error, where=where, fix="correct the row, or pass --skip-bad"
             )
-        return Sample(key, image.data, image.extension, task.label, image.repaired)
+        return Sample(key, image.data, image.extension, task.label)
 
     def announcement(self) -> str | None:
         if len(self._used) > 1 or not self.test_fraction:

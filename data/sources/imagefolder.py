@@ -160,7 +160,7 @@ class ImageFolder(PackedImages, CommandSource):
             return self.bad_sample(
                 task.path, error, where=path, fix="remove the file, or pass --skip-bad"
             )
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+        return Sample(task.key, image.data, image.extension, task.label)
 
     @property
     def origin(self) -> InputPath:

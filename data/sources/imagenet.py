@@ -125,7 +125,7 @@ class ImageNet(PackedImages, CommandSource):
                 where=f"{path}: {task.key}",
                 fix="download it again, or pass --skip-bad",
             )
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+        return Sample(task.key, image.data, image.extension, task.label)
 
     @property
     def origin(self) -> InputPath:

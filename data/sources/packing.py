@@ -13,7 +13,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
-from data.images.jpeg_end import MISSING_END_MARKER, completed, lacks_end
+from data.images.headers import is_jpeg_without_end
 from data.skipped import Skipped
 from data.sources.source import STRICT
 
@@ -23,11 +23,10 @@ _MAX_KEY_BYTES = 90
 
 
 class Packed(NamedTuple):
-    """A packed image file. repaired: how a damaged file was repaired, or None."""
+    """A packed image file."""
 
     data: bytes
     extension: str
-    repaired: str | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -71,22 +70,20 @@ class PackedImages:
 def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
     """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`.
 
-    The extension follows the format of the bytes, not the file name. A missing end marker of a JPEG
-    is added. Raises ValueError for data that `data.images` cannot decode.
+    The extension follows the format of the bytes, not the file name. Raises ValueError for data
+    that `data.images` cannot decode, and for a JPEG without an end marker.
     """
-    extension, repaired = inspect(data, MAX_PIXELS), None
+    extension = inspect(data, MAX_PIXELS)
+    if is_jpeg_without_end(data):
+        # OpenCV decodes a truncated image that is padded with zeros.
+        raise ValueError("the image is truncated: the end marker of the JPEG is missing")
     image = decode(data, 3, MAX_PIXELS)
-    if extension == "jpg" and lacks_end(data):
-        # OpenCV also decodes a truncated image that is padded with zeros.
-        if (whole := completed(data)) is None:
-            raise ValueError("the image is truncated")
-        data, repaired = whole, MISSING_END_MARKER
     if short_side is None or min(image.shape[:2]) <= short_side:
-        return Packed(data, extension, repaired)
+        return Packed(data, extension)
     image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
     written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
-    return Packed(jpeg.tobytes(), "jpg", repaired)
+    return Packed(jpeg.tobytes(), "jpg")
 
 
 def lossless(image: np.ndarray) -> bytes:

@@ -31,16 +31,12 @@ _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhi
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
-
-    repaired: how the source file was repaired, for `repaired.jsonl`, or None.
-    """
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
 
     key: str
     data: bytes
     extension: str
     label: int
-    repaired: str | None = None
 
 
 class Source(Protocol):

@@ -193,7 +193,7 @@ class Table(PackedImages, FirstPassSource):
                 where, reason, where=full, fix="correct the row, or pass --skip-bad"
             )
         key = task.key.removeprefix(_BYTES)
-        return Sample(key, image.data, image.extension, task.label, image.repaired)
+        return Sample(key, image.data, image.extension, task.label)
 
     def _image(self, task: Task) -> tuple[str, bytes | None]:
         """Return the path of an image, or its row and its bytes if the table contains it."""

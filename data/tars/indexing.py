@@ -277,8 +277,7 @@ def _notes(
     if without_end:
         more = ", …" if len(without_end) > NAMED else ""
         notes.append(
-            f"JPEGs without an end marker, which can be decoded if no pixels are missing "
-            f"(kway shard verify --decode): {len(without_end):,} "
+            f"JPEGs without an end marker, which cannot be decoded: {len(without_end):,} "
             f"({', '.join(without_end[:NAMED])}{more})"
         )
     return tuple(notes)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.images.jpeg_end import is_jpeg_without_end
+from data.images.headers import is_jpeg_without_end
 from data.shards.index import Entry
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk

@@ -194,9 +194,6 @@ def write(
     manifest = written.manifest
     if written.skipped is not None:
         print_skipped(written.skipped)
-    if written.repaired is not None:
-        repaired = pluralize(written.num_repaired, "sample")
-        print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return

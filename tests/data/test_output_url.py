@@ -65,11 +65,11 @@ def test_shards_at_a_url_equal_local_shards(
     local = write(source, tmp_path / "out", ignored=source.skipped())
     remote = write(source, url, workers=workers, ignored=source.skipped())
     assert objects(url) == contents(tmp_path / "out")
-    assert {"skipped.jsonl", "repaired.jsonl", MANIFEST} < objects(url).keys()
+    assert {"skipped.jsonl", MANIFEST} < objects(url).keys()
     assert remote.skipped == f"{url}/skipped.jsonl"
-    counts = ("num_skipped", "num_repaired", "resumed")
-    assert [getattr(remote, name) for name in counts] == [4, 1, 0]
-    assert [getattr(local, name) for name in counts] == [4, 1, 0]
+    counts = ("num_skipped", "resumed")
+    assert [getattr(remote, name) for name in counts] == [5, 0]
+    assert [getattr(local, name) for name in counts] == [5, 0]
     assert write(source, url).complete_before
     assert find_duplicates(url) == find_duplicates(tmp_path / "out")
 

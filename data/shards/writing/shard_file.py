@@ -1,4 +1,4 @@
-"""Writes one shard: a webdataset tar, its index, and lists of skipped and repaired samples."""
+"""Writes one shard: a webdataset tar, its index, and the list of skipped samples."""
 
 import tarfile
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from data.files import flush, sha256_of
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import ShardInfo
 from data.shards.writing.output import OutputFolder
-from data.skipped import REPAIRED, SKIPPED, Skipped, list_of_shard, to_lines
+from data.skipped import Skipped, list_of_shard, to_lines
 from data.sources.source import Sample
 
 
@@ -38,10 +38,8 @@ def write_shard(
     """
     index = IndexBuilder()
     with output.staged(file) as staged:
-        skipped, repaired = _write_tar(staged, index, samples)
-        for name, listed in ((SKIPPED, skipped), (REPAIRED, repaired)):
-            if listed:
-                output.write(list_of_shard(file, name), to_lines(listed, shard=file))
+        if skipped := _write_tar(staged, index, samples):
+            output.write(list_of_shard(file), to_lines(skipped, shard=file))
         last = skipped[-1] if skipped else None
         if not len(index):
             return WrittenShard(file, None, last)
@@ -60,9 +58,9 @@ def write_shard(
 
 def _write_tar(
     path: Path, index: IndexBuilder, samples: Iterable[Sample | Skipped]
-) -> tuple[list[Skipped], list[Skipped]]:
-    """Write the samples. Return the skipped and the repaired ones."""
-    skipped, repaired = [], []
+) -> list[Skipped]:
+    """Write the samples. Return the skipped ones."""
+    skipped = []
     with path.open("wb") as file:
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
@@ -76,10 +74,8 @@ def _write_tar(
                     skipped.append(sample)
                 else:
                     _add(writer, index, sample)
-                    if sample.repaired is not None:
-                        repaired.append(Skipped(sample.key, sample.repaired))
         flush(file)
-    return skipped, repaired
+    return skipped
 
 
 def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:

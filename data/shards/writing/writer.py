@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -20,7 +19,7 @@ from data.messages import Report, silent
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
 from data.shards.writing.plans import Plan, plan_shards, shard_writer
-from data.skipped import REPAIRED, SKIPPED, Skipped, by_shard, list_of_shard, to_lines
+from data.skipped import SKIPPED, Skipped, by_shard, list_of_shard, to_lines
 from data.sources.source import Source
 
 
@@ -30,8 +29,7 @@ class Written:
 
     resumed: the number of shards that already existed. num_skipped: the total number of samples
     that the source skipped. skipped: the file that lists the skipped samples and the files that the
-    source ignored, or None if there are none. repaired: the file that lists the repaired samples,
-    or None. num_repaired: the number of samples in it.
+    source ignored, or None if there are none.
     """
 
     manifest: Manifest
@@ -39,8 +37,6 @@ class Written:
     resumed: int = 0
     num_skipped: int = 0
     skipped: Path | str | None = None
-    repaired: Path | str | None = None
-    num_repaired: int = 0
 
 
 def write_shards(
@@ -74,7 +70,7 @@ def write_shards(
     output = OutputFolder(folder)
     if (complete := _complete_manifest(output, about)) is not None:
         output.delete([UNFINISHED])
-        return Written(complete, complete_before=True, **_lists(output))
+        return Written(complete, complete_before=True, skipped=_skipped(output))
     # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
     with shard_writer(source, output, workers, ray) as write, output.claimed(about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
@@ -105,8 +101,7 @@ def write_shards(
         # On an object store, another run of the same source may have finished in the meantime.
         manifest = _complete_manifest(output, about)
         if manifest is None:
-            for name, listed in ((SKIPPED, ignored), (REPAIRED, ())):
-                _merge_lists(output, plans, before, name, listed)
+            _merge_lists(output, plans, before, ignored)
             vectors_sha256 = _write_vectors(output, source.label_vectors())
             manifest = Manifest(
                 modality=source.modality,
@@ -118,25 +113,18 @@ def write_shards(
             )
             output.write(MANIFEST, manifest.to_bytes())
         # Delete them last, because another run may still merge them.
-        output.delete(list_of_shard(p.file, name) for p in plans for name in (SKIPPED, REPAIRED))
+        output.delete(list_of_shard(plan.file) for plan in plans)
     return Written(
         manifest,
         resumed=len(before),
         num_skipped=planned - sum(shard.samples for shard in shards),
-        **_lists(output),
+        skipped=_skipped(output),
     )
 
 
-def _lists(output: OutputFolder) -> dict[str, Any]:
-    """Return the files that list skipped and repaired samples, if they exist."""
-    present = output.sizes()
-    found: dict[str, Any] = {}
-    if SKIPPED in present:
-        found["skipped"] = output.location(SKIPPED)
-    if REPAIRED in present:
-        found["repaired"] = output.location(REPAIRED)
-        found["num_repaired"] = output.read(REPAIRED).count(b"\n")
-    return found
+def _skipped(output: OutputFolder) -> Path | str | None:
+    """Return the file that lists skipped samples, if it exists."""
+    return output.location(SKIPPED) if SKIPPED in output.sizes() else None
 
 
 def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | None:
@@ -177,22 +165,21 @@ def _merge_lists(
     output: OutputFolder,
     plans: Sequence[Plan],
     before: frozenset[str],
-    name: str,
     ignored: Sequence[Skipped],
 ) -> None:
-    """Merge the lists of the shards in the file `name`, sorted by shard.
+    """Merge the lists of the shards in `skipped.jsonl`, sorted by shard.
 
     A finished folder has no lists of shards. If some of its shards were lost and written again, the
-    lines of the shards that existed `before` come from its file `name`.
+    lines of the shards that existed `before` come from its `skipped.jsonl`.
     """
     present = output.sizes()
-    old = output.read(name).splitlines(keepends=True) if name in present else []
+    old = output.read(SKIPPED).splitlines(keepends=True) if SKIPPED in present else []
     lines = {file: b"".join(of) for file, of in by_shard(old).items() if file in before}
-    lists = {plan.file: list_of_shard(plan.file, name) for plan in plans}
+    lists = {plan.file: list_of_shard(plan.file) for plan in plans}
     lists = {file: listed for file, listed in lists.items() if listed in present}
     lines |= zip(lists, output.read_all(lists.values()), strict=True)
     content = to_lines(ignored) + b"".join(lines[file] for file in sorted(lines))
     if content:
-        output.write(name, content)
+        output.write(SKIPPED, content)
     else:
-        output.delete([name])
+        output.delete([SKIPPED])
