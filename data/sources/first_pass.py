@@ -27,10 +27,10 @@ from data.sources.selection import (
     Task,
     read_spans,
 )
-from data.sources.source import CommandSource
+from data.sources.source import Source
 
 
-class FirstPassSource(CommandSource):
+class FirstPassSource(Source):
     """A source whose first pass stores its result in `work` and reports its progress."""
 
     reads_first = True

@@ -24,7 +24,7 @@ from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.source import STRICT, Sample, Source
 from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
@@ -67,7 +67,7 @@ class _GlyphClass(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Glyphs(CommandSource):
+class Glyphs(Source):
     """Characters drawn with the fonts that matplotlib ships. No download is required.
 
     A class is a character that at least 8 font faces contain, or a group of characters that look

@@ -24,7 +24,7 @@ from data.skipped import Skipped
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages
 from data.sources.selection import content_hash
-from data.sources.source import STRICT, CommandSource, Modality, Sample
+from data.sources.source import STRICT, Modality, Sample, Source
 from data.tars.labels import label_order
 from data.text.records import digest
 
@@ -49,7 +49,7 @@ class _Labels(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class HuggingFace(PackedImages, CommandSource):
+class HuggingFace(PackedImages, Source):
     """A data set of the Hugging Face Hub, or a local folder or file that `datasets` opens.
 
     Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a

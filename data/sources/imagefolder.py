@@ -32,8 +32,7 @@ from data.sources.image_files import (
 )
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption, classes_digest
+from data.sources.source import STRICT, Sample, Source
 
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 
@@ -69,7 +68,7 @@ class _Listing:
 
 
 @dataclass(frozen=True, config=STRICT)
-class ImageFolder(PackedImages, CommandSource):
+class ImageFolder(PackedImages, Source):
     """A folder with one subfolder of images per class.
 
     The class folders are in the folder itself or in subfolders that are named after splits, such as
@@ -104,7 +103,6 @@ class ImageFolder(PackedImages, CommandSource):
         kw_only=True,
         description="fraction of images to hold out if there is no test split",
     )
-    taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_folder(self.folder, "pass a folder that contains class folders")
@@ -132,15 +130,10 @@ class ImageFolder(PackedImages, CommandSource):
             "skip_bad": self.skip_bad,
             "labels": None,  # an option of earlier versions, whose shards are still resumed
         }
-        if self.taxonomy is not None:
-            parameters["taxonomy"] = classes_digest(self.classes())
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        if (in_taxonomy := self._in_taxonomy) is None:
-            return tuple(ClassInfo(name=name) for name in self._class_names)
-        about = zip(self._class_names, in_taxonomy.attributes(), strict=True)
-        return tuple(ClassInfo(name=name, attributes=attributes) for name, attributes in about)
+        return tuple(ClassInfo(name=name) for name in self._class_names)
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         files = self._listing.files
@@ -180,14 +173,7 @@ class ImageFolder(PackedImages, CommandSource):
     def notes(self) -> list[str]:
         """Return one line for each reason why files were skipped, and for similar class names."""
         notes = by_reason(self.skipped())
-        notes += spelling_notes(self._listing.spellings, self._class_names)
-        return notes + (self._in_taxonomy.notes() if self._in_taxonomy is not None else [])
-
-    @cached_property
-    def _in_taxonomy(self) -> ClassTaxonomy | None:
-        if self.taxonomy is None:
-            return None
-        return ClassTaxonomy(self.taxonomy, self._class_names)
+        return notes + spelling_notes(self._listing.spellings, self._class_names)
 
     @cached_property
     def _class_names(self) -> list[str]:
@@ -278,9 +264,6 @@ class ImageFolder(PackedImages, CommandSource):
                 listing.skip(path, self.folder, "folder next to train/ that is not a split")
         for path, reason in entries_outside_class_folders(self.folder):
             listing.skip(path, self.folder, reason)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "taxonomy": None}
 
 
 def _folders(folder: InputPath) -> list[InputPath]:

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
 from data.images.headers import is_jpeg_without_end
 from data.skipped import Skipped
-from data.sources.source import STRICT
+from data.sources.source import STRICT, Sample
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 # A tar header stores names of up to 100 bytes, and the extension needs some of them.
@@ -84,6 +84,18 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
     written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
     return Packed(jpeg.tobytes(), "jpg")
+
+
+class PixelTask(NamedTuple):
+    """A sample of decoded pixels, uint8, RGB [H, W, 3] or gray [H, W]."""
+
+    key: str
+    label: int
+    pixels: np.ndarray
+
+
+def render_pixels(task: PixelTask) -> Sample:
+    return Sample(task.key, lossless(task.pixels), "png", task.label)
 
 
 def lossless(image: np.ndarray) -> bytes:
