@@ -150,7 +150,7 @@ class _Images(NamedTuple):
 
     def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
         """Return uint8 [C, size, size], a view of an array [size, size, C]."""
-        return self.images.augmented(decoded, self.draws)
+        return self.images.augmented(decoded, self.draws.rng)
 
 
 class TextInputs:
