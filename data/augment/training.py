@@ -201,7 +201,7 @@ class TrainingImages:
             if not pad:
                 return middle
             self._padded[pad : pad + size, pad : pad + size] = middle
-            top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
+            top, left = (int(rng.integers(2 * pad + 1)) for _ in range(2))
             return self._padded[top : top + size, left : left + size]
         top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], size)

@@ -2,7 +2,7 @@
 
 This module finds the emoji in a text, folds them, returns their names and groups, and determines
 whether a joiner U+200D belongs to a letter or an emoji. The library does not contain groups and
-subgroups. They are in `emoji_groups.tsv`, which `emoji_test.py` generates.
+subgroups. They are in `emoji_groups.tsv`, made from Unicode's emoji-test.txt.
 """
 
 import re
@@ -174,7 +174,7 @@ def _folded() -> dict[str, str]:
     return folded
 
 
-TABLE = Path(__file__).with_name("emoji_groups.tsv")
+_TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
@@ -187,5 +187,5 @@ def emoji_group(one: str) -> tuple[str, str]:
 
 @cache
 def _groups() -> dict[str, tuple[str, str]]:
-    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    rows = [line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines()]
     return {one: (row[0], row[1]) for row in rows if len(row) == 3 for one in row[2].split(" ")}

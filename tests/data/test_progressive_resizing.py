@@ -8,18 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from data.augment.base import Draws, pair_rng
 from data.augment.mix import Mix
 from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import center_crop, decode, planes
+from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
-from data.loading.stream import Stream, StreamLoader
-from data.shards.manifest import Manifest
 from data.shards.split import open_split
 
 BATCH = 7
@@ -130,40 +127,10 @@ def test_cutmix_boxes_are_drawn_for_the_size_of_their_batch(shards: Path) -> Non
     batches.close()
 
 
-def test_a_center_crop_covers_the_same_fraction_at_every_size(shards: Path) -> None:
-    settings = config(shards, mix=None, crop_area=None, flip=0, size=24, progressive=())
-    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
-    batch = next(batches)
-    batches.close()
-    with open_split(shards, "train") as split:
-        image = decode(split.read(int(batch.indices[0]))[0], 3)
-    expected = planes(center_crop(image, ImageConfig(size=24, resize=28)))
-    assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
-
-
 def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
     with open_split(shards, "test") as split:
         for batch in EvalLoader(split, config(shards), batch=4):
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
-    tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
-    stream = {"shards": tars, "samples": 30, "buffer": 4}
-    settings = DataConfig.model_validate(
-        {**config(shards, mix=None).model_dump(), "stream": stream}
-    )
-    settings = settings.model_copy(update={"workers": workers})
-    opened = Stream(settings.stream, Manifest.load(shards))
-    for rank in range(2):
-        cursor = Cursor(0, samples=2 * BATCH)
-        with StreamLoader(
-            opened, settings, global_batch=BATCH, rank=rank, world_size=2, cursor=cursor
-        ) as loader:
-            batches = list(islice(loader, 6))
-        for batch, side in zip(batches, SIDES[2:], strict=True):
-            assert batch.inputs["pixel_values"].shape == (3 + rank, 3, side, side)
 
 
 @pytest.mark.parametrize("num_samples", [10, 13])
@@ -182,12 +149,6 @@ def test_the_largest_side_includes_all_stages() -> None:
     assert config(shards, size=None, progressive=()).largest_side == 12
 
 
-def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
-    for size, expected in ((None, 12), (10, 10)):
-        sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
-        assert {sides.at(0), sides.at(10**12)} == {expected}
-
-
 @pytest.mark.parametrize(
     "ends",
     [({"steps": 3}, {"steps": 3}), ({"epochs": 2}, {"steps": 4}), ({"steps": 9}, {"samples": 20})],
@@ -199,16 +160,3 @@ def test_stages_that_end_out_of_order_raise(ends: tuple[dict, dict]) -> None:
         ValueError, match=r"data\.augment\.progressive: the stage of 9 pixels ends at"
     ):
         ProgressiveSizes(IMAGE, augment, num_samples=10, global_batch=4)
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [
-        ({"size": 8}, "Field required"),
-        ({"size": 8, "until": {"steps": 0}}, "longer than 0"),
-        ({"size": 0, "until": {"steps": 1}}, "greater than 0"),
-    ],
-)
-def test_stages_without_an_end_a_length_or_pixels_raise(stage: dict, message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        AugmentConfig.model_validate({"progressive": [stage]})

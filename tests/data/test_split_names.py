@@ -9,9 +9,8 @@ from data.config import DataConfig
 from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
 from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder, ImageNet, Source, Table, Tweets
+from data.sources import ImageFolder, Source, Table
 from data.tars.indexing import index_shards
-from tests.data import ilsvrc
 from tests.data.conftest import write_image
 from tests.data.foreign_tars import images, write_tar
 
@@ -63,15 +62,6 @@ def test_sources_with_split_folders_columns_or_files_follow_the_rule(
     manifest = Manifest.load(tmp_path / "out")
     assert set(manifest.splits) == splits
     manifest.of_split(DataConfig(shards=tmp_path).eval_split)
-
-
-def test_the_imagenet_validation_images_are_the_test_split(tmp_path: Path) -> None:
-    assert ImageNet(ilsvrc.write_tars(tmp_path / "in")).splits().keys() == {"train", "test"}
-
-
-def test_texts_held_out_by_hash_are_the_test_split(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("".join(f"text {i} {'🔥🎉'[i % 2]}\n" for i in range(60)))
-    assert Tweets((tmp_path / "a.txt",), tmp_path / "work").splits().keys() == {"train", "test"}
 
 
 def test_splits_from_tar_names_follow_the_rule(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from typer.testing import CliRunner, Result
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.skipped import SKIPPED
 from data.sources import Table
 from data.sources.parquet import ParquetFile
 from launch.commands.shard import app
@@ -67,12 +66,6 @@ def test_parquet_and_csv_give_the_same_samples(tmp_path: Path) -> None:
     )
     write_shards(source, tmp_path / "out", workers=2)
     assert read(tmp_path / "out") == dict(TEXTS)
-
-
-def test_labels_that_are_numbers_are_sorted_numerically(tmp_path: Path) -> None:
-    (tmp_path / "a.tsv").write_text("t\ty\na\t10\nb\t9\nc\t100\n")
-    source = Table((tmp_path / "a.tsv",), tmp_path / "work", "y", text="t", test_fraction=0)
-    assert [info.name for info in source.classes()] == ["9", "10", "100"]
 
 
 def test_a_column_determines_the_split(tmp_path: Path) -> None:
@@ -197,16 +190,6 @@ def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], mess
     (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]))
     with pytest.raises(ValueError, match=message):
         Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t").classes()
-
-
-def test_lists_in_json_and_parquet_raise(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"t": "a", "y": {"names": ["x", "y"]}}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: the row has the label .*, a list"):
-        Table((tmp_path / "a.jsonl",), tmp_path / "work", "y.names", text="t").classes()
-    columns = {"t": ["a", "b"], "y": [["x"], ["x", "y"]]}
-    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a\.parquet, row 0: the row has the label .*, a list"):
-        Table((tmp_path / "a.parquet",), tmp_path / "work", "y", text="t").classes()
 
 
 def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:
@@ -364,19 +347,6 @@ def test_numbers_with_names_of_the_datasets_library_raise(tmp_path: Path) -> Non
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"use kway shard hf .*a\.parquet"):
         Table((tmp_path / "a.parquet",), tmp_path / "work", "label", text="text")
-
-
-def test_a_bad_image_in_parquet_names_the_file_and_the_row(tmp_path: Path) -> None:
-    columns = {"image": [*images(tmp_path, 2), b"text"], "label": ["x", "y", "y"]}
-    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
-    arguments = ((tmp_path / "a.parquet",), tmp_path / "work", "label")
-    source = Table(*arguments, image="image", test_fraction=0)
-    with pytest.raises(ValueError, match=r"a\.parquet, row 2: not an image: .*: correct the row"):
-        write_shards(source, tmp_path / "out", workers=0)
-    source = Table(*arguments, image="image", test_fraction=0, skip_bad=True)
-    assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
-    line = json.loads((tmp_path / "out" / SKIPPED).read_text())
-    assert line["name"] == "a.parquet, row 2"
 
 
 def test_damaged_parquet_names_the_file(tmp_path: Path) -> None:

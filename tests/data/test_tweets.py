@@ -287,20 +287,6 @@ def test_the_description_depends_on_inputs_and_options(tmp_path: Path) -> None:
     assert len(changed.splits()["train"]) == 3
 
 
-def test_a_column_can_contain_the_label_and_the_split(tmp_path: Path) -> None:
-    rows = ["walk \ufe0f @ Venice,❤,train", "so funny,😂,train", "so funny,😂,val", "x,❤,test"]
-    rows.append("haha,😂,train")
-    file = lines(tmp_path / "a.csv", "text,label,part", *rows)
-    source, samples = write(tmp_path, file, label="label", split="part", across="drop")
-    assert {(split, text, one) for split, _, text, one in samples} == {
-        ("train", "walk @ Venice", "❤️"),
-        ("train", "haha", "😂"),
-        ("validation", "so funny", "😂"),
-        ("test", "x", "❤️"),
-    }
-    assert "training texts that also occur in another split, dropped: 1" in source.notes()
-
-
 def test_labels_that_are_not_emoji_become_class_names(tmp_path: Path) -> None:
     rows = ["good day,happy", "bad day, sad ", "no label,"]
     file = lines(tmp_path / "a.csv", "text,label", *rows)
