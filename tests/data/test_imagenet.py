@@ -106,15 +106,6 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars).describe() == wanted
 
 
-def test_validation_images_without_a_devkit_raise_an_error_that_names_the_devkit(
-    tmp_path: Path,
-) -> None:
-    folder = ilsvrc.write_tars(tmp_path / "in", with_devkit=False)
-    message = error_of(folder)
-    assert str(folder / VAL_TAR) in message
-    assert "copy ILSVRC2012_devkit_t12.tar.gz to the same folder" in message
-
-
 def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
     """ImageNet contains about twenty CMYK JPEGs and one PNG whose name ends in .JPEG."""
     colors = np.zeros((40, 60, 3), np.uint8)
@@ -261,12 +252,6 @@ def test_a_synset_that_is_its_own_ancestor_raises(tars: Path) -> None:
     rows[6] = ("n02084071", "dog", "", (2, 5), 0)
     (tars / DEVKIT).write_bytes(ilsvrc.devkit(ilsvrc.meta_mat(rows)))
     assert "n02084071, an ancestor of class n02100735, is its own ancestor" in error_of(tars)
-
-
-def test_a_validation_image_without_a_label_in_the_devkit_raises(tars: Path) -> None:
-    (tars / DEVKIT).write_bytes(ilsvrc.devkit(truth=ilsvrc.TRUTH[:4]))
-    message = error_of(tars)
-    assert "but not for ILSVRC2012_val_00000005.JPEG" in message
 
 
 @pytest.mark.parametrize(

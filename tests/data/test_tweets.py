@@ -109,15 +109,6 @@ def test_csv_tsv_and_plain_text_give_the_same_samples(tmp_path: Path) -> None:
     assert found[1:] == found[:1] * 3
 
 
-def test_a_quoted_cell_may_contain_line_breaks(tmp_path: Path) -> None:
-    file = lines(tmp_path / "a.csv", "text,lang", '"one', 'two 🔥",en', '"three 🎉",fr')
-    _, samples = write(tmp_path, file, test_fraction=0)
-    assert labeled(samples) == {("one\ntwo", "🔥"), ("three", "🎉")}
-    broken = lines(tmp_path / "b.csv", "text,lang", '"one', *["x" * 1000] * 200)
-    with pytest.raises(ValueError, match=r"b\.csv, byte 10: .*: check for an unclosed quote"):
-        write(tmp_path / "b", broken)
-
-
 def test_every_emoji_of_a_tweet_can_become_a_label(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥")
     _, samples = write(tmp_path, file, policy="each", test_fraction=0)
