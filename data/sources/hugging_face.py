@@ -246,34 +246,26 @@ class HuggingFace(PackedImages, Source):
     @cached_property
     def _content(self) -> str:
         """The column of the images or texts."""
-        if self.text_column is not None:
-            return self._column(self.text_column)
-        if self.image_column is not None:
-            return self._column(self.image_column)
-        found = [name for name, one in self._features.items() if type(one).__name__ == "Image"]
-        return self._only(found, "--image-column or --text-column")
+        given = self.text_column or self.image_column
+        return self._column(given, self._of_kind("Image"), "--image-column or --text-column")
 
     @cached_property
     def _label(self) -> str:
-        if self.label_column is not None:
-            return self._column(self.label_column)
-        found = [name for name, one in self._features.items() if type(one).__name__ == "ClassLabel"]
-        return self._only(found or ["label"] * ("label" in self._features), "--label-column")
+        found = self._of_kind("ClassLabel") or ["label"] * ("label" in self._features)
+        return self._column(self.label_column, found, "--label-column")
 
-    def _column(self, name: str) -> str:
-        if name not in self._features:
-            raise ValueError(
-                f"{self.name}: column {name!r} does not exist: choose from "
-                f"{', '.join(self._features)}"
-            )
-        return name
+    def _column(self, given: str | None, found: list[str], option: str) -> str:
+        """Return the given column, or else the only one in `found`."""
+        if given is not None and given not in self._features:
+            problem = f"column {given!r} does not exist"
+        elif given is None and len(found) != 1:
+            problem = f"pass the column as {option}"
+        else:
+            return given or found[0]
+        raise ValueError(f"{self.name}: {problem}: choose from {', '.join(self._features)}")
 
-    def _only(self, found: list[str], option: str) -> str:
-        if len(found) != 1:
-            raise ValueError(
-                f"{self.name}: pass the column as {option}: choose from {', '.join(self._features)}"
-            )
-        return found[0]
+    def _of_kind(self, kind: str) -> list[str]:
+        return [name for name, one in self._features.items() if type(one).__name__ == kind]
 
     @property
     def _features(self) -> dict[str, Any]:
