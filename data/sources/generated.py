@@ -121,12 +121,10 @@ class _Generated(PackedImages, FirstPassSource):
     def render(self, task: Task) -> Sample | Skipped:
         if self.modality == "text":
             return Sample(task.key, task.content, "txt", task.label)
-        try:
-            image = self.packed(task.content)
-        except ValueError as error:
-            name = f"sample {int(task.key)}"
-            return self.bad_sample(name, error, where=name, fix="correct it, or pass skip_bad=True")
-        return Sample(task.key, image.data, image.extension, task.label)
+        name, fix = f"sample {int(task.key)}", "correct it, or pass skip_bad=True"
+        return self.image_sample(
+            task.key, task.label, lambda: task.content, name=name, where=name, fix=fix
+        )
 
     @cached_property
     def _selected(self) -> Selected:

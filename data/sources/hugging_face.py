@@ -124,19 +124,18 @@ class HuggingFace(PackedImages, Source):
         key = f"{task.split.replace('.', '_')}-{task.row}"
         content = self._rows[task.split][task.row][self._content]
         where = f"{self.name}, split {task.split}, row {task.row}"
-        try:
-            if self.modality == "text":
-                if content is None or not str(content).strip():
-                    raise ValueError("there is no text")
-                return Sample(key, str(content).encode(), "txt", task.label)
+        fix = "correct the row, or pass --skip-bad"
+        if self.modality == "text":
+            if content is None or not str(content).strip():
+                return self.bad_sample(where, "there is no text", where=where, fix=fix)
+            return Sample(key, str(content).encode(), "txt", task.label)
+
+        def read() -> bytes:
             if content is None:
                 raise ValueError("there is no image")
-            image = self.packed(content["bytes"] or Path(content["path"]).read_bytes())
-        except (ValueError, FileNotFoundError) as error:
-            return self.bad_sample(
-                where, error, where=where, fix="correct the row, or pass --skip-bad"
-            )
-        return Sample(key, image.data, image.extension, task.label)
+            return content["bytes"] or Path(content["path"]).read_bytes()
+
+        return self.image_sample(key, task.label, read, name=where, where=where, fix=fix)
 
     def announcement(self) -> str | None:
         if len(self._used) > 1 or not self.test_fraction:

@@ -138,14 +138,10 @@ class ImageFolder(PackedImages, Source):
         return {split: tasks for split, tasks in splits.items() if tasks}
 
     def render(self, task: _Task) -> Sample | Skipped:
-        path = self.folder / task.path
-        try:
-            image = self.packed(path.read_bytes())
-        except ValueError as error:
-            return self.bad_sample(
-                task.path, error, where=path, fix="remove the file, or pass --skip-bad"
-            )
-        return Sample(task.key, image.data, image.extension, task.label)
+        path, fix = self.folder / task.path, "remove the file, or pass --skip-bad"
+        return self.image_sample(
+            task.key, task.label, path.read_bytes, name=task.path, where=path, fix=fix
+        )
 
     @property
     def origin(self) -> InputPath:

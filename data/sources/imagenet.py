@@ -118,19 +118,21 @@ class ImageNet(PackedImages, Source):
 
     def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.file
-        data = read_range(path, task.offset, task.size)
-        try:
+
+        def read() -> bytes:
+            data = read_range(path, task.offset, task.size)
             if len(data) != task.size:
                 raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
-            image = self.packed(data)
-        except ValueError as error:
-            return self.bad_sample(
-                f"{task.file}: {task.key}",
-                error,
-                where=f"{path}: {task.key}",
-                fix="download it again, or pass --skip-bad",
-            )
-        return Sample(task.key, image.data, image.extension, task.label)
+            return data
+
+        return self.image_sample(
+            task.key,
+            task.label,
+            read,
+            name=f"{task.file}: {task.key}",
+            where=f"{path}: {task.key}",
+            fix="download it again, or pass --skip-bad",
+        )
 
     @property
     def origin(self) -> InputPath:

@@ -4,7 +4,7 @@ All image sources use this module. `data/images/decode.py` decodes images and en
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import cv2
@@ -59,11 +59,23 @@ class PackedImages:
         """Return a packed image file. Raises the errors of `packed`."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
-    def bad_sample(self, name: str, problem: object, *, where: object, fix: str) -> Skipped:
+    def image_sample(
+        self, key: str, label: int, read: Callable[[], bytes], *, name: str, where: object, fix: str
+    ) -> Sample | Skipped:
+        """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
+        try:
+            image = self.packed(read())
+        except FileNotFoundError:
+            return self.bad_sample(name, "the file does not exist", where=where, fix=fix)
+        except ValueError as error:
+            return self.bad_sample(name, str(error), where=where, fix=fix)
+        return Sample(key, image.data, image.extension, label)
+
+    def bad_sample(self, name: str, problem: str, *, where: object, fix: str) -> Skipped:
         """Return the bad sample `name` and its problem if `skip_bad` is set. Otherwise, raises
         ValueError with its location and the fix."""
         if self.skip_bad:
-            return Skipped(name, str(problem))
+            return Skipped(name, problem)
         raise ValueError(f"{where}: {problem}: {fix}")
 
 

@@ -152,25 +152,19 @@ class Table(PackedImages, RecordSource):
     def render(self, task: Task) -> Sample | Skipped:
         if self.text is not None:
             return Sample(task.key, task.content, "txt", task.label)
-        where, data = self._image(task)
-        try:
-            image = self.packed((self._root / where).read_bytes() if data is None else data)
-        except (ValueError, FileNotFoundError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            reason = "the file does not exist" if missing else str(error)
-            full = where if data is not None else self._root / where
-            return self.bad_sample(
-                where, reason, where=full, fix="correct the row, or pass --skip-bad"
+        fix = "correct the row, or pass --skip-bad"
+        if not task.key.startswith(_BYTES):
+            name = task.content.decode()
+            path = self._root / name
+            return self.image_sample(
+                task.key, task.label, path.read_bytes, name=name, where=path, fix=fix
             )
         key = task.key.removeprefix(_BYTES)
-        return Sample(key, image.data, image.extension, task.label)
-
-    def _image(self, task: Task) -> tuple[str, bytes | None]:
-        """Return the path of an image, or its row and its bytes if the table contains it."""
-        if task.key.startswith(_BYTES):
-            file, row = (int(number, 16) for number in task.key.removeprefix(_BYTES).split("-"))
-            return f"{self.files[file].name}, row {row}", task.content
-        return task.content.decode(), None
+        file, row = (int(number, 16) for number in key.split("-"))
+        name = f"{self.files[file].name}, row {row}"
+        return self.image_sample(
+            key, task.label, lambda: task.content, name=name, where=name, fix=fix
+        )
 
     @cached_property
     def _selected(self) -> Selected:

@@ -1,4 +1,4 @@
-"""Data sets that the datasets library opens. The tests use local files only."""
+"""Datasets that the datasets library opens. The tests use local files only."""
 
 from pathlib import Path
 from typing import Any
