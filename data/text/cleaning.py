@@ -12,7 +12,6 @@ from data.text.emoji_table import (
     KEYCAP,
     PARTS,
     ZWJ,
-    without_letters_joiners,
     without_stray_joiners,
 )
 
@@ -45,13 +44,6 @@ def remove_emoji(text: str) -> str:
         return text
     text = without_stray_joiners(text).translate(_UNIFIED)
     return _RUN.sub(lambda run: "\n" if "\n" in run[0] else " ", text).strip()
-
-
-def leftovers(text: str) -> list[str]:
-    """Return the parts of emoji in a text, except joiners that belong to letters. The result is
-    empty after `remove_emoji`.
-    """
-    return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
 
 
 def clean(text: str) -> str:

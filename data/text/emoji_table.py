@@ -72,7 +72,6 @@ _LETTER = _letters()
 _AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
 # A joiner next to a joining letter belongs to the letter; any other joiner belongs to an emoji.
 _STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
-_OF_LETTERS = re.compile(f"(?<=[{_LETTER}]){ZWJ}+|{ZWJ}+(?=[{_LETTER}])")
 
 
 def follows_a_letter(text: str, position: int) -> bool:
@@ -83,11 +82,6 @@ def follows_a_letter(text: str, position: int) -> bool:
 def without_stray_joiners(text: str) -> str:
     """Remove joiners that are not next to a joining letter."""
     return _STRAY.sub("", text) if ZWJ in text else text
-
-
-def without_letters_joiners(text: str) -> str:
-    """Remove joiners that are next to a joining letter."""
-    return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
