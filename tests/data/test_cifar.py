@@ -79,8 +79,7 @@ def cifar10(tmp_path: Path) -> Path:
     return archive(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", ten())
 
 
-@pytest.mark.parametrize("kind", [Cifar10, Cifar100])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("kind", "workers"), [(Cifar10, 1), (Cifar100, 2)])
 def test_every_image_is_stored_losslessly(
     cifar10: Path, cifar100: Path, tmp_path: Path, kind: type, workers: int
 ) -> None:

@@ -79,7 +79,7 @@ def test_emoji_with_similar_names_have_similar_vectors(names: EmojiNames) -> Non
 
 def test_shards_contain_only_the_selected_languages(tmp_path: Path) -> None:
     source = EmojiNames(20, languages=("en", "fr", "de"), test_languages=("de",))
-    written = write_shards(source, tmp_path / "out", workers=2)
+    written = write_shards(source, tmp_path / "out", workers=0)
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.modality == "text"
     assert manifest.splits == ("train", "test")

@@ -52,7 +52,7 @@ def expected_validation() -> dict[str, tuple[bytes, str]]:
 
 def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, **KEPT)
-    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
+    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=2)
     assert samples(tmp_path / "out", "train") == expected_training()
     assert samples(tmp_path / "out", "test") == expected_validation()
     assert Manifest.load(tmp_path / "out").class_names == ilsvrc.CLASSES
