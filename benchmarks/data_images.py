@@ -83,7 +83,7 @@ def _compared_crops(
         peer: (webdataset_loop if "webdataset" in peer else loop)(tars, "jpg", batch, collate)
         for peer, collate in peers.items()
     }
-    config = DataConfig(shards=str(split.folder), workers=0)
+    config = DataConfig(shards=str(split.parts[0].folder), workers=0)
     kilobytes = split.sizes(np.arange(len(split))).mean() / 1e3
     case = f"{len(split)} images, {name}, {kilobytes:.0f} kB each"
     times = _timed(split, config, batch, batches, EPOCHS)
@@ -156,12 +156,12 @@ def _timed(
             for name, batches in {"loader": loader, **peers}.items()
         }
         return take_turns(
-            contenders, title=str(split.folder), seconds=SECONDS, clock=time.process_time
+            contenders, title=str(split.parts[0].folder), seconds=SECONDS, clock=time.process_time
         )
 
 
 def _tars(split: Split) -> list[str]:
-    return [split.folder.address(shard) for shard in split.manifest.of_split(split.name)]
+    return split.addresses
 
 
 def _draw(folders: Sequence[Path]) -> None:

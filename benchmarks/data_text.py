@@ -37,9 +37,10 @@ def rows(shards: Path | None) -> Iterator[Row]:
 
 def _compared(split: Split, tokenizer: Path) -> Iterator[Row]:
     config = DataConfig(
-        shards=str(split.folder), text=TextConfig(tokenizer=str(tokenizer), max_length=MAX_LENGTH)
+        shards=str(split.parts[0].folder),
+        text=TextConfig(tokenizer=str(tokenizer), max_length=MAX_LENGTH),
     )
-    tars = [split.folder.address(shard) for shard in split.manifest.of_split("train")]
+    tars = split.addresses
     encoder = Encoder(tokenizer, MAX_LENGTH)
     with TrainLoader(split, config, global_batch=BATCH, cursor=Cursor(0)) as loader:
         batches = [next(loader) for _ in range(STEPS)]

@@ -24,12 +24,14 @@ from trainer.faults import Watchdog
 from trainer.process.signals import StopSignals
 from trainer.recipe import build_recipe
 from trainer.run.folder import RunFolder
-from trainer.run.reporter import Reporter
 from trainer.run.state import TrainState, provenance
 from trainer.run.training_data import RunData
 from trainer.schedules import RunLength
 from trainer.task import Task, build_task
+from trainer.telemetry.jsonl import SkippedSteps
+from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
+from trainer.telemetry.telemetry import Telemetry
 from trainer.train import Run, take_steps
 from trainer.world import World, open_world
 
@@ -132,14 +134,16 @@ def open_trainer(
         origin=provenance(recipe),
     )
     length = RunLength(10**9, 10**6, recipe.train.global_batch)
-    reporter = Reporter(
-        recipe,
-        folder,
+    telemetry = Telemetry(
+        folder.path,
+        recipe.telemetry,
         world,
-        state=state,
-        length=length,
-        num_classes=num_classes,
+        start_step=0,
+        num_steps=length.num_steps,
+        global_batch=length.global_batch,
+        checkpoint_every=length.num_steps,
         phases=phases,
+        flops=ModelFlops(recipe, num_classes),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
     run = Run(
@@ -150,7 +154,8 @@ def open_trainer(
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
         agreement=agreement,
-        reporter=opened.enter_context(reporter),
+        telemetry=opened.enter_context(telemetry),
+        skipped=SkippedSteps(folder.path, rank=0, cap=0),
         writer=opened.enter_context(writer),
         state=state,
         saved_step=0,

@@ -187,25 +187,19 @@ class DataConfig(FrozenConfig):
         return max([self.augment.size or self.image.size, *stages])
 
     @model_validator(mode="after")
-    def _stream_is_without_shuffle_shards(self) -> "DataConfig":
+    def _options_fit_together(self) -> "DataConfig":
+        key = "data.mixture" if self.mixture else "data.sampling"
         if self.stream is not None and self.shuffle_shards is not None:
             raise ValueError(
                 "shuffle_shards requires shards with an index: remove it and set "
                 "data.stream.buffer instead"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sampling_is_over_indexed_shards(self) -> "DataConfig":
-        key = "data.mixture" if self.mixture else "data.sampling"
-        if not self.is_sampled:
-            return self
-        if self.stream is not None:
+        if self.is_sampled and self.stream is not None:
             raise ValueError(
                 f"{key} requires shards with an index: remove it, or run kway shard index and "
                 "remove data.stream"
             )
-        if self.shuffle_shards is not None:
+        if self.is_sampled and self.shuffle_shards is not None:
             raise ValueError(
                 f"{key} draws from all shards at the same time: remove data.shuffle_shards"
             )

@@ -9,15 +9,12 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO
 
 import numpy as np
 
-from data.remote.input_path import InputPath
-from data.remote.path import RemotePath
 from data.retry import TransientError, retried
 
-AnyPath = TypeVar("AnyPath", bound=InputPath)
 TEMPORARY = ".aside"
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # This folder is at the root of a file system, and only root can read it.
@@ -140,20 +137,16 @@ def is_hidden(folder: str) -> bool:
     return folder.startswith(".") or folder == _LOST_AND_FOUND
 
 
-def walk_directory(folder: AnyPath) -> Iterator[tuple[AnyPath, list[str], list[str]]]:
-    """Like `os.walk`, but raises OSError for a folder that cannot be read, and also walks a folder
-    at a URL.
+def walk_directory(folder: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Like `os.walk`, but raises OSError for a folder that cannot be read.
 
     Yields (folder, names of subfolders, names of other entries) for `folder` and all folders below
     it, except lost+found. Links are not followed. Subfolders that the caller removes from the list
     are skipped.
     """
-    walked: Iterator[tuple[Any, list[str], list[str]]] = (
-        folder.walk() if isinstance(folder, RemotePath) else os.walk(str(folder), onerror=_raise)
-    )
-    for parent, folders, names in walked:
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name != _LOST_AND_FOUND]
-        yield Path(parent) if isinstance(parent, str) else parent, folders, names  # type: ignore[misc]
+        yield Path(parent), folders, names
 
 
 def _raise(error: OSError) -> None:

@@ -3,7 +3,6 @@
 kway must be installed on every node, and the nodes must share the files that the jobs read.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -11,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread, current_thread, main_thread
+from threading import current_thread, main_thread
 from typing import Any
 
 # By default, Ray tries for 14 minutes to connect to a server that is not a Ray cluster. It reads
@@ -21,7 +20,7 @@ os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 import ray
 from ray.exceptions import AuthenticationError, RayError, RayTaskError
 
-from data.messages import one_line, pluralize
+from data.messages import one_line
 from data.retry import TransientError
 
 _PACKAGES = Path(__file__).parents[1]
@@ -30,8 +29,6 @@ _PACKAGES = Path(__file__).parents[1]
 _MAX_RETRIES = 10
 _CONNECT_SECONDS = 10
 _CANCEL_SECONDS = 10
-_CHECK_SECONDS, _REPORT_AFTER_CHECKS = 1.0, 5
-_log = logging.getLogger("kway.data")
 
 
 class RayPool(Executor):
@@ -47,13 +44,10 @@ class RayPool(Executor):
         if not most:
             raise ValueError("the Ray cluster has no CPU: add a node with a CPU")
         self.cpus = min(cpus, most)
-        self.num_workers = self._room()
+        self.num_workers = sum(cpus // self.cpus for cpus in _cpus_of_nodes())
         self._task = ray.remote(_call).options(num_cpus=self.cpus, max_retries=_MAX_RETRIES)
         self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
         self._running: set[ray.ObjectRef[Any]] = set()
-        self._is_closed = Event()
-        self._reports = Thread(target=self._report_missing_nodes, daemon=True)
-        self._reports.start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         # `fn` often contains a source or options. They are sent to each node once.
@@ -69,33 +63,11 @@ class RayPool(Executor):
         """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
         they do not write files later.
         """
-        self._is_closed.set()
-        self._reports.join(_CANCEL_SECONDS)  # before the connection ends
         jobs = list(self._running)
         for job in jobs:
             ray.cancel(job)
         if wait and jobs:
             ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
-
-    def _room(self) -> int:
-        """Return the number of jobs that the cluster can run at the same time."""
-        return sum(cpus // self.cpus for cpus in _cpus_of_nodes())
-
-    def _report_missing_nodes(self) -> None:
-        """Log when no node can run the jobs any more, and when one can again. Ray itself waits
-        silently."""
-        needed = pluralize(self.cpus, "CPU")
-        missing_checks = 0
-        while not self._is_closed.wait(_CHECK_SECONDS):
-            with suppress(RayError, RuntimeError):  # the driver reports that the cluster has failed
-                is_missing = bool(self._running) and not self._room()
-                if missing_checks >= _REPORT_AFTER_CHECKS and not is_missing:
-                    _log.warning("the Ray cluster has a node with %s again: continuing", needed)
-                missing_checks = missing_checks + 1 if is_missing else 0
-                if missing_checks == _REPORT_AFTER_CHECKS:
-                    _log.warning(
-                        "the Ray cluster has no node with %s any more: waiting for one", needed
-                    )
 
 
 def _cpus_of_nodes() -> list[int]:

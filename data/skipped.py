@@ -1,7 +1,8 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. While the
-shards are being written, each shard has its own list. The commands print only a few.
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The index
+of a shard contains its own list, so that it is not lost if the command is interrupted. The commands
+print only a few.
 """
 
 import json
@@ -44,23 +45,3 @@ def by_reason(skipped: Iterable[Skipped]) -> list[str]:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
     return ", ".join(map(repr, names[:_NAMED])) + more
-
-
-def list_of_shard(shard: str) -> str:
-    """Return the file that lists the skipped samples of one shard until all shards have been
-    written: `train-000000.skipped.jsonl` for `train-000000.tar`.
-    """
-    return f"{shard.removesuffix('.tar')}.{SKIPPED}"
-
-
-def by_shard(lines: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Group the lines of `skipped.jsonl` by shard. Lines without a shard and truncated lines are
-    omitted.
-    """
-    found: dict[str, list[bytes]] = {}
-    for line in lines:
-        try:
-            found.setdefault(str(json.loads(line)["shard"]), []).append(line)
-        except (ValueError, KeyError):
-            continue
-    return found

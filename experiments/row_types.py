@@ -28,6 +28,7 @@ from data.shards.writing.writer import write_shards
 from data.sources import Cifar100, Glyphs
 from data.sources.source import Source
 from data.text.tokenizer_training import train_tokenizer
+from experiments.networks import register_networks
 from experiments.papers.shards import Dataset, ModifiedSource, tweeteval
 from trainer.recipe import build_recipe
 from trainer.run.folder import RunFolder
@@ -193,6 +194,7 @@ class Trials:
             tree = {**self._recipe(arm, rates), **settings}
             log = (Path(run) / "log.txt").open("w")
             with log, redirect_stdout(log), redirect_stderr(log):
+                register_networks()
                 train(build_recipe(tree, origin="experiments.row_types"), self._world)
             (path,) = RunFolder(Path(run)).evaluations.glob("step-*.json")
             found = json.loads(path.read_text(encoding="utf-8"))

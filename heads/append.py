@@ -4,7 +4,7 @@ New classes become roots or children of existing nodes. Existing rows and moment
 but their nodes may be renumbered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -85,23 +85,19 @@ def append_classes(
         parameters["bias"] = nn.Parameter(entries)
     for name, parameter in parameters.items():
         if optimizer is not None:
-            _replace_in(optimizer, head.get_parameter(name), parameter, move)
+            old = head.get_parameter(name)
+            optimizer.state[parameter] = {
+                moment: move(value)
+                if isinstance(value, Tensor) and value.shape == old.shape
+                else value
+                for moment, value in optimizer.state.pop(old, {}).items()
+            }
+            for group in optimizer.param_groups:
+                group["params"] = [parameter if p is old else p for p in group["params"]]
         setattr(head, name, parameter)
     head.row_scales = rows.scales
     head.tree = tree
     head.engine = replace(head.engine, weights=weights)
-
-
-def _replace_in(
-    optimizer: Optimizer, old: Tensor, new: nn.Parameter, move: Callable[[Tensor], Tensor]
-) -> None:
-    state = optimizer.state.pop(old, {})
-    optimizer.state[new] = {
-        name: move(value) if isinstance(value, Tensor) and value.shape == old.shape else value
-        for name, value in state.items()
-    }
-    for group in optimizer.param_groups:
-        group["params"] = [new if p is old else p for p in group["params"]]
 
 
 def _grown_tree(head: ClassHead, parents: Sequence[int]) -> tuple[LabelTree, np.ndarray]:

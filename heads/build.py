@@ -109,7 +109,12 @@ def build_tree(
     if weights.tree.file is not None:
         return _tree_from_file(weights.tree.file, weights.kind, num_classes, class_names)
     if weights.tree.kind == "hierarchy":
-        return _tree_of_paths(num_classes, class_paths)
+        if class_paths is None:
+            raise ValueError(
+                "head.weights.tree.kind=hierarchy needs class paths, but the shards have none: set "
+                "head.weights.tree.kind=vectors or head.weights.tree.file"
+            )
+        return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
     cover = _cover_tree(weights.tree, num_classes, label_vectors)
     return cover.utree() if weights.kind == "utree" else cover.vtree()
 
@@ -136,15 +141,6 @@ def _tree_from_file(
             f"or build it with kway tree build --kind {kind}"
         )
     return tree
-
-
-def _tree_of_paths(num_classes: int, class_paths: Sequence[Sequence[str]] | None) -> LabelTree:
-    if class_paths is None:
-        raise ValueError(
-            "head.weights.tree.kind=hierarchy needs class paths, but the shards have none: set "
-            "head.weights.tree.kind=vectors or head.weights.tree.file"
-        )
-    return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
 
 
 def _cover_tree(

@@ -229,7 +229,8 @@ class FactoredHead(ClassHead):
         factors were pending.
         """
         if self._factors is not None:
-            self._check_unchanged()
+            if self._known_version != self._weight_version():
+                raise ValueError(_CHANGED)
             self._fold(self._factors)
             self._known_version = self._weight_version()
 
@@ -272,10 +273,6 @@ class FactoredHead(ClassHead):
     def _weight_version(self) -> tuple[int, int, int]:
         weight = self._held()
         return id(self._parameters["weight"]), weight.data_ptr(), weight._version
-
-    def _check_unchanged(self) -> None:
-        if self._known_version != self._weight_version():
-            raise ValueError(_CHANGED)
 
     # ---- Q and s ----
 

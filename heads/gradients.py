@@ -23,15 +23,13 @@ def squared_norm(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     Squares are summed in float32, or in float64 for float64 tensors. The dtype of the result does
     not depend on the tensors, so that ranks with and without tensors can sum their results.
     """
-    pieces = [piece for tensor in tensors for piece in _pieces(tensor)]
+    pieces: list[Tensor] = []
+    for tensor in tensors:
+        wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+        pieces += wide.reshape(-1).split(_PIECE) if wide.device.type == "cpu" else [wide]
     if not pieces:
         return torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack(torch._foreach_norm(pieces)).double().square().sum()
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-    return wide.reshape(-1).split(_PIECE) if wide.device.type == "cpu" else (wide,)
 
 
 def sum_gradients(

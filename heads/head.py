@@ -396,20 +396,16 @@ class ClassHead(nn.Module):
                 f"the prior of {self.logit_map.kind} logits needs the number of training samples "
                 "per class: pass class_counts"
             )
-        return log_prior(tau, _checked_counts(class_counts, self.num_classes)).to(device, dtype)
+        counts = torch.as_tensor(class_counts)
+        if counts.shape != (self.num_classes,) or not (counts >= 0).all():
+            raise ValueError(
+                f"class_counts of shape {list(counts.shape)} are not valid: pass "
+                f"{self.num_classes} numbers of at least 0"
+            )
+        return log_prior(tau, counts).to(device, dtype)
 
     def _prepared(self, loss: Loss, facts: ClassFacts) -> Loss:
         return loss.prepare(facts)
-
-
-def _checked_counts(counts: Tensor, num_classes: int) -> Tensor:
-    counts = torch.as_tensor(counts)
-    if counts.shape != (num_classes,) or not (counts >= 0).all():
-        raise ValueError(
-            f"class_counts of shape {list(counts.shape)} are not valid: pass {num_classes} numbers "
-            "of at least 0"
-        )
-    return counts
 
 
 def _checked_weights(

@@ -7,7 +7,8 @@ A map defines the options of `head.logits` in a recipe and their math. Evaluatio
 serving call `LogitMap.__call__`. In training, the engine applies the same steps block by block and
 adds the margin and the prior. Losses receive only the logits.
 
-To add a map, subclass `LogitMap` and add the class to `AnyLogitMap`.
+To add a map, subclass `LogitMap`. Add a built-in map to `AnyLogitMap`; a recipe selects any other
+map by its import path.
 """
 
 import math
@@ -16,7 +17,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializeAsAny,
+    WrapValidator,
+    model_validator,
+)
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -51,7 +60,9 @@ class ClassRows:
 class LogitMap(BaseModel):
     """Options of a logit map. `evaluated` returns the map without training-only options.
 
-    `normalizes`: the map scales features and rows to unit length and does not support a bias.
+    `normalizes`: the map scales features and rows to unit length and does not support a bias. A
+    user-defined map adds a margin in training. Evaluation and bundles use `Dot` or `Cosine`, so
+    that serving needs no user code. Its `kind` is its import path.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -70,12 +81,19 @@ class LogitMap(BaseModel):
         "logit of class j with n_j of N samples",
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_import_path(cls, options: Any) -> Any:
+        if isinstance(options, dict) and cls.model_fields["kind"].is_required():
+            return {"kind": f"{cls.__module__}:{cls.__qualname__}", **options}
+        return options
+
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         """Raise TypeError if a subclass overrides a method that training and serving do not call:
         the engine multiplies blocks of rows itself, and serving evaluates only dot products and
         cosines."""
-        ignored = {"__call__", "evaluated", "of_one_class"} & vars(cls).keys()
+        ignored = {"__call__", "evaluated", "normalized", "of_one_class"} & vars(cls).keys()
         if ignored:
             raise TypeError(
                 f"{cls.__name__} overrides {', '.join(sorted(ignored))}, which training does not "
@@ -226,7 +244,14 @@ class ArcFace(CosineMap):
 
 
 AnyLogitMap = Dot | Cosine | NormFace | SphereFace | CosFace | ArcFace
-LogitMapConfig = Annotated[AnyLogitMap, Field(discriminator="kind")]
+LogitMapConfig = Annotated[
+    SerializeAsAny[AnyLogitMap],
+    Discriminator("kind"),
+    # Accept an instance of any map, including classes that are not in this union.
+    WrapValidator(
+        lambda value, validate: value if isinstance(value, LogitMap) else validate(value)
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -300,7 +325,8 @@ def unit_vectors(vectors: Tensor) -> Tensor:
 def inverse_norms_of(features: np.ndarray) -> np.ndarray:
     """Return the inverse norms [n] of features [n, d], or 0 for a zero vector."""
     norms = np.sqrt(np.einsum("nd,nd->n", features, features))
-    found: np.ndarray = np.divide(1, norms, out=np.zeros_like(norms), where=norms > _least(norms))
+    least = np.finfo(norms.dtype).tiny ** 0.5
+    found: np.ndarray = np.divide(1, norms, out=np.zeros_like(norms), where=norms > least)
     return found
 
 
@@ -335,7 +361,3 @@ def log_prior(tau: float, class_counts: Tensor) -> Tensor:
     class)."""
     counts = class_counts.double() + 1
     return tau * (counts / counts.sum()).log()
-
-
-def _least(norms: np.ndarray) -> Any:
-    return np.finfo(norms.dtype).tiny ** 0.5

@@ -36,8 +36,12 @@ def similarity(vectors: Tensor, a: Tensor, b: Tensor, lower: float = 0.0) -> Ten
                 f"there is no label vector for class {int(outside[0])}: pass class ids from 0 to "
                 f"{len(vectors) - 1}"
             )
-    pairs = zip(a.split(_CHUNK), b.split(_CHUNK), strict=True)
-    return torch.cat([_of_pairs(vectors, left, right, lower) for left, right in pairs])
+    found = []
+    for of_a, of_b in zip(a.split(_CHUNK), b.split(_CHUNK), strict=True):
+        left, right = unit_rows(vectors[of_a], of_a), unit_rows(vectors[of_b], of_b)
+        cosine, has_direction = (left * right).sum(1), left.any(1) & right.any(1)
+        found.append(of_cosines(cosine, lower).where(has_direction, 0).where(of_a != of_b, 1))
+    return torch.cat(found)
 
 
 def similarity_accuracy(
@@ -60,13 +64,6 @@ def similarity_accuracy(
     if num_samples == 0:
         raise ValueError("similarity accuracy needs at least one sample, got 0")
     return total / num_samples
-
-
-def _of_pairs(vectors: Tensor, a: Tensor, b: Tensor, lower: float) -> Tensor:
-    left, right = unit_rows(vectors[a], a), unit_rows(vectors[b], b)
-    cosine = (left * right).sum(1)
-    has_direction = left.any(1) & right.any(1)
-    return of_cosines(cosine, lower).where(has_direction, 0).where(a != b, 1)
 
 
 def of_cosines(cosines: Tensor, lower: float) -> Tensor:

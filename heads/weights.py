@@ -103,11 +103,12 @@ class ClassWeights:
         first, last = np.cumsum(np.append(0, tree.class_of_node >= 0))[[self.start, self.stop]]
         self.held = HeldClasses(
             class_ids=self._to_device(tree.class_order[first:last]),
-            position=self._to_device(_inverse(tree.class_order)),
+            position=self._to_device(np.argsort(tree.class_order)),  # the inverse
             first=int(first),
         )
-        self._plain = not (tree.parent >= 0).any()
-        if not self._plain:
+        # Whether every node is a class and a root, so that class rows are the held vectors.
+        self.is_plain = not (tree.parent >= 0).any()
+        if not self.is_plain:
             self._plan_paths(tree.node_of_class[tree.class_order[first:last]])
             self._plan_gradients(group_size)
 
@@ -128,12 +129,7 @@ class ClassWeights:
     @property
     def has_boundary(self) -> bool:
         """Whether a rank needs nodes of other ranks; the same on every rank."""
-        return not self._plain and len(self._boundary) > 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every node is a class and a root, so that class rows are the held vectors."""
-        return self._plain
+        return not self.is_plain and len(self._boundary) > 0
 
     def blocks(self, classes_at_once: int, choice: Choice | None = None) -> Iterator[ClassBlock]:
         """Yield this rank's classes, or those of `choice`, in blocks of `classes_at_once`."""
@@ -194,7 +190,7 @@ class ClassWeights:
         This rank must hold at least one class.
         """
         _, positions = self.held.nearest(labels)
-        if self._plain:
+        if self.is_plain:
             return values.read(positions)
         # The paths are padded to the same length with a node of weight 0, because only the device
         # knows their lengths.
@@ -213,25 +209,25 @@ class ClassWeights:
         if not every_class:
             return torch.zeros_like(held, dtype=dtype)
         grad = torch.empty_like(held, dtype=dtype)
-        if not self._plain:
+        if not self.is_plain:
             grad.index_fill_(0, self._pseudoclasses, 0)
         return grad
 
     def contiguous_part(self, block: ClassBlock, grad_held: Tensor) -> Tensor | None:
         """Return the slice of `grad_held` for a block's class rows; None if not contiguous."""
-        is_contiguous = self._plain and isinstance(block.positions, slice)
+        is_contiguous = self.is_plain and isinstance(block.positions, slice)
         return grad_held[block.positions] if is_contiguous else None
 
     def put_gradient(self, block: ClassBlock, grad_rows: Tensor, grad_held: Tensor) -> None:
         """Write the gradient [C, d] of a block's class rows to the nodes of its classes."""
-        positions = block.positions if self._plain else self.node_of_position[block.positions]
+        positions = block.positions if self.is_plain else self.node_of_position[block.positions]
         grad_held[positions] = grad_rows.to(grad_held.dtype)
 
     def add_gradient_of_labels(self, labels: Tensor, grads: Tensor, grad_held: Tensor) -> None:
         """Add gradients [b, d] of class rows to the nodes of `labels` [b]. The gradients of classes
         of other ranks must be 0. This rank must hold at least one class."""
         _, positions = self.held.nearest(labels)
-        nodes = positions if self._plain else self.node_of_position[positions]
+        nodes = positions if self.is_plain else self.node_of_position[positions]
         grad_held.index_add_(0, nodes, grads.to(grad_held.dtype))
 
     def sum_gradients(self, grad_held: Tensor, group: ProcessGroup | None) -> None:
@@ -240,7 +236,7 @@ class ClassWeights:
         A node vector is a term of every class row in its subtree, so its gradient is the sum over
         the subtree, computed level by level from the deepest one.
         """
-        if self._plain:
+        if self.is_plain:
             return
         for parents, children, offsets in self._levels:
             grad_held.index_add_(
@@ -272,14 +268,18 @@ class ClassWeights:
 
     def _block(self, positions: slice | Tensor) -> ClassBlock:
         class_ids = self.held.class_ids[positions]
-        if self._plain:
+        if self.is_plain:
             return ClassBlock(positions, class_ids)
         if isinstance(positions, slice):
             first, last = self._path_ends[[positions.start, positions.stop]]
             paths = self._paths[first:last]
             offsets = self._path_starts[positions] - first
         else:
-            paths, offsets = _ragged(self._paths, self._path_starts, self._path_lengths, positions)
+            # Concatenate the paths of the chosen classes.
+            lengths, starts = self._path_lengths[positions], self._path_starts[positions]
+            offsets = lengths.cumsum(0) - lengths
+            shift = torch.repeat_interleave(starts - offsets, lengths)
+            paths = self._paths[shift + torch.arange(len(shift), device=self.device)]
         offsets = offsets.to(paths.dtype)
         return ClassBlock(positions, class_ids, paths, offsets, self._num_remote[positions])
 
@@ -349,7 +349,10 @@ class ClassWeights:
         whose parents are on the chain.
         """
         tree = self.tree
-        self._boundary = _boundary_nodes(tree, group_size)
+        # All ancestors of the first nodes of all ranks.
+        starts = [shard_range(tree.num_nodes, rank, group_size) for rank in range(1, group_size)]
+        paths: Sequence[np.ndarray] = [tree.ancestors(a) for a, b in starts if b > a]
+        self._boundary = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *paths]))
         mine = (self._boundary >= self.start) & (self._boundary < self.stop)
         self._boundary_mine = self._to_device(np.flatnonzero(mine))
         self._boundary_local = self._to_device(self._boundary[mine] - self.start)
@@ -362,26 +365,3 @@ class ClassWeights:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array, dtype=np.int64)).to(self.device)
-
-
-def _ragged(
-    values: Tensor, starts: Tensor, lengths: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Concatenate the segments of `values` at `positions`; also return their start offsets."""
-    chosen = lengths[positions]
-    offsets = chosen.cumsum(0) - chosen
-    shift = torch.repeat_interleave(starts[positions] - offsets, chosen)
-    return values[shift + torch.arange(len(shift), device=values.device)], offsets
-
-
-def _boundary_nodes(tree: LabelTree, group_size: int) -> np.ndarray:
-    """Return the sorted IDs of all ancestors of the first nodes of all ranks."""
-    starts = [shard_range(tree.num_nodes, rank, group_size) for rank in range(1, group_size)]
-    paths: Sequence[np.ndarray] = [tree.ancestors(a) for a, b in starts if b > a]
-    return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *paths]))
-
-
-def _inverse(permutation: np.ndarray) -> np.ndarray:
-    inverse = np.empty_like(permutation)
-    inverse[permutation] = np.arange(len(permutation))
-    return inverse

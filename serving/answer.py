@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from heads.topk import largest_columns, sort_largest
@@ -50,16 +50,6 @@ class Rule(BaseModel):
         description="`guaranteed`: no verdict on a class whose threshold for the recall is not "
         "guaranteed",
     )
-
-    # The requests that inherit from this class declare the other fields.
-    @field_validator(
-        "recall", "threshold", "top", "limit", "offset", mode="before", check_fields=False
-    )
-    @classmethod
-    def _is_not_boolean(cls, value: Any) -> Any:
-        if isinstance(value, bool):
-            raise ValueError("a boolean is not a number")
-        return value
 
 
 @dataclass(frozen=True)
@@ -149,52 +139,36 @@ def verdict(decided: ClassThreshold, score: float) -> Verdict:
 
 def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
     """Return a class's threshold for this query, what it promises, and its validation counts."""
-    decided = _threshold_of(bundle, class_id, query)
-    source = decided.threshold_source
-    if query.require is None or source == query.require:
-        return decided
+    source: ThresholdSource | None = None if query.threshold is None else "request"
+    score, samples = query.threshold, bundle.positives(class_id)
+    more: dict[str, Any] = {}
+    if query.recall is not None and class_id in query.overrides:
+        score, source = query.overrides[class_id], "override"
+    elif query.recall is not None:
+        found = bundle.threshold(class_id, query.recall)
+        score, source, samples = found.score, found.kind, found.class_samples
+        more = {
+            "confidence": found.confidence,
+            "pass_rate": found.pass_rate and found.pass_rate.estimate,
+            "pass_rate_interval": _interval(found.pass_rate),
+            "expected_precision": found.precision and found.precision.estimate,
+            "expected_precision_interval": _interval(found.precision),
+            "classes_below_recall": found.below_pooled,
+            "class_reached": found.class_reached,
+            "all_reached": found.all_reached,
+        }
+    if query.require is not None and source != query.require:
+        reason = "this class has none" if source is None else f"that of this class is {source}"
+        score = None
+        more = {"reason": f"the query requires a {query.require} threshold, but {reason}"}
     return ClassThreshold(
-        class_name=decided.class_name,
+        class_name=bundle.names.names[class_id],
         class_id=class_id,
-        threshold=None,
+        threshold=score,
         threshold_source=source,
-        reason=f"the query requires a {query.require} threshold, but "
-        + ("this class has none" if source is None else f"that of this class is {source}"),
         recall=query.recall,
-        class_samples=decided.class_samples,
-    )
-
-
-def _threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
-    name = bundle.names.names[class_id]
-    override = None if query.recall is None else query.overrides.get(class_id)
-    if query.recall is None or override is not None:
-        score = query.threshold if override is None else override
-        source: ThresholdSource = "request" if override is None else "override"
-        return ClassThreshold(
-            class_name=name,
-            class_id=class_id,
-            threshold=score,
-            threshold_source=None if score is None else source,
-            recall=query.recall,
-            class_samples=bundle.positives(class_id),
-        )
-    found = bundle.threshold(class_id, query.recall)
-    return ClassThreshold(
-        class_name=name,
-        class_id=class_id,
-        threshold=found.score,
-        threshold_source=found.kind,
-        recall=query.recall,
-        confidence=found.confidence,
-        pass_rate=found.pass_rate and found.pass_rate.estimate,
-        pass_rate_interval=_interval(found.pass_rate),
-        expected_precision=found.precision and found.precision.estimate,
-        expected_precision_interval=_interval(found.precision),
-        classes_below_recall=found.below_pooled,
-        class_samples=found.class_samples,
-        class_reached=found.class_reached,
-        all_reached=found.all_reached,
+        class_samples=samples,
+        **more,
     )
 
 

@@ -1,19 +1,17 @@
 """The HTTP application of a replica, with all routers from `serving/http/routes/`.
 
 To add a route, add a function to a module in `serving/http/routes/`. For a new module, also add its
-router to `GROUPS`. The OpenAPI document and the paths that do not require a token are derived from
-the routes.
+router to `GROUPS`.
 """
 
 from collections.abc import Callable
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 
 from serving.config import LOOPBACK
-from serving.http.disconnects import Disconnects
-from serving.http.entry import Entry, paths_without_token, reject_repeated_parameters
+from serving.http.entry import Entry
 from serving.http.error_responses import install_handlers
-from serving.http.openapi import complete_document
+from serving.http.openapi import require_tokens
 from serving.http.routes import classes, galleries, inference, page, query, server
 from serving.tokens import Clients
 from serving.versions import ServedModel
@@ -26,6 +24,9 @@ GROUPS = (
     ("Open Inference Protocol", "Queries as tensors.", inference.router),
     ("Server", "The served model and the state of the server.", server.router),
 )
+# The paths that do not require a token, because they reveal nothing about the model. Kubernetes
+# probes do not send one.
+OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready", *page.FILES)
 
 
 def build_app(
@@ -40,25 +41,23 @@ def build_app(
         redoc_url=None,
         # Otherwise, FastAPI looks for OpenTelemetry's providers in each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
-        dependencies=[Depends(reject_repeated_parameters)],
         openapi_tags=[{"name": name, "description": text} for name, text, _ in GROUPS],
     )
     api.state.model, api.state.metrics_page = model, metrics_page
     api.state.searches = classes.Searches()
-    open_paths = paths_without_token([*(router for *_, router in GROUPS), page.router])
     install_handlers(api)
     config = model.current.service.config
     has_tokens = config.token_file is not None
-    complete_document(api, open_paths=open_paths if has_tokens else None)
-    api.add_middleware(query.DirectQuery)
+    if has_tokens:
+        require_tokens(api, OPEN_PATHS)
     api.add_middleware(
         Entry,
         model=model,
         clients=clients,
-        open_paths=open_paths,
+        open_paths=OPEN_PATHS,
         only_loopback=not has_tokens and config.host in LOOPBACK,
     )
-    api.add_middleware(Disconnects)
+    api.router.routes.append(query.DIRECT_QUERY)
     for name, _, router in GROUPS:
         api.include_router(router, tags=[name])
     api.include_router(page.router)

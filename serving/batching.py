@@ -16,11 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from serving.limits import too_busy
+
 T = TypeVar("T")
-
-
-class QueueFullError(Exception):
-    """Raised if the model's queue has no room for the inputs."""
 
 
 @dataclass(eq=False)
@@ -85,12 +83,12 @@ class Batcher:
         """Queue inputs and return `complete(rows)`, where `rows` [len(inputs), ...] are the outputs
         of `forward`.
 
-        Each input is a function that prepares it, such as decoding an image. Raises QueueFullError
+        Each input is a function that prepares it, such as decoding an image. Raises ApiError 429
         if the queue has no room for all of the inputs. Exceptions from these functions, `forward`
         and `complete` propagate.
         """
         if len(self._queue) + len(inputs) > self._max_queued:
-            raise QueueFullError
+            raise too_busy()
         loop = asyncio.get_running_loop()
         request = _Request(complete, loop.create_future(), len(inputs))
         helpers = None if self._started is None else self._helpers

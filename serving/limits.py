@@ -5,14 +5,16 @@ other clients. `Uploads` limits the number, size and minimum rate of these bodie
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
+from trainer.bundle.spec import Reads
 
 
 class ClientLimit:
@@ -22,10 +24,19 @@ class ClientLimit:
     """
 
     def __init__(
-        self, most: int, what: str, *, per_client: int | None = None, retry_seconds: int = 5
+        self,
+        most: int,
+        what: str,
+        *,
+        per_client: int,
+        retry_seconds: int = 5,
+        full: Callable[[], ApiError] | None = None,
     ) -> None:
+        """`full` returns the error if the limit in total is reached; by default, it is
+        `too_many_…`."""
         self._most, self._what, self._retry_seconds = most, what, retry_seconds
-        self._per_client = most if per_client is None else per_client
+        message = f"the server has reached its limit of {most} {what}. Try again later"
+        self._per_client, self._full = per_client, full or partial(self._error, message)
         self._of_clients: dict[str, int] = {}
         self.in_use = 0
 
@@ -59,29 +70,9 @@ class ClientLimit:
         if left:
             self._of_clients[client] = left
 
-    def _full(self) -> ApiError:
-        return self._error(
-            f"the server has reached its limit of {self._most} {self._what}. Try again later"
-        )
-
     def _error(self, message: str) -> ApiError:
         code = f"too_many_{self._what}".replace(" ", "_")
         return ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
-
-
-class Slots(ClientLimit):
-    """Limits the requests that a replica processes concurrently."""
-
-    def __init__(self, config: ServingConfig) -> None:
-        super().__init__(
-            config.max_requests,
-            "requests",
-            per_client=config.requests_per_client,
-            retry_seconds=1,
-        )
-
-    def _full(self) -> ApiError:
-        return too_many_requests()
 
 
 class Uploads:
@@ -113,7 +104,9 @@ class Uploads:
         with self._count.slots(client):
             try:
                 while True:
-                    message = await self._in_time(receive(), started, received)
+                    seconds = self._grace_seconds + received / self._min_rate
+                    async with asyncio.timeout_at(started + seconds):
+                        message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnect
                     part: bytes = message.get("body", b"")
@@ -124,23 +117,17 @@ class Uploads:
                     parts.append(part)
                     if not message.get("more_body", False):
                         return b"".join(parts)
+            except TimeoutError as error:
+                text = (
+                    f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at "
+                    f"least {self._min_rate} bytes/s"
+                )
+                raise ApiError(408, "slow_body", text) from error
             finally:
                 self.bytes.release(client, received)
 
-    async def _in_time(self, message: Awaitable[Message], started: float, received: int) -> Message:
-        seconds = self._grace_seconds + received / self._min_rate
-        try:
-            async with asyncio.timeout_at(started + seconds):
-                return await message
-        except TimeoutError as error:
-            text = (
-                f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at least "
-                f"{self._min_rate} bytes/s"
-            )
-            raise ApiError(408, "slow_body", text) from error
 
-
-def too_many_requests() -> ApiError:
+def too_busy() -> ApiError:
     message = "too many requests are waiting for the model. Try again"
     return ApiError(429, "too_busy", message, RETRY)
 
@@ -157,3 +144,22 @@ def check_count(count: int, what: str, most: int) -> None:
         code = f"too_many_{'pictures' if what == 'images' else what}"
         message = f"the request has {count} {what}, but the limit is {most}. Split the request"
         raise ApiError(413, code, message)
+
+
+def check_inputs(inputs: Sequence[bytes | str], reads: Reads, limits: ServingConfig) -> None:
+    """Raise ApiError for no inputs, too many of them, or a text that is too long."""
+    if not inputs:
+        what = reads.removesuffix("s")
+        raise ApiError(
+            400, "no_input", f"the request does not contain any {reads}. Send at least one {what}"
+        )
+    check_count(len(inputs), reads, limits.max_inputs)
+    most = limits.max_text_chars
+    for position, one in enumerate(inputs if reads == "texts" else ()):
+        if len(one) > most:
+            raise ApiError(
+                413,
+                "text_too_long",
+                f"texts[{position}] has {len(one)} characters, but the limit is {most}. Shorten "
+                "the text",
+            )

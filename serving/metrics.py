@@ -4,17 +4,12 @@ Without Ray, `GET /metrics` returns them (`Prometheus`). Ray collects the metric
 itself and adds the prefix `ray_` to their names (`serving/on_ray.py`).
 """
 
-import os
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector
 
-from trainer.bundle.spec import LossSpec
-
-# prometheus_client reads this variable when it is imported. If it is set, the metrics of all worker
-# processes are in files in this folder.
-FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+if TYPE_CHECKING:  # imports torch
+    from trainer.bundle.bundle import Bundle
 
 
 class Metric(NamedTuple):
@@ -101,17 +96,11 @@ class Metrics:
         self._record(RELOADS, 1, model=model, outcome=outcome)
 
     def report(
-        self,
-        *,
-        name: str,
-        version: str,
-        loss: LossSpec,
-        is_rejected: bool,
-        requests: int,
-        queued_inputs: int,
+        self, name: str, bundle: "Bundle", *, is_rejected: bool, requests: int, queued_inputs: int
     ) -> None:
         """Set the gauges. Call this every few seconds, because Ray drops a gauge that has not been
         set recently."""
+        loss, version = bundle.spec.loss, bundle.version
         self._record(IN_PROGRESS, requests)
         self._record(QUEUED, queued_inputs)
         self._record(REJECTED, int(is_rejected), model=name)
@@ -123,21 +112,17 @@ class Metrics:
 
 
 class Prometheus:
-    """Exports metrics with prometheus_client, also those of the other workers if there are any."""
+    """Exports metrics with prometheus_client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self._metrics = {metric: self._collector(metric) for metric in METRICS}
 
     def _collector(self, metric: Metric) -> Any:
+        kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+        options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
         given = (metric.name, metric.description, metric.labels)
-        match metric.kind:
-            case "counter":
-                return Counter(*given, registry=self._registry)
-            case "gauge":  # workers are told apart, like Ray's replicas
-                return Gauge(*given, registry=self._registry, multiprocess_mode="liveall")
-            case "histogram":
-                return Histogram(*given, registry=self._registry, buckets=BUCKETS)
+        return kind(*given, registry=self._registry, **options)
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         found = self._metrics[metric]
@@ -145,8 +130,4 @@ class Prometheus:
 
     def page(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        if FOLDER_VARIABLE not in os.environ:
-            return generate_latest(self._registry)
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)
-        return generate_latest(registry)
+        return generate_latest(self._registry)

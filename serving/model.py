@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -90,19 +90,9 @@ class Model:
         return backbone.to(device)
 
     @classmethod
-    def open(
-        cls,
-        path: Path,
-        *,
-        max_pixels: int = MAX_PIXELS,
-        device: Device = "cpu",
-        allow_imports: Collection[str] = (),
-    ) -> "Model":
-        """Open the bundle folder `path`. Raises the same exceptions as `Bundle.open` and the
-        `load_…` methods of `Bundle`."""
-        return cls(
-            Bundle.open(path), max_pixels=max_pixels, device=device, allow_imports=allow_imports
-        )
+    def open(cls, path: Path, **options: Any) -> Self:
+        """Open the bundle folder `path`. `options` are those of the constructor."""
+        return cls(Bundle.open(path), **options)
 
     def prepare(self, raw: bytes | str) -> Any:
         """Decode an image file (bytes) or a text to an input of `features`.

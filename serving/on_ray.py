@@ -38,10 +38,6 @@ _GRACE_SECONDS, _STOP_SECONDS = 10, 30
 _SPARE_SECONDS = 5
 # Ray writes its logs to the folder. If the disk is full, Ray restarts its processes forever.
 _MIN_FREE_BYTES = 2**28
-# The system's limit on the length of a socket path, and Ray's longest path below the folder, with
-# the largest process id.
-_MAX_SOCKET_PATH = 107
-_LONGEST_SUBPATH = "/session_2000-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 # gRPC has a single limit for requests and responses, and a response takes a few KiB, even if the
 # limit on requests is smaller.
 _MIN_MESSAGE_BYTES, _MAX_MESSAGE_BYTES = 2**20, 2**31 - 1
@@ -160,12 +156,6 @@ def _check_usable(folder: Path) -> None:
         raise OSError(
             f"{folder.parent} has {free / 2**20:.0f} MiB of free space, but Ray needs "
             f"{_MIN_FREE_BYTES / 2**20:.0f} MiB. Free some space, or set TMPDIR to another folder"
-        )
-    excess = len(f"{folder}{_LONGEST_SUBPATH}") - _MAX_SOCKET_PATH
-    if excess > 0:
-        raise OSError(
-            f"the path {folder.parent} is too long for the paths of Ray's sockets. Set TMPDIR to "
-            f"a folder whose path has at most {len(str(folder.parent)) - excess} characters"
         )
 
 

@@ -36,24 +36,19 @@ def read_overrides(file: Path, bundle: Bundle) -> dict[int, float]:
         if next(rows, []) != _COLUMNS:
             raise ValueError(f"the first line is not {','.join(_COLUMNS)}")
         found: dict[int, float] = {}
-        for row in rows:
-            if row:
-                try:
-                    class_id, threshold = _parsed(row, bundle)
-                except ValueError as error:
-                    raise ValueError(f"line {rows.line_num}: {error}") from error
+        for row in filter(None, rows):
+            try:
+                if len(row) != len(_COLUMNS):
+                    raise ValueError(f"{len(row)} columns instead of {len(_COLUMNS)}")
+                name, threshold = row
+                class_id = bundle.class_id(name)
                 if class_id in found:
-                    raise ValueError(f"line {rows.line_num}: class {row[0]!r} occurs twice")
-                found[class_id] = threshold
+                    raise ValueError(f"class {name!r} occurs twice")
+                found[class_id] = float(threshold)
+                if not math.isfinite(found[class_id]):
+                    raise ValueError(f"threshold {threshold} is not a finite number")
+            except ValueError as error:
+                raise ValueError(f"line {rows.line_num}: {error}") from error
     except (ValueError, csv.Error) as error:
         raise ValueError(f"thresholds {file}: {error}") from error
     return found
-
-
-def _parsed(row: list[str], bundle: Bundle) -> tuple[int, float]:
-    if len(row) != len(_COLUMNS):
-        raise ValueError(f"{len(row)} columns instead of {len(_COLUMNS)}")
-    threshold = float(row[1])
-    if not math.isfinite(threshold):
-        raise ValueError(f"threshold {row[1]} is not a finite number")
-    return bundle.class_id(row[0]), threshold

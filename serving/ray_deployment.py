@@ -36,15 +36,10 @@ class RayExporter:
         getattr(self._metrics[metric], RECORDED_BY[metric.kind])(value, tags=labels)
 
 
-def _collector(metric: Metric) -> Counter | Gauge | Histogram:
-    given: dict[str, Any] = {"description": metric.description, "tag_keys": metric.labels}
-    match metric.kind:
-        case "counter":
-            return Counter(metric.name, **given)
-        case "gauge":
-            return Gauge(metric.name, **given)
-        case "histogram":
-            return Histogram(metric.name, boundaries=list(BUCKETS), **given)
+def _collector(metric: Metric) -> Any:
+    kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
+    options = {"boundaries": list(BUCKETS)} if metric.kind == "histogram" else {}
+    return kind(metric.name, description=metric.description, tag_keys=metric.labels, **options)
 
 
 class _Process:

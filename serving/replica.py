@@ -3,7 +3,6 @@
 `serving/on_ray.py` and `serving/on_uvicorn.py` run replicas.
 """
 
-import gc
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +44,6 @@ class Replica:
         clients = Clients(config.token_file, config.client_address_header)
         self.app = build_app(self.model, clients, metrics_page)
         self.methods = InferenceMethods(self.model, clients)
-        # Exclude the hundreds of thousands of permanent objects from garbage collection: each full
-        # collection would block all requests for a tenth of a second or more.
-        gc.collect()
-        gc.freeze()
         self.model.start()
 
 

@@ -5,7 +5,7 @@ Covers the verdicts of `/v1/query`, galleries and error bodies. Does not import 
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
 
 # Versions of kway before bundle format 5 returned "class" for an empirical threshold.
 ThresholdSource = Annotated[
@@ -40,6 +40,16 @@ class ModelLogits(BaseModel):
     kind: Literal["dot", "cosine"]
     scale: float = Field(description="scale factor; the final value if it was trained")
     offset: float = Field(description="offset; the final value if it was trained")
+
+
+class Limits(BaseModel):
+    """Limits on one request."""
+
+    max_inputs: PositiveInt
+    max_classes: PositiveInt
+    max_text_chars: PositiveInt
+    max_body_bytes: PositiveInt
+    max_pixels: PositiveInt
 
 
 class ClassFound(BaseModel):
@@ -168,33 +178,21 @@ class Classification(BaseModel):
     results: list[InputClasses]
 
 
-class GalleryIndex(BaseModel):
-    """The approximate index of a gallery."""
-
-    is_default: bool = Field(
-        description="whether searches for the first 100 hits use it unless they set `exact`"
-    )
-    num_queries: int = Field(description="number of queries with which the recall was measured")
-    recall: dict[int, float] = Field(
-        description="mean share of the k best items that a search finds, for each k"
-    )
-
-
 class GalleryFound(BaseModel):
     name: str
     unavailable: str | None = Field(None, description="why the gallery cannot be searched")
     num_items: int
     reads: Literal["images", "texts"]
     thumbnails: bool
-    index: GalleryIndex | None = Field(None, description="null if all searches are exact")
+    index: None = Field(None, description="null: all searches are exact")
 
 
 class GalleryList(BaseModel):
     galleries: list[GalleryFound]
 
 
-class GalleryItem(BaseModel):
-    """An item of a gallery."""
+class GalleryHit(Verdict):
+    """The verdict on one class for one item of a gallery."""
 
     id: str = Field("", description="id of the item; changes if the gallery is built again")
     item: int = Field(description="index of the item in the gallery's files")
@@ -202,20 +200,15 @@ class GalleryItem(BaseModel):
     text: str | None = Field(description="beginning of the text; null for images")
 
 
-class GalleryHit(Verdict, GalleryItem):
-    """The verdict on one class for one item of a gallery."""
-
-
 class ClassHits(ClassThreshold):
     """One page of a gallery's items, sorted by descending score for the class."""
 
     total: int = Field(
         description="total number of hits across all pages: the matching items, or all items if "
-        "there is no threshold; for an approximate search, at most 100 that it finds"
+        "there is no threshold"
     )
     matches: int | None = Field(
-        description="number of items at or above the threshold; null if there is no threshold or "
-        "the search is approximate"
+        description="number of items at or above the threshold; null if there is no threshold"
     )
     hits: list[GalleryHit]
 
@@ -227,5 +220,5 @@ class Hits(BaseModel):
     aligned: bool
     notice: str | None
     num_items: int
-    exact: bool = Field(True, description="whether all items were scored")
+    exact: bool = Field(True, description="true: all items were scored")
     results: list[ClassHits]

@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from serving.answer import Query, Rule, answer, classification, make_query, ranked
 from serving.api_error import RETRY, ApiError
-from serving.batching import Batcher, QueueFullError
+from serving.batching import Batcher
 from serving.config import ServingConfig
-from serving.limits import Slots, Uploads, too_many_requests
+from serving.limits import ClientLimit, Uploads, too_busy
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification
@@ -28,19 +28,17 @@ from serving.schemas import Answer, Classification
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
 _HUNG_SECONDS = 120.0
-# JSON of up to this size parses in about 1 ms, regardless of its contents. Parsing it in a thread
-# would hold the GIL just as long.
-_SHORT_BYTES = 2**14
-# So does JSON of up to this size if almost all of it is base64 in a few strings.
-_BASE64_BYTES, _BASE64_MARKS = 2**18, 200
+# JSON of up to this size parses in a few ms. A thread would hold the GIL just as long.
+_SHORT_BYTES = 2**18
 # Looking up a class takes about 5 us.
 _FEW_CLASSES = 16
 
 
-class InProgress:
+class InProgress(ExitStack):
     """A request in progress. `inputs` is the number of its inputs answered so far."""
 
-    def __init__(self, slots: Slots, client: str) -> None:
+    def __init__(self, slots: ClientLimit, client: str) -> None:
+        super().__init__()
         self._slots, self._client = slots, client
         self.has_slot = False
         self.inputs = 0
@@ -49,12 +47,8 @@ class InProgress:
         """Acquire a slot and hold it until the request ends. Call this after the body has been
         received, because slow uploads must not occupy a slot. Raises ApiError 429 if no slot is
         free."""
-        self._slots.acquire(self._client, 1)
+        self.enter_context(self._slots.slots(self._client))
         self.has_slot = True
-
-    def release_slot(self) -> None:
-        if self.has_slot:
-            self._slots.release(self._client, 1)
 
 
 class Shared:
@@ -66,7 +60,10 @@ class Shared:
         threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.config, self.metrics = config, metrics
         self.uploads = Uploads(config)
-        self.slots = Slots(config)
+        per_client = config.requests_per_client
+        self.slots = ClientLimit(
+            config.max_requests, "requests", per_client=per_client, retry_seconds=1, full=too_busy
+        )
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
 
 
@@ -138,9 +135,14 @@ class Service:
         try:
             with self._slots.slots(client):  # reject before reading the body
                 pass
-            async with self._within_limits(progress):
-                yield progress
+            with progress:
+                async with asyncio.timeout(self.config.request_timeout_seconds):
+                    yield progress
             outcome = "ok"
+        except TimeoutError as error:
+            expired = self._expired(has_slot=progress.has_slot)
+            outcome = expired.code
+            raise expired from error
         except ApiError as error:
             outcome = error.code
             raise
@@ -151,22 +153,12 @@ class Service:
             seconds = time.perf_counter() - started
             self._metrics.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
 
-    @asynccontextmanager
-    async def _within_limits(self, progress: InProgress) -> AsyncIterator[None]:
+    def _expired(self, *, has_slot: bool) -> ApiError:
         seconds = self.config.request_timeout_seconds
-        try:
-            async with asyncio.timeout(seconds):
-                yield
-        except TimeoutError as error:
-            if progress.has_slot:
-                message = f"no response within {seconds:g} s. Try again"
-                raise ApiError(503, "timeout", message, RETRY) from error
-            message = f"the body did not arrive within {seconds:g} s. Send it faster"
-            raise ApiError(408, "slow_body", message) from error
-        except QueueFullError as error:
-            raise too_many_requests() from error
-        finally:
-            progress.release_slot()
+        if has_slot:
+            return ApiError(503, "timeout", f"no response within {seconds:g} s. Try again", RETRY)
+        message = f"the body did not arrive within {seconds:g} s. Send it faster"
+        return ApiError(408, "slow_body", message)
 
     async def make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""
@@ -184,8 +176,7 @@ class Service:
         """Return `complete(features)` for the features [n, dim] of images (bytes) or texts, which
         are batched with those of other requests. `complete` runs in the model's thread.
 
-        Raises ApiError for an input that cannot be decoded, and QueueFullError if the model's queue
-        is full.
+        Raises ApiError for an input that cannot be decoded, or if the model's queue is full.
         """
         prepare = [partial(self._prepare, i, raw) for i, raw in enumerate(inputs)]
         return await self._batcher.submit(prepare, complete)
@@ -212,9 +203,9 @@ class Service:
         return await loop.run_in_executor(self._helpers, function, *arguments)
 
     async def parsed(self, function: Any, raw: bytes, *arguments: Any) -> Any:
-        """Return `function(raw, …)`. JSON that parses in about 1 ms is parsed on the event loop,
-        because a thread switch costs more than most of it; other JSON is parsed in a thread."""
-        if len(raw) <= _SHORT_BYTES or _is_mostly_base64(raw):
+        """Return `function(raw, …)`. Short JSON is parsed on the event loop, because a switch of
+        threads costs more than most of it; other JSON is parsed in a thread."""
+        if len(raw) <= _SHORT_BYTES:
             return function(raw, *arguments)
         return await self.in_thread(function, raw, *arguments)
 
@@ -242,8 +233,3 @@ class Service:
             code = "not_a_picture" if isinstance(raw, bytes) else "not_a_text"
             message = f"{self.model.reads}[{position}]: {error}"
             raise ApiError(400, code, message) from error
-
-
-def _is_mostly_base64(raw: bytes) -> bool:
-    """Return whether JSON has few values and escapes."""
-    return len(raw) <= _BASE64_BYTES and sum(map(raw.count, b'"\\,{[')) <= _BASE64_MARKS

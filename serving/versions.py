@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.format import GALLERY, OtherBackboneError
+from serving.galleries.gallery import GALLERY, OtherBackboneError
 from serving.galleries.searching import Galleries
 from serving.metrics import Metrics
 from serving.model import Model
@@ -47,10 +47,6 @@ class Version:
     service: Service
     galleries: Galleries
 
-    @property
-    def id(self) -> str:
-        return self.service.version
-
 
 class ServedModel:
     """The model of a replica. `current` is its version, which `poll` replaces. `is_rejected` is
@@ -66,8 +62,9 @@ class ServedModel:
         self._metrics, self._shared = metrics, Shared(config, metrics)
         self.name, self.is_rejected = self._path.name, False
         service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
-        self._override(service, self._overrides(service))
-        self.current = Version(service, self._galleries(service))
+        self._override(service)
+        self.current = Version(service, Galleries(config.galleries, service.model.bundle))
+        _log_unavailable(self.current.galleries)
         self._replaced: list[weakref.ref[Service]] = []
         # What has been loaded from the paths, when, and why it cannot be served.
         self._loaded: Fingerprint | None = None
@@ -84,7 +81,7 @@ class ServedModel:
         is_retry = self._error and time.monotonic() - self._tried_at > _RETRY_SECONDS
         # While it is being replaced, the path may not exist.
         if found is not None and (found != self._loaded or is_retry):
-            self._reload()
+            self._reload(found)
         self._free()
 
     def _poll_forever(self) -> None:
@@ -92,9 +89,8 @@ class ServedModel:
             service = self.current.service
             num_requests, num_queued = service.load()
             self._metrics.report(
-                name=self.name,
-                version=service.version,
-                loss=service.model.bundle.spec.loss,
+                self.name,
+                service.model.bundle,
                 is_rejected=self.is_rejected,
                 requests=num_requests,
                 queued_inputs=num_queued,
@@ -105,40 +101,33 @@ class ServedModel:
             except Exception:  # the thread must continue
                 _log.exception("the published bundle cannot be checked")
 
-    def _reload(self) -> None:
-        previous = self.current
+    def _reload(self, found: Fingerprint) -> None:
+        """Load what is published. `found` is its fingerprint: if it is replaced in the meantime,
+        the next call of `poll` loads it again."""
+        previous, self._tried_at = self.current, time.monotonic()
         try:
-            self.current = self._published()
+            self.current = self._successor(previous)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
+            if self._fingerprint() != found:  # its files may be of two versions
+                return
             self.is_rejected = True
-            text = f"model {self.name}: {error}. Version {previous.id} continues to serve"
+            old = previous.service.version
+            text = f"model {self.name}: {error}. Version {old} continues to serve"
             if text != self._error:
                 self._error = text
                 _log.error("%s", text)
                 self._metrics.count_reload(self.name, "failed")
             return
+        finally:
+            self._loaded = found
         self.is_rejected, self._error = False, ""
         if self.current is not previous:
             if self.current.service is not previous.service:
                 self._replaced.append(weakref.ref(previous.service))
-            _log.info("model %s: version %s is served now", self.name, self.current.id)
+            _log.info("model %s: version %s is served now", self.name, self.current.service.version)
             self._metrics.count_reload(self.name, "switched")
 
-    def _published(self) -> Version:
-        """Load what is published. If it is replaced in the meantime, load it again."""
-        while True:
-            found = self._fingerprint()
-            self._loaded, self._tried_at = found, time.monotonic()
-            try:
-                version = self.successor(self.current)
-            except (OSError, ValueError):
-                if self._fingerprint() == found:
-                    raise
-            else:
-                if self._fingerprint() == found:
-                    return version
-
-    def successor(self, current: Version) -> Version:
+    def _successor(self, current: Version) -> Version:
         """Load and check what is published. Returns `current` if nothing has changed.
 
         The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
@@ -148,8 +137,9 @@ class ServedModel:
         """
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self._path))
-        service = current.service
-        if read_manifest(folder).version != current.id:
+        service, previous = current.service, current.galleries
+        is_new = read_manifest(folder).version != current.service.version
+        if is_new:
             service = self._service(folder, class_weights=True)
             before, after = current.service.model.reads, service.model.reads
             if after != before:
@@ -157,13 +147,10 @@ class ServedModel:
                     f"{folder} reads {after}, but the model reads {before}. Serve it with another "
                     "server"
                 )
-        overrides = self._overrides(service)
-        is_same, previous = service is current.service, current.galleries
-        galleries = self._galleries(service, log=not is_same)
+        galleries = Galleries(self._config.galleries, service.model.bundle)
         for name, error in galleries.unavailable.items():
-            if name in previous.available and (
-                is_same or not isinstance(error, OtherBackboneError)
-            ):
+            is_expected = is_new and isinstance(error, OtherBackboneError)
+            if name in previous.available and not is_expected:
                 raise error
         changed = [
             gallery
@@ -172,8 +159,11 @@ class ServedModel:
         ]
         for gallery in changed:
             gallery.verify()
-        is_overridden = self._override(service, overrides)
-        return Version(service, galleries) if changed or is_overridden or not is_same else current
+        is_overridden = self._override(service)
+        if not (is_new or changed or is_overridden):
+            return current
+        _log_unavailable(galleries)
+        return Version(service, galleries)
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return the fingerprint of what is published, None if the bundle does not exist, as while
@@ -186,19 +176,10 @@ class ServedModel:
             files.append(self._config.thresholds)
         return of_bundle, *(_stamp(file) or ("", 0, 0) for file in files)
 
-    def _galleries(self, service: Service, *, log: bool = True) -> Galleries:
-        galleries = Galleries(self._config.galleries, service.model.bundle)
-        if log:
-            for name, error in galleries.unavailable.items():
-                _log.error("gallery %s is unavailable: %s", name, error)
-        return galleries
-
-    def _overrides(self, service: Service) -> dict[int, float]:
-        file = self._config.thresholds
-        return {} if file is None else read_overrides(file, service.model.bundle)
-
-    def _override(self, service: Service, overrides: dict[int, float]) -> bool:
+    def _override(self, service: Service) -> bool:
         """Set the thresholds that replace those of the bundle. Return whether they have changed."""
+        file = self._config.thresholds
+        overrides = {} if file is None else read_overrides(file, service.model.bundle)
         if overrides == service.overrides:
             return False
         _log.info(
@@ -220,18 +201,11 @@ class ServedModel:
         return Service(model, self._shared, name=self.name)
 
     def _free(self) -> None:
-        """Free the memory of replaced versions whose last request has ended.
-
-        Reference counting frees a version except for the cycles inside of it. The garbage
-        collector does not see them in objects that `gc.freeze` has excluded.
-        """
+        """Free the memory of replaced versions whose last request has ended. Reference counting
+        frees a version except for the cycles inside of it."""
         in_use = [ref for ref in self._replaced if ref() is not None]
         if len(in_use) < len(self._replaced):
-            is_frozen = gc.get_freeze_count() > 0
-            gc.unfreeze()
             gc.collect()
-            if is_frozen:
-                gc.freeze()
         self._replaced = in_use
 
 
@@ -241,3 +215,8 @@ def _stamp(file: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return os.path.realpath(file), status.st_ino, status.st_mtime_ns
+
+
+def _log_unavailable(galleries: Galleries) -> None:
+    for name, error in galleries.unavailable.items():
+        _log.error("gallery %s is unavailable: %s", name, error)

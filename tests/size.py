@@ -37,7 +37,6 @@ DECLARING = (
     "heads/losses/",
     "launch/commands/",
     "serving/http/routes/",
-    "trainer/backbone/networks/",
     "trainer/optimizers/",
     "trainer/strategies/",
 )

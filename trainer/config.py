@@ -3,6 +3,7 @@
 `trainer/recipe.py` loads YAML files and applies overrides.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -118,24 +119,12 @@ class EvalConfig(FrozenConfig):
         lt=1,
         description="confidence of the guarantees and intervals of the thresholds for `recalls`",
     )
-    marginal_topk: tuple[Annotated[int, Field(gt=0, le=100)], ...] = Field(
-        (),
-        description="values of k for marginalized top-k accuracy, which differs from top-k "
-        "accuracy only if image.crops is above 1",
-    )
-    marginal_temperature: float = Field(
-        1.0,
-        gt=0,
-        description="temperature by which scores are divided for marginalized top-k accuracy; set "
-        "it to k * tau for models trained with smooth_topk",
-    )
 
     @property
     def measures(self) -> list[str]:
         """The names of the metrics. `sa` is computed only if the shards contain label vectors."""
         return [
             *(f"top{k}" for k in self.topk),
-            *(f"marginal_top{k}" for k in self.marginal_topk),
             "sa",
             "auprc",
             *(f"precision_at_recall_{recall:g}" for recall in self.recalls),
@@ -221,145 +210,94 @@ class Recipe(FrozenConfig):
         return head.dtype == "fp32" and head.has_class_rows and rounds
 
     @model_validator(mode="after")
-    def _check_factored_head_optimizer(self) -> "Recipe":
-        if self.head.weights.kind == "factored" and not self.optimizer.trains_factored_head:
-            raise ValueError(
+    def _check_combinations(self) -> "Recipe":
+        for conflict in self._conflicts():
+            raise ValueError(conflict)
+        return self
+
+    def _conflicts(self) -> Iterator[str]:
+        """Yield an error for each combination of settings that is not possible."""
+        head, optimizer, train, loss = self.head, self.optimizer, self.train, self.head.loss
+        strategy, best = train.strategy, self.checkpoint.keep_best
+        is_factored, fused = head.weights.kind == "factored", optimizer.head.fused_sgd
+        if is_factored and not optimizer.trains_factored_head:
+            yield (
                 "head.weights.kind=factored requires plain SGD: set optimizer.kind=sgd (its "
                 "momentum applies only to the backbone)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_row_type(self) -> "Recipe":
-        dtype, optimizer = self.head.dtype, self.optimizer
-        if optimizer.head.fused_sgd is not None:
-            return self
-        if dtype == "fp8":
-            raise ValueError(
+        if head.dtype == "fp8" and fused is None:
+            yield (
                 "head.dtype=fp8 needs optimizer.head.fused_sgd: set it to in_backward or deferred, "
                 "or set head.dtype=bf16"
             )
-        if dtype == "bf16" and not optimizer.is_elementwise:
-            raise ValueError(
+        if head.dtype == "bf16" and fused is None and not optimizer.is_elementwise:
+            yield (
                 f"optimizer {optimizer.kind} does not support bf16 rows: set head.dtype=fp32 or "
                 "optimizer.head.fused_sgd"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_fused_sgd(self) -> "Recipe":
-        fused, head, train = self.optimizer.head.fused_sgd, self.head, self.train
-        if fused is None:
-            return self
-        if not head.has_class_rows:
-            special = head.loss.kind if head.loss.over_nodes else "head.weights.kind=factored"
-            raise ValueError(f"{special} does not support optimizer.head.fused_sgd: remove it")
-        if self.optimizer.head_weight_decay and head.loss.sampled(1, 1) is not None:
-            raise ValueError(
+        if fused is not None and not head.has_class_rows:
+            special = loss.kind if loss.over_nodes else "head.weights.kind=factored"
+            yield f"{special} does not support optimizer.head.fused_sgd: remove it"
+        if fused is not None and optimizer.head_weight_decay and loss.sampled(1, 1) is not None:
+            yield (
                 "optimizer.head.fused_sgd updates only the sampled classes, so weight decay would "
                 "not apply to the others: set optimizer.head.weight_decay=0"
             )
-        if fused == "deferred":
-            return self
-        if train.clip_norm is not None:
-            raise ValueError(
+        if fused == "in_backward" and train.clip_norm is not None:
+            yield (
                 "optimizer.head.fused_sgd=in_backward updates class rows before the norm of the "
                 "gradient is known: remove train.clip_norm, or set "
                 "optimizer.head.fused_sgd=deferred"
             )
-        if train.precision == "fp16":
-            raise ValueError(
+        if fused == "in_backward" and train.precision == "fp16":
+            yield (
                 "optimizer.head.fused_sgd=in_backward cannot skip the steps that overflow in fp16: "
                 "set train.precision=bf16 or optimizer.head.fused_sgd=deferred"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_average_of_fp8_rows(self) -> "Recipe":
-        if self.head.dtype == "fp8" and self.train.ema is not None:
-            raise ValueError(
+        if head.dtype == "fp8" and train.ema is not None:
+            yield (
                 "train.ema is float32 and would need four times the memory of fp8 rows: remove "
                 "train.ema, or set head.dtype=bf16"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_optimizer_sharding(self) -> "Recipe":
-        strategy = self.train.strategy
-        if self.optimizer.needs_whole_tensors and strategy.flattens_tensors:
-            raise ValueError(
-                f"optimizer {self.optimizer.kind} needs the norm of each tensor, but "
+        if optimizer.needs_whole_tensors and strategy.flattens_tensors:
+            yield (
+                f"optimizer {optimizer.kind} needs the norm of each tensor, but "
                 f"train.strategy {strategy.label} passes flattened pieces: set "
                 "train.strategy.stage=0 or train.strategy.kind=fsdp"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_factored_head_average(self) -> "Recipe":
-        if self.head.weights.kind == "factored" and self.train.ema is not None:
-            raise ValueError(
+        if is_factored and train.ema is not None:
+            yield (
                 "train.ema averages the rows of all classes in every step, but "
                 "head.weights.kind=factored does not support that: remove one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_best_is_evaluated(self) -> "Recipe":
-        if self.checkpoint.keep_best is not None and self.evaluation.every is None:
-            raise ValueError(
-                "checkpoint.keep_best requires evaluations during training: set evaluation.every"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_best_measure(self) -> "Recipe":
-        best, known = self.checkpoint.keep_best, self.evaluation.measures
-        if best is not None and best.measure not in known:
-            raise ValueError(
-                f"checkpoint.keep_best.measure is {best.measure}: choose one of {', '.join(known)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_batch_of_coupling_loss(self) -> "Recipe":
-        loss = self.head.loss
-        if loss.couples_rows and self.train.global_batch < 2:
-            raise ValueError(
-                f"train.global_batch is {self.train.global_batch}, but head.loss {loss.kind} "
+        if best is not None and self.evaluation.every is None:
+            yield "checkpoint.keep_best requires evaluations during training: set evaluation.every"
+        if best is not None and best.measure not in (known := self.evaluation.measures):
+            names = ", ".join(known)
+            yield f"checkpoint.keep_best.measure is {best.measure}: choose one of {names}"
+        if loss.couples_rows and train.global_batch < 2:
+            yield (
+                f"train.global_batch is {train.global_batch}, but head.loss {loss.kind} "
                 "compares the rows of a batch: set train.global_batch to 2 or more"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_loss_of_mixed_labels(self) -> "Recipe":
-        loss = self.head.loss
         if self.data.augment.mix is not None and not loss.accepts_mixed_labels:
-            raise ValueError(
+            yield (
                 f"data.augment.mix assigns two labels to a row, but head.loss {loss.kind} supports "
                 "only one: choose another loss or remove data.augment.mix"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_stream_class_counts(self) -> "Recipe":
-        if self.data.stream is None:
-            return self
-        unknown = (
-            "data.stream provides no class counts: index the tars (kway shard index) or set it to"
-        )
-        if self.head.class_weights == "balanced":
-            raise ValueError(f"head.class_weights is balanced, but {unknown} none")
-        if self.head.logits.prior:
-            raise ValueError(f"head.logits.prior is {self.head.logits.prior:g}, but {unknown} 0")
-        if self.head.loss.needs_class_counts:
-            raise ValueError(f"head.loss.noise is frequency, but {unknown} uniform")
-        return self
-
-    @model_validator(mode="after")
-    def _check_micro_batches(self) -> "Recipe":
-        if self.train.micro_batches > self.train.global_batch:
-            raise ValueError(
-                f"train.micro_batches is {self.train.micro_batches}, but it must be at most "
-                f"train.global_batch, which is {self.train.global_batch}"
+        if self.data.stream is not None:
+            unknown = (
+                "data.stream provides no class counts: index the tars (kway shard index) or set it "
+                "to"
             )
-        return self
+            if head.class_weights == "balanced":
+                yield f"head.class_weights is balanced, but {unknown} none"
+            if head.logits.prior:
+                yield f"head.logits.prior is {head.logits.prior:g}, but {unknown} 0"
+            if loss.needs_class_counts:
+                yield f"head.loss.noise is frequency, but {unknown} uniform"
+        if train.micro_batches > train.global_batch:
+            yield (
+                f"train.micro_batches is {train.micro_batches}, but it must be at most "
+                f"train.global_batch, which is {train.global_batch}"
+            )

@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from data.augment.custom import CustomAugmentation
 from data.messages import one_line
+from heads.logits import LogitMap
 from heads.losses import Loss
 from trainer.backbone.config import ImportedBackbone
 from trainer.optimizers import OptimizerKind
@@ -30,6 +31,7 @@ from trainer.schedules import ScheduleKind
 # None means a class or function that returns an nn.Module. `*` matches the indices of a list.
 COMPONENTS: dict[str, type | None] = {
     "backbone": None,
+    "head.logits": LogitMap,
     "head.loss": Loss,
     "optimizer": OptimizerKind,
     "schedule": ScheduleKind,

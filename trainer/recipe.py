@@ -121,11 +121,13 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
     if path.name == STORED_NAME:
-        # Runs of earlier versions stored the generation of appended shards. A resumed run compares
-        # the digest of its shards with the one in the checkpoint instead.
-        data = tree.get("data") or {}
+        # Settings that earlier versions stored. A resumed run compares the digest of its shards
+        # with the one in the checkpoint instead of the generation.
+        data, evaluation = tree.get("data") or {}, tree.get("evaluation") or {}
         for one in (data, *(data.get("mixture") or ())):
             one.pop("generation", None)
+        for name in ("marginal_topk", "marginal_temperature"):
+            evaluation.pop(name, None)
     if "base" not in tree:
         return tree
     base = tree.pop("base")

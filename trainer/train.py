@@ -8,9 +8,12 @@ import gc
 import math
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
+from torch.profiler import profile, schedule
 
+from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EndlessLoader
 from data.loading.stream import Stream
@@ -19,19 +22,21 @@ from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
 from trainer.checkpoints import CheckpointWriter
 from trainer.checkpoints.entries import training_entries
-from trainer.config import Duration, Recipe
-from trainer.evaluation import EvaluationStopped, evaluate_split
+from trainer.checkpoints.folders import step_of
+from trainer.config import Duration, ProfileConfig, Recipe
+from trainer.evaluation import EvaluationStopped, evaluate_split, save_evaluation
 from trainer.faults import Watchdog
 from trainer.process.signals import Preempted, StopSignals
 from trainer.run.folder import RunFolder
-from trainer.run.reporter import Reporter
 from trainer.run.state import TrainState, provenance, resume
 from trainer.run.training_data import RunData, load_run_manifest
 from trainer.schedules import RunLength
 from trainer.step import DeferredNumbers, Numbers, read_numbers, take_step
 from trainer.task import Task
+from trainer.telemetry.jsonl import SkippedSteps, trim_logs
+from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
-from trainer.telemetry.telemetry import check_telemetry
+from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
 
 # A file server keeps the lock of a machine that was lost until its lease expires: 90 s for NFSv4.
@@ -91,9 +96,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             folder.check(recipe)
         world.barrier()
         evaluated_on = f"{split} {manifest.digest(split)}"
-        best = recipe.checkpoint.keep_best
-        if best is not None and best.measure.startswith("marginal"):
-            evaluated_on += f" at temperature {recipe.evaluation.marginal_temperature:g}"
         start = TrainState(
             step=0,
             cursor=Cursor(recipe.seed),
@@ -115,22 +117,36 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
             return
         if world.is_main:
-            Reporter.trim(folder.path, state.step)
+            trim_logs(folder.path, state.step)
             folder.write(recipe)
         world.barrier()
 
         # -------------------------------------------------------------- logs, checkpoints, loader
-        reporter = opened.enter_context(
-            Reporter(
-                recipe,
-                folder,
+        telemetry = opened.enter_context(
+            Telemetry(
+                folder.path,
+                recipe.telemetry,
                 world,
-                state=state,
-                length=length,
-                num_classes=len(manifest.classes),
+                start_step=state.step,
+                num_steps=num_steps,
+                global_batch=global_batch,
+                checkpoint_every=length.in_steps(recipe.checkpoint.every),
                 phases=phases,
-                key_of=None if isinstance(data.training, Stream) else data.training.key,
+                evaluated=state.evaluated,
+                skipped_steps=state.skipped,
+                flops=ModelFlops(recipe, len(manifest.classes)),
             )
+        )
+        profiler = None
+        if recipe.train.profile is not None:
+            trace = folder.path / f"profile-rank{world.rank}.json.gz"
+            profiler = opened.enter_context(step_profiler(recipe.train.profile, trace))
+        skipped = SkippedSteps(
+            folder.path,
+            rank=world.rank,
+            cap=recipe.train.max_skipped_steps,
+            count=state.skipped,
+            key_of=None if isinstance(data.training, Stream) else data.training.key,
         )
         keep_every = recipe.checkpoint.keep_every
         writer = opened.enter_context(
@@ -142,7 +158,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 keep_every_steps=None if keep_every is None else length.in_steps(keep_every),
                 evaluated_on=evaluated_on,
                 timeout_seconds=timeout,
-                print_line=reporter.telemetry.print_line,
+                print_line=telemetry.print_line,
             )
         )
         loader = opened.enter_context(data.open_loader(recipe, world, state.cursor))
@@ -154,12 +170,20 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             stop=stop,
             watchdog=watchdog,
             agreement=opened.enter_context(Agreement(world)),
-            reporter=reporter,
+            telemetry=telemetry,
+            skipped=skipped,
             writer=writer,
             state=state,
             saved_step=state.step,
+            profiler=profiler,
         )
-        reporter.start(resumed, introduction, recipe, data)
+        for notice in resumed.notices:
+            telemetry.event(notice.event, state.step, notice.line, **notice.values)
+        telemetry.event("start", state.step, introduction, world_size=world.size)
+        if isinstance(data.training, Stream):
+            telemetry.print_line(data.training.notice())
+        if recipe.data.text is None and (line := whole_images_notice()) is not None:
+            telemetry.print_line(line)
 
         # -------------------------------------------------------------- steps
         # Exclude the objects that exist until the end of the run from garbage collection. A
@@ -216,7 +240,8 @@ def take_steps(run: "Run", num_steps: int) -> None:
             )
             factor = recipe.schedule.rate_factor(step - 1, length)
             numbers = take_step(task, batch, factor, step=step, check=agreement.check)
-            run.reporter.profiler.step()
+            if run.profiler is not None:
+                run.profiler.step()
             if launched is not None:
                 previous, launched = launched, None
                 run.complete(previous)
@@ -276,11 +301,13 @@ class Run:
     stop: StopSignals
     watchdog: Watchdog
     agreement: Agreement
-    reporter: Reporter
+    telemetry: Telemetry
+    skipped: SkippedSteps
     writer: CheckpointWriter
     state: TrainState
     saved_step: int | None
     best: float | None = None
+    profiler: profile | None = None
 
     def ends_at(self, step: int, interval: Duration | None) -> bool:
         """Return whether an interval ends at `step`."""
@@ -301,33 +328,35 @@ class Run:
         A skipped step is an fp16 overflow, which lowers the loss scale, or it counts towards
         `train.max_skipped_steps`.
         """
-        task, reporter, step = self.task, self.reporter, taken.step
+        task, telemetry, step = self.task, self.telemetry, taken.step
         check = self.agreement.check
         numbers = read_numbers(task, taken.numbers, explains=explains, check=check)
         if not numbers.skipped:
             task.loss_scale.succeeded()
         elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):
-            line = reporter.skipped.add(step, taken.batch, numbers.reason)
-            reporter.telemetry.print_line(line)
+            telemetry.print_line(self.skipped.add(step, taken.batch, numbers.reason))
         rate = task.recipe.optimizer.lr * taken.factor
         self.best = None  # of the previous step
         self.state = replace(
             self.state,
             step=step,
             cursor=taken.cursor,
-            skipped=reporter.skipped.count,
+            skipped=self.skipped.count,
             loss_scale=task.loss_scale.to_json(),
             learning_rate=rate,
         )
-        reporter.saves(self.writer)
-        reporter.step(
-            step,
-            taken.batch,
-            numbers,
-            learning_rate=rate,
-            busy_seconds=taken.agreed.busy_seconds,
-            bad_samples=len(taken.cursor.bad),
-        )
+        self._report_saves()
+        telemetry.samples(step, taken.batch)
+        telemetry.beat(step, taken.agreed.busy_seconds, taken.batch.inputs)
+        if telemetry.is_due(step):
+            telemetry.step(
+                step,
+                loss=numbers.loss,
+                learning_rate=rate,
+                gradient_norm=numbers.gradient_norm,
+                bad_samples=len(taken.cursor.bad),
+                skipped_steps=self.skipped.count,
+            )
 
     def evaluate(self) -> None:
         """Evaluate the model, or its moving averages, on the evaluation split (collective)."""
@@ -350,15 +379,20 @@ class Run:
         except EvaluationStopped:
             self.stop_if_requested(stop_signal())
             raise  # no rank received a signal
-        self.reporter.evaluation(self.state.step, result)
-        self.state = replace(self.state, evaluated=self.state.step)
+        step, found = self.state.step, result.metrics
+        if task.world.is_main:
+            save_evaluation(RunFolder(task.recipe.run).evaluations, result, step=step)
+        numbers = "  ".join(f"{name} {value:.4f}" for name, value in found.items())
+        line = f"evaluation at step {step} on {result.num_samples} samples: {numbers}"
+        self.telemetry.event("evaluation", step, line, **found)
+        self.state = replace(self.state, evaluated=step)
         if best is not None:
-            if best.measure not in result.metrics:
+            if best.measure not in found:
                 raise ValueError(
                     f"checkpoint.keep_best.measure is {best.measure}, but this run computes only "
-                    f"{', '.join(result.metrics)}: choose one of these"
+                    f"{', '.join(found)}: choose one of these"
                 )
-            self.best = result.metrics[best.measure]
+            self.best = found[best.measure]
 
     def save(self) -> None:
         """Save a checkpoint of the current state unless it already exists (collective)."""
@@ -369,7 +403,7 @@ class Run:
                 entries = training_entries(self.task)
                 self.writer.save(entries, self.state.to_json(), best=self.best)
             finally:
-                self.reporter.saves(self.writer)
+                self._report_saves()
         self.saved_step = self.state.step
 
     def stop_if_requested(self, signal_name: str | None) -> None:
@@ -387,4 +421,25 @@ class Run:
             try:
                 self.writer.finish()
             finally:
-                self.reporter.saves(self.writer)
+                self._report_saves()
+
+    def _report_saves(self) -> None:
+        """Report the checkpoints that were committed and those that could not be written."""
+        for path in self.writer.committed():
+            step = step_of(path) or 0
+            self.telemetry.event("checkpoint", step, f"checkpoint {path}", folder=str(path))
+        for failure in self.writer.failures():
+            name = "lost_checkpoint" if failure.is_lost else "kept_checkpoints"
+            self.telemetry.event(name, failure.step, failure.reason, reason=failure.reason)
+
+
+def step_profiler(config: ProfileConfig, trace: Path) -> profile:
+    """Return torch's profiler of the steps that `config` selects, which writes the file `trace`.
+    Call its method `step` after every step."""
+    return profile(
+        # The profiler warms up in the step before the first one that it records.
+        schedule=schedule(
+            skip_first=config.first_step - 2, wait=0, warmup=1, active=config.num_steps, repeat=1
+        ),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)),
+    )

@@ -1,5 +1,7 @@
 """A contact sheet: samples of a split in a grid, each with its class name below it."""
 
+from pathlib import Path
+
 from PIL import Image, ImageDraw, ImageFont
 
 from data.images.decode import decode
@@ -24,7 +26,9 @@ def contact_sheet(split: Split, number: int) -> Image.Image:
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.truetype(str(font_folder() / "DejaVuSans.ttf"), 12)
-    title = f"{split.folder.name}, {split.name}: {len(chosen)} of {len(split):,} samples"
+    folder = split.parts[0].folder
+    name = folder.resolve().name if isinstance(folder, Path) else folder.rpartition("/")[2]
+    title = f"{name}, {split.name}: {len(chosen)} of {len(split):,} samples"
     draw.text((_GAP, 4), printable(title), font=font, fill=_INK)
     for position, index in enumerate(chosen):
         left = _GAP + position % columns * (_TILE + _GAP)

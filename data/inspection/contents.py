@@ -1,12 +1,10 @@
-"""Counts and examples from a folder of shards. The command `kway shard show` formats them.
+"""Examples from a folder of shards. The command `kway shard show` formats them.
 
 Examples are deterministic: the first samples of classes that are evenly spaced in the class list.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -14,59 +12,9 @@ from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 
 
-@dataclass(frozen=True)
-class SplitContents:
-    """The contents of a split.
-
-    counts: the number of samples of each class, int64 [K]. no_class: the number of samples whose
-    label is out of range.
-    """
-
-    name: str
-    shards: int
-    bytes: int
-    samples: int
-    counts: np.ndarray
-
-    @property
-    def no_class(self) -> int:
-        return self.samples - int(self.counts.sum())
-
-
-class Bin(NamedTuple):
-    """A bin of a histogram: `classes` classes have between `low` and `high` samples, inclusive."""
-
-    low: int
-    high: int
-    classes: int
-
-
-def contents(folder: Path | str, manifest: Manifest) -> list[SplitContents]:
-    """Return the contents of each split. Raises the errors of `open_split`."""
-    found = []
-    for name in manifest.splits:
-        shards = manifest.of_split(name)
-        with open_all(folder, manifest, name) as split:
-            size = sum(shard.bytes for shard in shards)
-            found.append(SplitContents(name, len(shards), size, len(split), split.class_counts()))
-    return found
-
-
 def open_all(folder: Path | str, manifest: Manifest, name: str) -> Split:
     """Open a split to display it, without a limit on bad labels."""
     return open_split(folder, name, max_bad_labels=2**63, manifest=manifest)
-
-
-def histogram(counts: np.ndarray) -> list[Bin]:
-    """Return bins of classes by number of samples: 0, 1, 2-3, 4-7 and so on.
-
-    counts: the number of samples of each class [K]. Empty bins at both ends are omitted.
-    """
-    powers = np.array([int(count).bit_length() for count in counts], np.int64)
-    return [
-        Bin(power and 1 << (power - 1), (1 << power) - 1, int((powers == power).sum()))
-        for power in range(int(powers.min()), int(powers.max()) + 1)
-    ]
 
 
 def examples(split: Split, number: int) -> list[int]:
@@ -80,8 +28,8 @@ def examples(split: Split, number: int) -> list[int]:
         np.linspace(0, len(present) - 1, min(number, len(present))).round().astype(int)
     ]
     each = max(1, number // max(1, len(chosen)))
-    found = split.first_of(chosen.tolist(), each)
-    return [index for label in chosen.tolist() for index in found[label]]
+    labels = split.labels
+    return [i for label in chosen for i in np.flatnonzero(labels == label)[:each].tolist()]
 
 
 def texts(split: Split, number: int) -> Iterator[tuple[str, str]]:

@@ -30,17 +30,14 @@ class CharacterLeak:
     """How much one character reveals about the label, in the measured half of the texts.
 
     texts: the number of texts that contain the character. class_name: the most likely class of
-    training texts that contain it. precision: the fraction of `texts` in that class. lift: the
-    precision divided by the frequency of the class in all texts. gain: the fraction of all texts
-    whose label the character reveals in addition to the most frequent class. suspect: the reason
-    why the character is suspicious, or None.
+    training texts that contain it. gain: the fraction of all texts whose label the character
+    reveals in addition to the most frequent class. suspect: the reason why the character is
+    suspicious, or None.
     """
 
     char: str
     texts: int
     class_name: str
-    precision: float
-    lift: float
     gain: float
     suspect: str | None
 
@@ -50,32 +47,33 @@ class CharacterLeak:
         return f"U+{ord(self.char):04X} {unicodedata.name(self.char, 'without a name')}"
 
 
-@dataclass(frozen=True)
-class LeakReport:
-    """The characters of `texts` texts, suspects first, then by decreasing gain."""
-
-    texts: int
-    leaks: list[CharacterLeak]
-
-    @property
-    def suspects(self) -> list[CharacterLeak]:
-        return [leak for leak in self.leaks if leak.suspect is not None]
-
-
-def check_leaks(folder: Path | str, *, split: str = "train", limit: int = 100_000) -> LeakReport:
-    """Rank the characters of the texts in `folder` by what they reveal about the label.
+def check_leaks(
+    folder: Path | str, *, split: str = "train", limit: int = 100_000
+) -> list[CharacterLeak]:
+    """Return the characters of the texts in `folder`, suspects first, then by decreasing gain.
 
     limit: the maximum number of texts, which are chosen by a fixed permutation.
 
-    A character is suspicious in three cases: its gain is at least 0.02; it is part of an emoji, and
-    its lift is at least 2; or at least 80% of the texts that contain it belong to one class, and
-    its lift is at least 3. Raises ValueError if the shards do not contain texts, or too few.
+    The precision of a character is the fraction of the texts with it that belong to its class, and
+    its lift is the precision divided by the frequency of the class. A character is suspicious in
+    three cases: its gain is at least 0.02; it is part of an emoji, and its lift is at least 2; or
+    its precision is at least 80%, and its lift at least 3. Raises ValueError if the shards do not
+    contain texts, or too few.
     """
     manifest = Manifest.load(folder)
     if manifest.modality != "text":
         raise ValueError(f"{folder} contains images: pass a folder of text shards")
-    texts, labels = _read(folder, manifest, split, limit)
-    middle = len(texts) // 2
+    with open_split(folder, split, manifest=manifest) as opened:
+        num = min(len(opened), limit)
+        if num < 2 * MIN_TEXTS:
+            raise ValueError(
+                f"{folder}: split {split!r} has {num} texts: the leak check requires at least "
+                f"{2 * MIN_TEXTS}"
+            )
+        chosen = permuted_index(0, 0, np.arange(num), len(opened))
+        texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]
+        labels = opened.labels[chosen]
+    middle = num // 2
     learned = _counts(texts[:middle], labels[:middle])
     measured = _counts(texts[middle:], labels[middle:])
     of_class = np.bincount(labels[middle:], minlength=len(manifest.classes))
@@ -88,28 +86,11 @@ def check_leaks(folder: Path | str, *, split: str = "train", limit: int = 100_00
         # Ties go to the lowest label.
         best = min(classes, key=lambda label: (-classes[label], label))
         precision = found[best] / max(1, found.total())
-        lift = precision * len(texts[middle:]) / max(1, int(of_class[best]))
-        gain = (found[best] - found[most_frequent]) / len(texts[middle:])
+        lift = precision * (num - middle) / max(1, int(of_class[best]))
+        gain = (found[best] - found[most_frequent]) / (num - middle)
         why = _suspicion(char, found.total(), precision, lift, gain)
-        name = manifest.classes[best].name
-        leaks.append(CharacterLeak(char, found.total(), name, precision, lift, gain, why))
-    leaks.sort(key=lambda leak: (leak.suspect is None, -leak.gain, leak.char))
-    return LeakReport(len(texts), leaks)
-
-
-def _read(
-    folder: Path | str, manifest: Manifest, split: str, limit: int
-) -> tuple[list[str], np.ndarray]:
-    with open_split(folder, split, manifest=manifest) as opened:
-        num = min(len(opened), limit)
-        if num < 2 * MIN_TEXTS:
-            raise ValueError(
-                f"{folder}: split {split!r} has {num} texts: the leak check requires at least "
-                f"{2 * MIN_TEXTS}"
-            )
-        chosen = permuted_index(0, 0, np.arange(num), len(opened))
-        texts = [opened.read(i)[0].decode("utf-8", "replace") for i in chosen.tolist()]
-        return texts, opened.labels[chosen]
+        leaks.append(CharacterLeak(char, found.total(), manifest.classes[best].name, gain, why))
+    return sorted(leaks, key=lambda leak: (leak.suspect is None, -leak.gain, leak.char))
 
 
 def _counts(texts: Sequence[str], labels: np.ndarray) -> dict[str, Counter[int]]:

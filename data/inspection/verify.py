@@ -4,45 +4,36 @@ It checks the SHA-256 of each file, the crc32 of each member, the labels, the UT
 texts and, optionally, whether images can be decoded.
 """
 
-import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
-from typing import IO, Literal
+from tempfile import TemporaryFile
+from typing import Literal
 
 import numpy as np
 from isal import isal_zlib
 
-from data.messages import SHARD_AGAIN, Report, pluralize, printable
+from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
-from data.remote.fetch import DigestError, fetch, unnamed_file
+from data.remote.fetch import fetch
 from data.retry import RetriesExhaustedError
-from data.shards.index import (
-    ShardIndex,
-    index_path,
-    max_index_bytes,
-    open_index,
-    parse_index,
-    read_key,
-)
+from data.shards.index import ShardIndex, read_index, read_key
 from data.shards.label_vectors import check_label_vectors
 from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK
 from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList, label_text
+from data.tars.samples import ShardPass
 
 Kind = Literal[
     "missing shard", "shard", "index", "bytes", "label", "text", "image", "label vectors"
 ]
 NAMED_PER_SHARD = 10
 _DECODING_COST = 20  # time per byte, relative to reading
-_CHUNK = 1 << 20
 # Maps the row of a bad sample to (kind, text that follows the sample's key in the line).
 _Wrong = dict[int, tuple[Kind, str]]
 
@@ -77,7 +68,6 @@ class _Rules:
     decode: bool
     named: int | None
     max_bytes: int
-    incomplete: Collection[str]
 
 
 def damages(
@@ -150,62 +140,37 @@ def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int |
         decode=decode,
         named=named,
         max_bytes=2 * max(shard.bytes for shard in manifest.shards),
-        incomplete=tuple(manifest.incomplete),
     )
 
 
 def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
     """Return all damage in one shard. A shard at a URL is first downloaded to a temporary file."""
-    if isinstance(rules.folder, str):
-        return _check_at_url(rules, shard, rules.folder)
-    path = rules.folder / shard.file
-    if not path.is_file():
-        return [_missing(path, shard)]
-    return _check_tar(rules, shard, path, str(path), lambda: open_index(path))
-
-
-def _check_at_url(rules: _Rules, shard: ShardInfo, folder: str) -> list[Damage]:
-    url, attempts = file_url(folder, shard.file), DEFAULT_CACHE.attempts
-    with unnamed_file() as tar:
+    folder = rules.folder
+    if isinstance(folder, Path):
+        path = folder / shard.file
+        return _check_tar(rules, shard, path, str(path)) if path.is_file() else [_lost(path, shard)]
+    url = file_url(folder, shard.file)
+    # The file has no name, so its space is freed even if this process is killed.
+    with TemporaryFile() as tar:
         try:
-            with suppress(DigestError):  # the check below finds what differs
-                fetch(url, tar, attempts=attempts, max_bytes=rules.max_bytes, sha256=shard.sha256)
+            fetch(url, tar, attempts=DEFAULT_CACHE.attempts, max_bytes=rules.max_bytes)
         except FileNotFoundError:
-            return [_missing(url, shard)]
+            return [_lost(url, shard)]
         except (PermissionError, ValueError) as error:
             return [Damage("shard", str(error))]
-        return _check_tar(rules, shard, Path(tar.name), url, lambda: _index_at_url(folder, shard))
+        return _check_tar(rules, shard, Path(f"/proc/self/fd/{tar.fileno()}"), url)
 
 
-def _index_at_url(folder: str, shard: ShardInfo) -> ShardIndex:
-    url, content = file_url(folder, index_path(Path(shard.file)).name), BytesIO()
-    try:
-        found: ShardIndex = fetch(
-            url,
-            content,
-            attempts=DEFAULT_CACHE.attempts,
-            max_bytes=max_index_bytes(shard),
-            parse=lambda: parse_index(content.getvalue()),
-        )
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from error
-    except ValueError as error:
-        raise ValueError(f"{url} {str(error).removeprefix(url)}: upload it again") from error
-    return found
-
-
-def _missing(name: Path | str, shard: ShardInfo) -> Damage:
+def _lost(name: Path | str, shard: ShardInfo) -> Damage:
     return Damage("missing shard", f"{name} is missing: {shard.samples:,} samples are lost")
 
 
-def _check_tar(
-    rules: _Rules, shard: ShardInfo, path: Path, name: str, open_index: Callable[[], ShardIndex]
-) -> list[Damage]:
+def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[Damage]:
     """Return the damage in the tar at `path` and in its index. Messages contain `name`."""
     found: list[Damage] = []
     index = None
     try:
-        index = open_index()
+        index = read_index(rules.folder, shard, attempts=DEFAULT_CACHE.attempts)
         if index.info != shard:
             index = None
             raise ValueError(f"{name}: its index does not match the manifest")
@@ -214,8 +179,9 @@ def _check_tar(
     except (ValueError, OSError) as error:
         found.append(Damage("index", str(error)))
     try:
-        with path.open("rb") as tar:
-            digest, wrong = _read(rules, index, tar)
+        with ShardPass(path) as tar:
+            wrong = {} if index is None else _wrong(rules, index, tar)
+            digest = tar.sha256()
     except (ValueError, OSError) as error:  # the disk is unreadable, or entries overlap
         return [*found, Damage("shard", f"{name} cannot be read: {error}")]
     if digest != shard.sha256:
@@ -228,54 +194,22 @@ def _check_tar(
                 f"{shard.sha256[:12]}…{sizes}",
             )
         )
-    elif shard.file not in rules.incomplete and not _has_end(path):
-        again = "copy the tar again, or record it with kway shard index --skip-bad"
-        found.append(
-            Damage(
-                "shard",
-                f"{name} was truncated before it was indexed: its end marker is missing: {again}",
-            )
-        )
     return found if index is None else found + _of_samples(rules, path, name, index, wrong)
 
 
-def _has_end(path: Path) -> bool:
-    """Return whether a tar ends with an empty block."""
-    with path.open("rb") as tar:
-        tar.seek(max(0, path.stat().st_size - BLOCK))
-        return tar.read() == bytes(BLOCK)
-
-
-def _read(rules: _Rules, index: ShardIndex | None, tar: IO[bytes]) -> tuple[str, _Wrong]:
-    """Read a tar once, from the beginning. Return its SHA-256 and its bad samples."""
-    sha256 = hashlib.sha256()
+def _wrong(rules: _Rules, index: ShardIndex, tar: ShardPass) -> _Wrong:
+    """Return the bad samples. Members are read in the order of their offsets."""
     wrong: _Wrong = {}
-
-    def take(size: int) -> bytes:
-        data = tar.read(size)
-        sha256.update(data)
-        return data
-
-    if index is not None:
-        # Visit members in file order, so that the file is read sequentially.
-        for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
-            row, column = divmod(entry, 2)
-            gap = int(index.blocks[row, column]) * BLOCK - tar.tell()
-            if gap < 0:
-                raise ValueError(f"sample {row} of its index begins inside another sample")
-            while gap > 0 and (skipped := take(min(gap, _CHUNK))):
-                gap -= len(skipped)
-            size = int(index.sizes[row, column])
-            data = take(size) if gap == 0 else b""
-            if (problem := _problem(rules, index, row, column, data)) is not None:
-                wrong.setdefault(row, problem)
-    while take(_CHUNK):
-        pass
-    return sha256.hexdigest(), wrong
+    for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
+        row, column = divmod(entry, 2)
+        data = tar.take(int(index.blocks[row, column]) * BLOCK, int(index.sizes[row, column]))
+        if (problem := _problem(rules, index, row, column, data)) is not None:
+            wrong.setdefault(row, problem)
+    return wrong
 
 
 def _problem(
-    rules: _Rules, index: ShardIndex, row: int, column: int, data: bytes
+    rules: _Rules, index: ShardIndex, row: int, column: int, data: memoryview
 ) -> tuple[Kind, str] | None:
     """Return the kind and the description of what is wrong with a member, or None."""
     is_intact = isal_zlib.crc32(data) == index.crc32[row, column]
@@ -288,11 +222,11 @@ def _problem(
         return "bytes", f": its checksum does not match{end}"
     try:
         if rules.text:
-            data.decode()
+            str(data, "utf-8")
         elif rules.decode:
             from data.images.decode import decode  # importing OpenCV is slow and often not needed
 
-            decode(data, 3)
+            decode(bytes(data), 3)
     except UnicodeDecodeError as error:
         return "text", f": invalid UTF-8 at byte {error.start}"
     except ValueError as error:
@@ -301,7 +235,7 @@ def _problem(
 
 
 def _of_label(
-    rules: _Rules, data: bytes, extension: str, label: int, *, is_intact: bool
+    rules: _Rules, data: memoryview, extension: str, label: int, *, is_intact: bool
 ) -> tuple[Kind, str] | None:
     if not 0 <= label < rules.num_classes:
         return "label", f" has label {label}, but there are only {rules.num_classes} classes"

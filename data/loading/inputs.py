@@ -4,7 +4,7 @@ This module does not depend on the order, shards or ranks. A loader decodes each
 to an item and collates the items of a batch.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -27,19 +27,16 @@ from data.text.tokenizer import open_tokenizer
 _WIDTH_MULTIPLE = 8
 
 
-class TrainingItems(Protocol):
-    """Converts the samples of a batch to items for training."""
+class TrainingItems(NamedTuple):
+    """Converts the samples of a batch to items for training.
 
-    def decode(self, row: int, data: bytes) -> Any:
-        """Decode the part of a sample that training needs, such as a random crop.
+    decode: decodes the part of the sample in a row that training needs, such as a random crop, from
+    its bytes. Raises ValueError if they are damaged. augment: applies the remaining random
+    augmentation to the sample that `decode` decoded last, and returns its item.
+    """
 
-        Raises ValueError if `data` is damaged.
-        """
-
-    def augment(self, row: int, decoded: Any) -> Any:
-        """Apply the remaining random augmentation to the sample that `decode` decoded last, and
-        return its item.
-        """
+    decode: Callable[[int, bytes], Any]
+    augment: Callable[[Any], Any]
 
 
 class Inputs(Protocol):
@@ -115,7 +112,12 @@ class ImageInputs:
     ) -> TrainingItems:
         if side != self._training.config.size:
             self._training = TrainingImages(self._image.scaled_to(side), self._augment)
-        return _Images(self._training, self._draws, seed, epochs, indices)
+        images, draws = self._training, self._draws
+        keys = list(zip(epochs.tolist(), indices.tolist(), strict=True))
+        return TrainingItems(
+            lambda row, data: images.decoded(data, draws.at(seed, *keys[row])),
+            lambda decoded: images.augmented(decoded, draws.rng),
+        )
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:
         return crops_for_evaluation(decoded, self._image)
@@ -134,25 +136,6 @@ class ImageInputs:
         return {"pixel_values": pixels}
 
 
-class _Images(NamedTuple):
-    """The images of a batch, see `TrainingItems`."""
-
-    images: TrainingImages
-    draws: Draws
-    seed: int
-    epochs: np.ndarray
-    indices: np.ndarray
-
-    def decode(self, row: int, data: bytes) -> np.ndarray:
-        """Return the decoded crop, uint8 [size, size, C]."""
-        epoch, index = int(self.epochs[row]), int(self.indices[row])
-        return self.images.decoded(data, self.draws.at(self.seed, epoch, index))
-
-    def augment(self, row: int, decoded: np.ndarray) -> np.ndarray:
-        """Return uint8 [C, size, size], a view of an array [size, size, C]."""
-        return self.images.augmented(decoded, self.draws.rng)
-
-
 class TextInputs:
     """Produces token IDs padded to a common length, with an attention mask."""
 
@@ -167,7 +150,7 @@ class TextInputs:
     def training_batch(
         self, seed: int, epochs: np.ndarray, indices: np.ndarray, *, side: int
     ) -> TrainingItems:
-        return _Texts()
+        return TrainingItems(lambda row, data: decode_text(data), lambda text: text)
 
     def for_evaluation(self, decoded: str) -> str:
         return decoded
@@ -176,16 +159,6 @@ class TextInputs:
         tokenizer = self.tokenizer
         tokens = tokenizer.encode(list(items))
         return pad_tokens(tokens, tokenizer.pad_id, max_length=tokenizer.max_length)
-
-
-class _Texts:
-    """Texts are not augmented."""
-
-    def decode(self, row: int, data: bytes) -> str:
-        return decode_text(data)
-
-    def augment(self, row: int, decoded: str) -> str:
-        return decoded
 
 
 def pad_tokens(

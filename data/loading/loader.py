@@ -24,7 +24,7 @@ from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
-from data.shards.mixture import Mixture
+from data.loading.workers import read_ahead
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
@@ -145,7 +145,7 @@ class TrainLoader(EndlessLoader):
 
     def __init__(
         self,
-        split: Split | Mixture,
+        split: Split,
         config: DataConfig,
         *,
         global_batch: int,
@@ -163,9 +163,8 @@ class TrainLoader(EndlessLoader):
         if config.is_sampled:
             sampled = sampled_order(split, config, seed)
             epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
-            will_read = split.will_read_all
+            will_read = partial(split.will_read, split.order(seed))
         else:
-            assert isinstance(split, Split)
             at_once = 2 if num_batches > 1 else 1
             order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
             epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
@@ -202,9 +201,8 @@ class TrainLoader(EndlessLoader):
 
     def _read(self, *, pinned: bool) -> Iterator[Batch]:
         starts = itertools.count(self.cursor.samples, self._global_batch)
-        return self._reader.batches(
-            map(self._share, starts), workers=self._config.workers, pinned=pinned
-        )
+        requests = map(self._share, starts)
+        return read_ahead(self._reader, requests, workers=self._config.workers, pinned=pinned)
 
     def _unseen(self, index: int, where: str) -> str:
         return str(self._split.bad(index, f"bad {where}"))
@@ -238,7 +236,7 @@ class EvalLoader:
         self._indices = np.arange(part.start, part.stop, dtype=np.int64)
         # Shards at a URL are fetched one after another. Sorting by length would mix samples from
         # all shards, so the cache would have to store every shard at once.
-        by_length = inputs.by_length and split.folder.bytes_at_once is None
+        by_length = inputs.by_length and not split.files.is_remote
         if by_length:
             self._indices = self._indices[np.argsort(split.sizes(self._indices), kind="stable")]
         self._batch = batch
@@ -256,7 +254,7 @@ class EvalLoader:
         starts = (number * self._batch for number in range(len(self)))
         requests = [self._indices[start : start + self._batch] for start in starts]
         pinned = self._device.type == "cuda"
-        batches = self._reader.batches(requests, workers=self._workers, pinned=pinned)
+        batches = read_ahead(self._reader, requests, workers=self._workers, pinned=pinned)
         return prefetch_to_device(batches, self._device)
 
 

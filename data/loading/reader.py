@@ -7,7 +7,7 @@ do not change.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,8 +22,6 @@ from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed, Substitute
 from data.loading.inputs import Inputs
 from data.loading.order import Locate
-from data.loading.workers import read_ahead
-from data.shards.mixture import Mixture
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
@@ -46,7 +44,7 @@ class Reader(Dataset):
     Errors are returned, not raised, because torch would wrap them in a multi-line message.
     """
 
-    def __init__(self, split: Split | Mixture, inputs: Inputs) -> None:
+    def __init__(self, split: Split, inputs: Inputs) -> None:
         self.split = split
         self.inputs = inputs
 
@@ -59,12 +57,6 @@ class Reader(Dataset):
     @abstractmethod
     def read(self, request: Any) -> Batch:
         """Return the batch. Raises ValueError or OSError if the samples cannot be read."""
-
-    def batches(self, requests: Iterable[Any], *, workers: int, pinned: bool) -> Iterator[Batch]:
-        """Yield a batch for each of `requests`, in order. `workers` processes read batches
-        ahead.
-        """
-        return read_ahead(self, requests, workers=workers, pinned=pinned)
 
     def decoded(self, index: int, decode: Callable[[bytes], Any]) -> tuple[Any, int]:
         """Read sample `index`, and return the result of `decode` for its bytes, and its label.
@@ -121,7 +113,7 @@ class TrainingReader(Reader):
 
     def __init__(
         self,
-        split: Split | Mixture,
+        split: Split,
         inputs: Inputs,
         config: DataConfig,
         *,
@@ -181,7 +173,7 @@ class TrainingReader(Reader):
                     )
                     if substitute is not None:
                         substitutes[row] = substitute
-                yield augment(row, decoded)
+                yield augment(decoded)
 
         return labels, items(), substitutes
 

@@ -21,16 +21,13 @@ of A and 4 of B. Epoch 0 contains 4 of the samples of A once and both samples of
 begins with the other 2 samples of A.
 """
 
-import math
-from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from data.config import DataConfig
 from data.loading.order import permuted_in_groups, permuted_index
-from data.shards.mixture import Mixture
-from data.shards.split import Split
+from data.shards.split import Part, Split, count_classes
 
 # Shares are rounded to 1/_PERIOD of a slot per epoch.
 _PERIOD = 1 << 16
@@ -171,78 +168,55 @@ def sample_list_bytes(config: DataConfig, *, num_samples: int, num_classes: int)
     return np.dtype(_index_type(num_samples)).itemsize * num_samples + _BYTES_PER_GROUP * groups
 
 
-def samples_per_epoch(training: Split | Mixture, config: DataConfig) -> int:
+def samples_per_epoch(training: Split, config: DataConfig) -> int:
     """Return the number of positions per epoch in training."""
     return config.sampling.epoch_samples or len(training)
 
 
-def training_counts(training: Split | Mixture, config: DataConfig) -> np.ndarray:
+def training_counts(training: Split, config: DataConfig) -> np.ndarray:
     """Return the expected number of samples of each class in an epoch of training, [K].
 
     Priors and balanced weights correct for the classes that the model sees in training, so they
     depend on these numbers and not on the counts in the shards.
     """
     if not config.is_sampled:
-        assert isinstance(training, Split)
         return training.class_counts()
     total = np.zeros(training.num_classes)
-    for number, (split, share) in enumerate(_shares(training)):
-        counts = split.class_counts()
-        shares = class_shares(counts, config.sampling.power) * counts.sum() / len(split)
-        total += share * (
-            training.united(number, shares) if isinstance(training, Mixture) else shares
-        )
+    for part, labels, share in _parts(training):
+        num_classes = training.num_classes if part.labels is None else len(part.labels)
+        counts = count_classes(labels, num_classes)
+        shares = class_shares(counts, config.sampling.power) * counts.sum() / len(labels)
+        total[slice(None) if part.labels is None else part.labels] += share * shares
     return total * samples_per_epoch(training, config)
 
 
-def sampled_order(training: Split | Mixture, config: DataConfig, seed: int) -> SampledOrder:
-    """Return the order of training if `config.is_sampled`.
-
-    Raises ValueError if the cache is too small for all shards.
-    """
-    _check_cache([split for split, _ in _shares(training)], config)
-    groups = _groups(_shares(training), config.sampling.power)
+def sampled_order(training: Split, config: DataConfig, seed: int) -> SampledOrder:
+    """Return the order of training if `config.is_sampled`."""
+    groups = _groups(training, config.sampling.power)
     return SampledOrder(seed, groups, samples_per_epoch(training, config))
 
 
-def _shares(training: Split | Mixture) -> list[tuple[Split, float]]:
-    """Return each split with the fraction of the stream that it gets."""
-    if isinstance(training, Split):
-        return [(training, 1.0)]
-    shares = training.weights / np.cumsum(training.weights)[-1]
-    return list(zip(training.splits, shares.tolist(), strict=True))
+def _parts(training: Split) -> list[tuple[Part, np.ndarray, float]]:
+    """Return each part with its labels and the fraction of the stream that it gets."""
+    weights = np.array([part.weight for part in training.parts], np.float64)
+    shares = weights / np.cumsum(weights)[-1]
+    return list(zip(training.parts, training.labels_of_parts(), shares.tolist(), strict=True))
 
 
-def _groups(splits: Sequence[tuple[Split, float]], power: float) -> Groups:
-    """Return one group per split or, if `power` is not 1, one per split and class."""
+def _groups(training: Split, power: float) -> Groups:
+    """Return one group per part or, if `power` is not 1, one per part and class."""
+    parts = _parts(training)
     if power == 1:
-        sizes, shares = zip(*((len(split), share) for split, share in splits), strict=True)
-        return Groups(np.array(sizes), np.array(shares))
-    parts, first = [], 0
-    total = sum(len(split) for split, _ in splits)
-    for split, share in splits:
-        own = class_groups(split.labels, split.num_classes, power)
-        # Convert before adding: the sums may not fit in the index type of a small split.
+        sizes = np.array([len(labels) for _, labels, _ in parts])
+        return Groups(sizes, np.array([share for _, _, share in parts]))
+    groups, first = [], 0
+    for part, labels, share in parts:
+        num_classes = training.num_classes if part.labels is None else len(part.labels)
+        own = class_groups(labels, num_classes, power)
+        # Convert before adding: the sums may not fit in the index type of a small part.
         assert own.members is not None
-        members = own.members.astype(_index_type(total), copy=False)
+        members = own.members.astype(_index_type(len(training)), copy=False)
         members += first
-        parts.append(Groups(own.sizes, own.shares * share, members))
-        first += len(split)
-    return Groups(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def _check_cache(splits: Sequence[Split], config: DataConfig) -> None:
-    """Raise ValueError if the shards at URLs and their indices do not fit in the cache."""
-    needed, capacity = 0, config.cache.max_bytes
-    for split in splits:
-        if (at_once := split.folder.bytes_at_once) is not None:
-            indices = capacity - at_once
-            needed += indices + sum(s.bytes for s in split.manifest.of_split(split.name))
-    if needed > capacity:
-        urls = ", ".join(str(s.folder) for s in splits if s.folder.bytes_at_once is not None)
-        raise ValueError(
-            f"training samples from all shards of {urls}, which requires {needed / 1e9:.3g} GB of "
-            f"cache, but data.cache.gigabytes is {config.cache.gigabytes:g}: raise it to "
-            f"{math.ceil(needed / 1e7) / 100:g} or more, or remove data.sampling and "
-            "data.mixture and set data.shuffle_shards"
-        )
+        groups.append(Groups(own.sizes, own.shares * share, members))
+        first += len(labels)
+    return Groups(*(np.concatenate(column) for column in zip(*groups, strict=True)))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import webdataset
 from torch.utils.data import IterableDataset, get_worker_info
-from webdataset.tariterators import group_by_keys, tar_file_expander
+from webdataset.tariterators import group_by_keys
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig, StreamConfig
@@ -30,6 +30,7 @@ from data.tars.labels import LABEL_EXTENSIONS, ClassList, label_text
 from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
 
 _MAX_OPENED = 1000
+_MAX_BYTES = 1 << 28  # of a file in a tar, which may be compressed
 
 
 @dataclass(frozen=True)
@@ -115,8 +116,7 @@ class _Reader(IterableDataset):
         number, count = (0, 1) if info is None else (info.id, info.num_workers)
         key = self._cursor.seed, self._cursor.samples, self._part.start, number
         rng = random.Random(" ".join(map(str, key)))
-        members = tar_file_expander(self._tars(rng), handler=self._skip_tar)
-        samples = group_by_keys(members, handler=self._skip_tar)
+        samples = group_by_keys(self._members(rng), handler=self._skip_file)
         samples = webdataset.shuffle(self._stream.buffer, rng=rng)(samples)
         try:
             for batch in itertools.count(number, count):
@@ -134,15 +134,32 @@ class _Reader(IterableDataset):
         except (ValueError, OSError) as error:
             yield error
 
-    def _tars(self, rng: random.Random) -> Iterator[dict[str, Any]]:
-        """Yield open tars, drawn with replacement. Raises ValueError if none has a usable
-        sample.
+    def _members(self, rng: random.Random) -> Iterator[dict[str, Any]]:
+        """Yield the files of tars that are drawn with replacement, and {} after each tar.
+
+        A damaged tar is skipped. Raises OSError for a tar that cannot be read, because this is not
+        damage, and a restart may help; and ValueError if no tar has a usable sample.
         """
         while self._num_opened <= _MAX_OPENED + self._stream.buffer:
             self._num_opened += 1
-            self._url = rng.choice(self._stream.addresses)
-            with fsspec.open(self._url, "rb") as opened:
-                yield {"url": self._url, "stream": opened}
+            self._url = url = rng.choice(self._stream.addresses)
+            try:
+                with (
+                    fsspec.open(url, "rb") as opened,
+                    tarfile.open(fileobj=opened, mode="r|*") as tar,
+                ):
+                    for member in tar:
+                        if member.size > _MAX_BYTES:
+                            raise tarfile.TarError(f"{member.name} has {member.size:,} bytes")
+                        if (content := tar.extractfile(member)) is not None:
+                            yield {"fname": member.name, "data": content.read(), "__url__": url}
+            except tarfile.TarError as error:
+                self._skip(url, str(error))
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                raise OSError(f"{url} cannot be read: {error}") from error
+            yield {}
         raise ValueError(
             f"the tars contain no usable samples: {'; '.join(list(self._bad.values())[:3])}: check "
             "data.stream.sample, data.stream.label_field and the class list of data.shards"
@@ -170,16 +187,11 @@ class _Reader(IterableDataset):
                 self._skip(name, str(error))
                 continue
             self._num_opened = 0
-            yield batch.augment(0, decoded), *row
+            yield batch.augment(decoded), *row
 
-    def _skip_tar(self, error: Exception) -> bool:
-        """Record damage that webdataset finds, and return True to continue with the next tar.
-
-        Raises OSError if the tar could not be read. This is not damage, and a restart may help.
-        """
-        if isinstance(error, OSError) and not isinstance(error, tarfile.TarError):
-            raise OSError(f"{self._url} cannot be read: {error}") from error
-        self._skip(self._url, str(error).partition(" @ ")[0])
+    def _skip_file(self, error: Exception) -> bool:
+        """Record a file that a sample already has, and return True to continue."""
+        self._skip(self._url, str(error.args[0]))
         return True
 
     def _skip(self, name: str, reason: str) -> None:

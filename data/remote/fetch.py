@@ -7,7 +7,6 @@ all backends raise the same errors.
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from tempfile import TemporaryFile
 from typing import IO, Any
 
 from data.extras import install_command
@@ -75,6 +74,8 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
     """
     try:
         yield
+    except FileExistsError:
+        raise
     except FileNotFoundError as error:
         if operation != "read":
             raise FileNotFoundError(
@@ -120,24 +121,6 @@ def _reason(error: Exception) -> str:
     return text[0] if text else type(error).__name__
 
 
-class WrongContentError(ValueError):
-    """The content at `url` is not the requested file."""
-
-    def __init__(self, url: str, reason: str) -> None:
-        self.reason = reason
-        super().__init__(
-            f"{url} does not match the manifest ({reason}): upload the file again, or {SHARD_AGAIN}"
-        )
-
-
-class DigestError(WrongContentError):
-    """The SHA-256 of the content differs."""
-
-
-class _ShortContentError(WrongContentError):
-    """The content ended early, usually because of a broken connection."""
-
-
 def fetch(
     url: str,
     file: IO[bytes],
@@ -162,37 +145,43 @@ def fetch(
     was_wrong = False
     for attempt in range(1, attempts + 1):
         try:
-            _fetch_once(url, file, max_bytes, exact, sha256)
+            if (reason := _fetch_once(url, file, max_bytes, exact, sha256)) is not None:
+                raise ValueError(
+                    f"{url} does not match the manifest ({reason}): upload the file again, or "
+                    f"{SHARD_AGAIN}"
+                )
             return parse()
         except ValueError as error:
-            is_short = isinstance(error, _ShortContentError)
-            if attempt == attempts or (was_wrong and not is_short):
+            if was_wrong or attempt == attempts:
                 raise
-            was_wrong |= not is_short
-            failure = TransientError(getattr(error, "reason", str(error)))
+            was_wrong, failure = True, TransientError(str(error))
         except TransientError as error:
             failure = error
         wait_before_retry(url, failure, attempt, attempts=attempts, remedy=REMEDY)
 
 
-def _fetch_once(url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: str | None) -> None:
+def _fetch_once(
+    url: str, file: IO[bytes], max_bytes: int, exact: bool, sha256: str | None
+) -> str | None:
+    """Return what is wrong with the content, or None."""
     file.seek(0)
     digest, received = hashlib.sha256(), 0
-    for piece in pieces(url):
+    for piece in _pieces(url):
         received += len(piece)
         if received > max_bytes:
-            raise WrongContentError(url, f"it has more than {max_bytes} bytes")
+            return f"it has more than {max_bytes} bytes"
         digest.update(piece)
         file.write(piece)
     file.truncate()  # not before, because the size of the file reserves space in the cache
     file.flush()
     if exact and received < max_bytes:
-        raise _ShortContentError(url, f"received {received} of {max_bytes} bytes")
+        return f"received {received} of {max_bytes} bytes"
     if sha256 is not None and digest.hexdigest() != sha256:
-        raise DigestError(url, "its SHA-256 differs")
+        return "its SHA-256 differs"
+    return None
 
 
-def pieces(url: str) -> Iterator[bytes]:
+def _pieces(url: str) -> Iterator[bytes]:
     """Yield the content of the file at `url` in pieces.
 
     Raises TransientError, with only the reason, for timeouts, 5xx statuses and broken connections,
@@ -205,14 +194,3 @@ def pieces(url: str) -> Iterator[bytes]:
     with explained(url), file_system(url).open(url, "rb", **options) as stream:
         while piece := stream.read(_PIECE):
             yield piece
-
-
-@contextmanager
-def unnamed_file() -> Iterator[IO[bytes]]:
-    """Yield an empty file in the temporary folder ($TMPDIR). Its `name` is a path that opens it
-    again while the block runs.
-
-    The file has no directory entry, so its disk space is freed even if the process is killed.
-    """
-    with TemporaryFile() as held, open(f"/dev/fd/{held.fileno()}", "r+b") as file:
-        yield file

@@ -1,80 +1,39 @@
-"""Input files and folders of sources: local paths and URLs."""
+"""The type of fields for input files and folders of sources, which are local."""
 
-import os
-from collections.abc import Iterable
-from pathlib import Path, PurePath
-from typing import IO, Annotated, Any, Literal, Protocol
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from data.remote.config import check_url, is_url
-from data.remote.path import RemotePath
+from data.remote.config import is_url
 
-_FILE = "file://"
-
-
-class _HasSize(Protocol):
-    @property
-    def st_size(self) -> int: ...
+InputPath = Path
 
 
-class InputPath(Protocol):
-    """A `Path` or a `RemotePath`, which can be read but not written."""
-
-    def __truediv__(self, name: str, /) -> "InputPath": ...
-    def __lt__(self, other: Any, /) -> bool: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def suffix(self) -> str: ...
-    @property
-    def parent(self) -> "InputPath": ...
-    def with_suffix(self, suffix: str) -> "InputPath": ...
-    def relative_to(self, other: Any, /) -> PurePath: ...
-    def resolve(self) -> "InputPath": ...
-    def exists(self) -> bool: ...
-    def is_file(self) -> bool: ...
-    def is_dir(self) -> bool: ...
-    def is_symlink(self) -> bool: ...
-    def stat(self) -> _HasSize: ...
-    def iterdir(self) -> "Iterable[InputPath]": ...
-    def glob(self, pattern: str) -> "Iterable[InputPath]": ...
-    def rglob(self, pattern: str) -> "Iterable[InputPath]": ...
-    def read_bytes(self) -> bytes: ...
-    def open(self, mode: Literal["rb"], buffering: int = -1) -> IO[bytes]: ...
-
-
-def input_path(given: str | Path | RemotePath) -> Path | RemotePath:
-    """Convert a text to a local path or, if it is a URL, to a `RemotePath`.
-
-    Raises ValueError for an unsupported URL.
-    """
-    if not isinstance(given, str):
-        return given
+def _local(given: Any) -> Any:
+    """Raise ValueError for a URL other than `file://`, whose path is returned."""
     if not is_url(given):
-        return Path(given)
-    url = check_url(given)
-    return Path(url.removeprefix(_FILE)) if url.startswith(_FILE) else RemotePath(url)
-
-
-Input = Annotated[Path | RemotePath, BeforeValidator(input_path)]
-"""The type of a field for an input file or folder."""
-
-
-def read_range(path: Path | RemotePath, offset: int, size: int) -> bytes:
-    """Return bytes [offset, offset + size) of a file, or fewer at the end of a local file."""
-    if isinstance(path, RemotePath):
-        return path.read_range(offset, size)
-    with path.open("rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, offset)
-
-
-def check_folder(path: InputPath, remedy: str) -> None:
-    """Raise FileNotFoundError if `path` is not a folder."""
-    if path.is_dir():
-        return
-    if isinstance(path, RemotePath) and not path.has_listing:
+        return given
+    scheme, _, path = given.partition("://")
+    if scheme != "file":
         raise ValueError(
-            f"{path}: HTTP servers do not list folders: copy the folder, or use s3:// or gs://"
+            f"{given} is a URL, but sources read local files: copy the files first (such as with "
+            "aws s3 sync, gcloud storage rsync or curl), or mount the bucket"
         )
-    raise FileNotFoundError(f"{path} is not a folder: {remedy}")
+    return Path(path)
+
+
+Input = Annotated[Path, BeforeValidator(_local)]
+
+
+def check_folder(path: Path, remedy: str) -> None:
+    """Raise FileNotFoundError if `path` is not a folder."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"{path} is not a folder: {remedy}")
+
+
+def read_range(path: Path, offset: int, size: int) -> bytes:
+    """Return bytes [offset, offset + size) of a file, or fewer at its end."""
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        return file.read(size)

@@ -5,7 +5,6 @@ node is identified by its name and the names above it. The heads build label tre
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from data.shards.manifest import ClassInfo, Manifest
@@ -16,22 +15,6 @@ MAX_DEPTH = 100  # the maximum depth of nouns in WordNet is 19
 MAX_NAME = 1000  # characters
 
 ClassPath = tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class HierarchySize:
-    """The size of a class hierarchy.
-
-    classes: the number of classes with a path. nodes: the number of nodes above classes. depth: the
-    length of the longest path.
-    """
-
-    classes: int
-    nodes: int
-    depth: int
-
-    def __str__(self) -> str:
-        return f"{self.classes:,} classes under {self.nodes:,} nodes, depth {self.depth}"
 
 
 def join_path(names: Sequence[str]) -> str:
@@ -60,18 +43,6 @@ def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
             "from label vectors, or pass --classes with a WordNet dict folder or a parent table"
         )
     return found
-
-
-def hierarchy_size(folder: Path | str, manifest: Manifest) -> HierarchySize | None:
-    """Return the size of the hierarchy, or None if none of the classes has a path.
-
-    Raises the errors of `class_paths`.
-    """
-    if not any(PATH in info.attributes for info in manifest.classes):
-        return None
-    paths = class_paths(folder, manifest)
-    nodes = {path[: i + 1] for path in set(paths) for i in range(len(path))}
-    return HierarchySize(sum(map(bool, paths)), len(nodes), max(map(len, paths)))
 
 
 def _path(folder: Path | str, info: ClassInfo) -> ClassPath:

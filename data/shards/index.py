@@ -9,6 +9,7 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,14 +18,19 @@ from isal import isal_zlib
 from safetensors.numpy import save
 
 from data.messages import SHARD_AGAIN
+from data.remote.config import file_url
+from data.remote.fetch import fetch
+from data.retry import retried
 from data.shards.manifest import ShardInfo
+from data.skipped import Skipped
 from data.tars.headers import BLOCK, member_name
 
 FORMAT = 1
 LABEL_EXTENSION = "cls"
 INDEX_SUFFIX = ".index.safetensors"
-# The maximum size of the header, with names of up to 255 characters, and the size of each entry.
-_MAX_BYTES = (1 << 16, 30)
+# The maximum size of the header, which contains the lists, and the size of each entry.
+_MAX_BYTES = (1 << 24, 30)
+_LISTS = ("skipped", "repaired")
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32, first of the `.cls` member and then of the sample.
@@ -43,7 +49,8 @@ class ShardIndex:
 
     blocks: the offset of the first byte in blocks of 512 bytes, uint32 [N, 2]. sizes: the sizes in
     bytes, uint32 [N, 2]. crc32: the checksums, uint32 [N, 2]. extension: the positions in
-    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N].
+    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N]. skipped, repaired: the samples that
+    the writer skipped or repaired.
     """
 
     info: ShardInfo
@@ -53,6 +60,8 @@ class ShardIndex:
     crc32: np.ndarray
     extension: np.ndarray
     labels: np.ndarray
+    skipped: tuple[Skipped, ...] = ()
+    repaired: tuple[Skipped, ...] = ()
 
 
 class Entry(NamedTuple):
@@ -105,14 +114,27 @@ class IndexBuilder:
         """Return the checksum of all entries, for the manifest."""
         return _crc32(self._extensions, self._tensors())
 
-    def to_bytes(self, info: ShardInfo) -> bytes:
+    def to_bytes(
+        self,
+        info: ShardInfo,
+        *,
+        skipped: Sequence[Skipped] = (),
+        repaired: Sequence[Skipped] = (),
+    ) -> bytes:
         """Return the content of the index file.
 
-        `info` is included, so that a resumed run does not have to hash the shard again.
+        The arguments are included for a resumed run, which then does not read the shard again.
         """
         about = {"format": FORMAT, "shard": info.model_dump(), "extensions": self._extensions}
+        lists = zip(_LISTS, (skipped, repaired), strict=True)
+        about |= {name: listed for name, listed in lists if listed}
+        if len(text := json.dumps(about)) > _MAX_BYTES[0] // 2:
+            raise ValueError(
+                f"{info.file}: {len(skipped) + len(repaired):,} skipped or repaired samples are "
+                "too many for the index of a shard: lower --samples-per-shard"
+            )
         # Use a single metadata key, because safetensors writes several keys in random order.
-        return save(self._tensors(), metadata={"kway": json.dumps(about)})
+        return save(self._tensors(), metadata={"kway": text})
 
     def _tensors(self) -> dict[str, np.ndarray]:
         places = np.array(self._places, np.uint32).reshape(-1, 2, 3).transpose(1, 2, 0)
@@ -134,23 +156,35 @@ def index_path(shard: Path) -> Path:
     return shard.with_name(shard.name.removesuffix(".tar") + INDEX_SUFFIX)
 
 
-def max_index_bytes(shard: ShardInfo) -> int:
-    """Return an upper limit of the size of the index of a shard."""
-    header, each = _MAX_BYTES
-    return header + each * shard.samples
-
-
-def open_index(shard: Path) -> ShardIndex:
-    """Read the index of `shard`.
+def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardIndex:
+    """Read the index of a shard in a folder at a path or URL.
 
     Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
     wrong format.
     """
-    path = index_path(shard)
+    name = index_path(Path(shard.file)).name
+    if isinstance(folder, str):
+        url, content = file_url(folder, name), BytesIO()
+        header, each = _MAX_BYTES
+        try:
+            found: ShardIndex = fetch(
+                url,
+                content,
+                attempts=attempts,
+                max_bytes=header + each * shard.samples,
+                parse=lambda: parse_index(content.getvalue()),
+            )
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from None
+        except ValueError as error:
+            reason = str(error).removeprefix(url).strip()
+            raise ValueError(f"{url} {reason}: upload it again, or {SHARD_AGAIN}") from error
+        return found
+    path = folder / name
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}")
     try:
-        return parse_index(path.read_bytes())
+        return parse_index(retried(str(path), path.read_bytes))
     except ValueError as error:
         raise ValueError(f"{path} {error}: copy it, or {SHARD_AGAIN}") from error
 
@@ -189,7 +223,8 @@ def _parsed(content: bytes) -> ShardIndex:
         raise ValueError("an entry is out of range")
     blocks, sizes, crc32 = tensors["places"][::-1].transpose(1, 2, 0)
     extension = tensors["extension"].transpose()
-    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"])
+    lists = [tuple(Skipped(*one) for one in about.get(name, ())) for name in _LISTS]
+    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"], *lists)
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:

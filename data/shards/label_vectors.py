@@ -3,6 +3,7 @@
 import hashlib
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 import numpy as np
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from data.files import sha256_of
 from data.remote.cache import Cache
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch, unnamed_file
+from data.remote.fetch import fetch
 from data.retry import retried
 from data.shards.manifest import Manifest
 
@@ -37,19 +38,19 @@ def load_label_vectors(
     else:
         path = Path(folder) / manifest.label_vectors
         retried(str(path), lambda: _check_digest(path, digest))
-    return _vectors(path, str(path), len(manifest.classes))
+    return _vectors(path, len(manifest.classes))
 
 
 def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
-    """Raise the errors of `load_label_vectors`. A file at a URL is not stored in the cache."""
-    if not isinstance(folder, str) or manifest.label_vectors is None:
+    """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
+    if isinstance(folder, Path) or manifest.label_vectors is None:
         load_label_vectors(folder, manifest)
         return
-    url = file_url(folder, manifest.label_vectors)
+    url, digest = file_url(folder, manifest.label_vectors), manifest.label_vectors_sha256
     attempts, limit = DEFAULT_CACHE.attempts, DEFAULT_CACHE.max_bytes
-    with unnamed_file() as file:
-        fetch(url, file, attempts=attempts, max_bytes=limit, sha256=manifest.label_vectors_sha256)
-        _vectors(Path(file.name), url, len(manifest.classes))
+    with TemporaryFile() as file:
+        fetch(url, file, attempts=attempts, max_bytes=limit, sha256=digest)
+        _vectors(Path(f"/proc/self/fd/{file.fileno()}"), len(manifest.classes))
 
 
 def _check_digest(path: Path, digest: str) -> None:
@@ -62,8 +63,8 @@ def _check_digest(path: Path, digest: str) -> None:
         )
 
 
-def _vectors(path: Path, name: str, num_classes: int) -> np.ndarray:
-    """Read the vectors in the file at `path`, which messages call `name`.
+def _vectors(path: Path, num_classes: int) -> np.ndarray:
+    """Read the vectors in the file at `path`.
 
     Raises ValueError if the file has the expected digest but invalid content.
     """
@@ -72,16 +73,16 @@ def _vectors(path: Path, name: str, num_classes: int) -> np.ndarray:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
         raise ValueError(
-            f"{name} does not contain vectors ({error}): run kway shard again"
+            f"{path} does not contain vectors ({error}): run kway shard again"
         ) from error
     if vectors.ndim != 2 or len(vectors) != num_classes:
         raise ValueError(
-            f"{name} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "
+            f"{path} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "
             "run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
         raise ValueError(
-            f"{name} contains values that are not finite float32: run kway shard again"
+            f"{path} contains values that are not finite float32: run kway shard again"
         )
     return vectors
 

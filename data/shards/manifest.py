@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from data.remote.config import DEFAULT_CACHE, SCHEMES, CacheConfig, check_url, file_url, is_url
+from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
 from data.retry import retried
 from data.tars.headers import BLOCK
@@ -165,8 +165,7 @@ class Manifest(_Record):
 
     def digest(self, split: str) -> str:
         """Return 16 hexadecimal digits that identify this split's samples and their order."""
-        content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in self.of_split(split))
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return digest_of(self.of_split(split))
 
     @classmethod
     def load(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
@@ -215,11 +214,6 @@ class Manifest(_Record):
         try:
             stored = retried(str(path), path.read_bytes)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            if str(folder).partition(":/")[0] in SCHEMES:  # a URL passed as a path
-                raise ValueError(
-                    f"{folder} is a URL, but only local folders are supported here: download the "
-                    "shards"
-                ) from error
             raise FileNotFoundError(
                 f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
                 "file if it was lost"
@@ -274,6 +268,12 @@ class _Stored(Manifest):
 
 class _Version(BaseModel):
     format_version: int
+
+
+def digest_of(shards: Iterable[ShardInfo]) -> str:
+    """Return 16 hexadecimal digits that identify the samples of `shards` and their order."""
+    content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in shards)
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 def _first_repeated(names: Iterable[str]) -> str | None:

@@ -1,21 +1,23 @@
-"""A split of a folder of shards as a random-access list of samples, read with `pread`.
+"""A split of a folder of shards, or several, as a random-access list of samples, read with `pread`.
 
 This module does not depend on ranks or pixels. It uses an order only to prefetch shards.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from isal import isal_zlib
 
 from data.loading.order import InOrder, Order
 from data.messages import printable
-from data.remote.config import DEFAULT_CACHE, CacheConfig
+from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
 from data.retry import retried
-from data.shards.folder import ShardFolder
-from data.shards.manifest import ClassInfo, Manifest
+from data.shards.manifest import ClassInfo, Manifest, ShardInfo, digest_of
+from data.shards.shard_files import Shard, ShardFiles
+from data.shards.split_index import index_bytes, open_split_index
 from data.tars.headers import BLOCK, member_name
 
 
@@ -25,41 +27,85 @@ class BadSampleError(ValueError):
     """
 
 
-class Split:
-    """A split: samples 0 to len - 1 in shard order.
+class Part(NamedTuple):
+    """A split of one folder at a path or URL.
 
-    Open a split with `open_split`, and `close` it or use `with`. A split is safe to use after fork,
-    because `pread` does not move the file position. It is cheap to pickle: a spawned process
-    receives the number of classes but not their names. Every read is retried after a transient
-    error (`data/retry.py`) and raises RetriesExhaustedError if all attempts fail.
+    labels: the labels of its classes in the class list of the `Split`, int32 [K], or None if they
+    are the same. weight: the relative number of samples that training draws from it.
     """
 
-    def __init__(
-        self, folder: Path | str, manifest: Manifest, name: str, cache: CacheConfig
-    ) -> None:
+    folder: Path | str
+    name: str
+    shards: tuple[ShardInfo, ...]
+    labels: np.ndarray | None = None
+    weight: float = 1
+
+    def united(self, labels: np.ndarray) -> np.ndarray:
+        """Return `labels`, int32 [n], in the class list of the `Split`, or -1 if out of range."""
+        if self.labels is None:
+            return labels
+        has_class = _has_class(labels, len(self.labels))
+        return np.where(has_class, self.labels[np.where(has_class, labels, 0)], -1).astype(np.int32)
+
+    def own(self, united: np.ndarray) -> np.ndarray:
+        """Invert `united`."""
+        if self.labels is None:
+            return united
+        own = np.full(max(int(self.labels.max()), int(united.max())) + 2, -1, np.int32)
+        own[self.labels] = np.arange(len(self.labels))
+        inverted: np.ndarray = own[united]  # the last element, for -1, is -1
+        return inverted
+
+    def digest(self) -> str:
+        """Return 16 hexadecimal digits that identify the samples, their order and their classes."""
+        found = digest_of(self.shards)
+        if self.labels is None:
+            return found
+        content = f"{found}\n".encode() + self.labels.astype("<i8").tobytes()
+        return hashlib.sha256(content).hexdigest()[:16]
+
+
+class Split:
+    """Samples 0 to len - 1 in shard order: those of one split or, for training on a mixture, of
+    several `parts`, one after another.
+
+    manifest: its class list contains the classes of all parts. Open a split with `open_split`, and
+    `close` it or use `with`. A split is safe to use after fork, because `pread` does not move the
+    file position. It is cheap to pickle: a spawned process receives the number of classes but not
+    their names. Every read is retried after a transient error (`data/retry.py`) and raises
+    RetriesExhaustedError if all attempts fail.
+    """
+
+    def __init__(self, parts: Sequence[Part], manifest: Manifest, cache: CacheConfig) -> None:
+        self.parts = tuple(parts)
         self.manifest = manifest
-        self.name = name
         self.num_classes = len(manifest.classes)
-        self._opened_from = folder, cache
+        self.name = " + ".join(part.name for part in parts)
+        self._cache = cache
         self._open()
 
     def _open(self) -> None:
-        folder, cache = self._opened_from
-        self._shards = self.manifest.of_split(self.name)
-        sizes = [shard.samples for shard in self._shards]
-        self.folder = ShardFolder(folder, self._shards, cache)
-        self._index = retried(str(folder), self.folder.index)
-        self._starts = np.cumsum([0, *sizes])
-        self._all = Order(0, sizes)
+        shards = [(part, Shard(part.folder, info)) for part in self.parts for info in part.shards]
+        self._shards = [shard for _, shard in shards]
+        self._sizes = [shard.info.samples for shard in self._shards]
+        self._starts = np.cumsum([0, *self._sizes])
+        size = index_bytes(len(self))
+        self.files = ShardFiles(self._shards, self._cache, index_size=size)
+
+        def relabel(number: int, labels: np.ndarray) -> np.ndarray:
+            return shards[number][0].united(labels)
+
+        key = " ".join(part.digest() for part in self.parts).encode()
+        where = str(self._shards[0].folder)
+        self._index = retried(
+            where, lambda: open_split_index(self._shards, relabel, key, self._cache)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # The class list may be long, but reading does not need it.
-        return {
-            "manifest": self.manifest.model_copy(update={"classes": ()}),
-            "name": self.name,
-            "num_classes": self.num_classes,
-            "_opened_from": self._opened_from,
-        }
+        names = ("parts", "num_classes", "name", "_cache")
+        manifest = self.manifest.model_copy(update={"classes": ()})
+        return {"manifest": manifest, **{name: self.__dict__[name] for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -84,36 +130,36 @@ class Split:
 
         Out-of-range labels are not counted.
         """
-        labels = self._index.labels
-        return np.bincount(labels[self._has_class(labels)], minlength=self.num_classes)
+        return count_classes(self._index.labels, self.num_classes)
 
-    def _has_class(self, labels: np.ndarray) -> np.ndarray:
-        # A negative label becomes a large number if it is viewed as unsigned.
-        sound: np.ndarray = labels.view(np.uint32) < self.num_classes
-        return sound
+    def labels_of_parts(self) -> list[np.ndarray]:
+        """Return the labels of the samples of each part in its own class list, int32 [n]."""
+        sizes = [sum(info.samples for info in part.shards) for part in self.parts]
+        found = np.split(self._index.labels, np.cumsum(sizes)[:-1])
+        return [part.own(labels) for part, labels in zip(self.parts, found, strict=True)]
 
-    def digest(self) -> str:
-        """Return 16 hexadecimal digits that identify the samples and their order."""
-        return self.manifest.digest(self.name)
+    def digest(self) -> str | dict[str, str]:
+        """Return 16 hexadecimal digits that identify the samples, their order and, in a mixture,
+        their classes; for a mixture, those of each part.
+        """
+        if self.parts[0].labels is None:
+            return self.parts[0].digest()
+        return {f"{part.folder} {part.name}": part.digest() for part in self.parts}
 
     def sizes(self, samples: np.ndarray) -> np.ndarray:
         """Return the size in bytes, int64 [n], of each of `samples` (int64 [n], in any order)."""
         return self._index.places[samples, 1].astype(np.int64)
 
-    def first_of(self, classes: Sequence[int], each: int) -> dict[int, list[int]]:
-        """Return the first `each` samples of each of `classes`, in the order of the split."""
-        found: dict[int, list[int]] = {label: [] for label in classes}
-        labels = self._index.labels
-        for sample in np.flatnonzero(np.isin(labels, classes)).tolist():
-            samples = found[int(labels[sample])]
-            if len(samples) < each:
-                samples.append(sample)
-        return found
+    def checksums(self) -> np.ndarray:
+        """Return the size and crc32 of each sample as one number, uint64 [len]."""
+        _, sizes, crc32 = self._index.places.T.astype(np.uint64)
+        combined: np.ndarray = sizes << np.uint64(32) | crc32
+        return combined
 
     def key(self, i: int) -> str:
         """Return the webdataset key of sample `i`."""
         shard = self._shard_of(i)
-        name = self.folder.read(shard, member_name, int(self._index.places[i, 0]))
+        name = self.files.read(shard, member_name, int(self._index.places[i, 0]))
         return name.removesuffix(f".{self._extension(i)}")
 
     def _extension(self, i: int) -> str:
@@ -130,7 +176,7 @@ class Split:
             raise self.bad(i, f"label {label} is out of range for {self.num_classes} classes")
         _, contents = self.read_many(np.array([i]))
         if (data := next(contents)) is None:
-            remedy = self.folder.remedy(self._shards[self._shard_of(i)])
+            remedy = self.files.remedy(self._shard_of(i))
             raise self.bad(i, f"its checksum does not match: {remedy}")
         return data, self._extension(i), label
 
@@ -142,7 +188,7 @@ class Split:
         most of the time for small samples.
         """
         labels = self._index.labels[samples]
-        has_class = self._has_class(labels)
+        has_class = _has_class(labels, self.num_classes)
         return np.where(has_class, labels, 0).astype(np.int64), self._contents(samples, has_class)
 
     def _contents(self, samples: np.ndarray, is_sound: np.ndarray) -> Iterator[bytes | None]:
@@ -153,7 +199,7 @@ class Split:
         blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
         columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum
         lists = (column.tolist() for column in columns)
-        pread, checksum = self.folder.pread, isal_zlib.crc32
+        pread, checksum = self.files.pread, isal_zlib.crc32
         for shard, size, offset, expected in zip(*lists, strict=True):
             data = pread(shard, size, offset)
             yield data if checksum(data) == expected else None
@@ -175,17 +221,17 @@ class Split:
             name = self.key(i)
         except ValueError:  # the tar header is damaged
             name = f"sample {i} of split {self.name}"
-        address = self.folder.address(self._shards[self._shard_of(i)])
+        address = self._shards[self._shard_of(i)].address
         return BadSampleError(f"{address}: {printable(name)}: {reason}")
 
     def check_labels(self, max_bad: int) -> None:
         """Raise ValueError if more than `max_bad` labels are out of range."""
-        bad = np.flatnonzero(~self._has_class(self._index.labels))
+        bad = np.flatnonzero(~_has_class(self._index.labels, self.num_classes))
         if len(bad) > max_bad:
             first = int(bad[0])
             raise ValueError(
-                f"{self.folder.address(self._shards[self._shard_of(first)])}: sample {first} of "
-                f"split {self.name} has label {self._index.labels[first]}, but the manifest has "
+                f"{self._shards[self._shard_of(first)].address}: sample {first} of split "
+                f"{self.name} has label {self._index.labels[first]}, but the manifest has "
                 f"{self.num_classes} classes: run kway shard again with an empty folder"
             )
 
@@ -197,15 +243,20 @@ class Split:
         Shards from a URL are not checked here, because their SHA-256 is verified when they are
         fetched.
         """
-        if self.folder.bytes_at_once is not None:
-            return
-        for shard, first, end in zip(self._shards, self._starts, self._starts[1:], strict=False):
-            contents = self._contents(np.array([first, end - 1]), np.array([True, True]))
-            if end - first > 1 and not any(data is not None for data in contents):
+        for number, (first, size) in enumerate(zip(self._starts, self._sizes, strict=False)):
+            if self._shards[number].is_remote or size < 2:
+                continue
+            contents = self._contents(np.array([first, first + size - 1]), np.array([True, True]))
+            if not any(data is not None for data in contents):
                 raise ValueError(
-                    f"{self.folder.address(shard)} was replaced by another file: copy the shard "
-                    f"again and {self.folder.remedy(shard)}"
+                    f"{self._shards[number].address} was replaced by another file: copy the shard "
+                    f"again and {self.files.remedy(number)}"
                 )
+
+    @property
+    def addresses(self) -> list[str]:
+        """The path or URL of each shard."""
+        return [shard.address for shard in self._shards]
 
     def order(
         self, seed: int, shuffle_shards: int | None = None, *, groups_at_once: int = 1
@@ -214,13 +265,13 @@ class Split:
 
         Raises ValueError if the cache of a URL is too small for `groups_at_once` groups.
         """
-        order = Order(seed, [shard.samples for shard in self._shards], shuffle_shards)
-        self.folder.check_order(order, groups_at_once)
+        order = Order(seed, self._sizes, shuffle_shards)
+        self.files.check_order(order, groups_at_once)
         return order
 
     def in_order(self) -> InOrder:
         """Return the evaluation order, which is the stored order."""
-        return InOrder([shard.samples for shard in self._shards])
+        return InOrder(self._sizes)
 
     def will_read(self, order: Order | InOrder, position: int) -> None:
         """Set the read position in `order`. If the split is at a URL, the next shards are then
@@ -229,11 +280,7 @@ class Split:
         Threads of this process fetch the shards. The call is cheap enough to make for every batch.
         It has no effect for a local folder.
         """
-        self.folder.will_read(order, position)
-
-    def will_read_all(self, position: int) -> None:
-        """Like `will_read`, in an order that reads all shards at the same time."""
-        self.folder.will_read(self._all, position)
+        self.files.will_read(order, position)
 
     def _shard_of(self, i: int) -> int:
         if not 0 <= i < len(self):
@@ -244,7 +291,7 @@ class Split:
 
     def close(self) -> None:
         """Close the shards and stop prefetching. A later read opens them again."""
-        self.folder.close()
+        self.files.close()
 
     def __enter__(self) -> "Split":
         return self
@@ -253,7 +300,7 @@ class Split:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "folder"):
+        if hasattr(self, "files"):
             self.close()
 
 
@@ -276,15 +323,35 @@ def open_split(
     """
     if manifest is None:
         manifest = Manifest.load(shards, cache)
+    folder = folder_or_url(str(shards))
     try:
-        opened = Split(shards, manifest, split, cache)
-        opened.check_labels(max_bad_labels)
-        opened.check_shards()
+        part = Part(folder, split, manifest.of_split(split))
+        return open_parts([part], manifest, max_bad_labels=max_bad_labels, cache=cache)
     except ValueError as error:
         if str(shards) in str(error):
             raise
         raise ValueError(f"{shards}: {error}") from error
+
+
+def open_parts(
+    parts: Sequence[Part], manifest: Manifest, *, max_bad_labels: int, cache: CacheConfig
+) -> Split:
+    """Open several splits as one. Raises the errors of `open_split`."""
+    opened = Split(parts, manifest, cache)
+    opened.check_labels(max_bad_labels)
+    opened.check_shards()
     return opened
+
+
+def _has_class(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    # A negative label becomes a large number if it is viewed as unsigned.
+    sound: np.ndarray = labels.view(np.uint32) < num_classes
+    return sound
+
+
+def count_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Return the number of samples of each class, int64 [K], without out-of-range labels."""
+    return np.bincount(labels[_has_class(labels, num_classes)], minlength=num_classes)
 
 
 def decode_text(data: bytes) -> str:

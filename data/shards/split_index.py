@@ -1,25 +1,47 @@
 """The index of a split: one flat file with the location and label of every sample, in shard order.
 
-It is built from the indices of the shards and mapped into memory, so all processes of a machine
-share it, and a lookup does not depend on the number of shards.
+It is built from the indices of the shards once per machine, kept in the cache folder and mapped
+into memory, so all processes of a machine share it, and a lookup does not depend on the number of
+shards.
 """
 
+import hashlib
 import json
+import logging
 import mmap
-from collections.abc import Iterable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 from isal import isal_zlib
 
-from data.shards.index import ShardIndex
+from data.messages import SHARD_AGAIN
+from data.remote.cache import Cache
+from data.remote.config import CacheConfig
+from data.retry import TransientError, retried
+from data.shards.index import ShardIndex, index_path, read_index
+from data.shards.shard_files import Shard
+
+_log = logging.getLogger("kway.data")
 
 # The columns of the file, one after another, and their bytes per sample.
 _COLUMNS = {"places": 12, "labels": 4, "extension": 1}
-_ABOUT_BYTES = 1 << 16  # of JSON after the columns
+_LAYOUT = b"2"  # part of the name of the file
+_ABOUT_BYTES = 1 << 16  # of JSON after the columns: their checksum, and the extensions
 _CHUNK = 1 << 22
+_THREADS = 16
+_REPORT_SECONDS = 5.0
+
+# Converts the labels of shard number i of the split, int32 [n].
+Relabel = Callable[[int, np.ndarray], np.ndarray]
 
 
 class SplitIndex(NamedTuple):
@@ -40,64 +62,128 @@ def index_bytes(num_samples: int) -> int:
     return sum(_COLUMNS.values()) * num_samples + _ABOUT_BYTES
 
 
-def write_split_index(file: IO[bytes], shards: Iterable[ShardIndex], num_samples: int) -> None:
-    """Write the index of the split that consists of `shards`, with `num_samples` in total."""
-    starts = dict(zip(_COLUMNS, _column_starts(num_samples), strict=False))
-    crc32 = dict.fromkeys(_COLUMNS, 0)
-    extensions: dict[str, int] = {}
-    first = 0
+def open_split_index(
+    shards: Sequence[Shard], relabel: Relabel, key: bytes, config: CacheConfig
+) -> SplitIndex:
+    """Return the index of `shards`.
+
+    key: identifies what `relabel` does. Without a writable cache folder, the index is kept in the
+    memory of this process. Raises FileNotFoundError or ValueError if the index of a shard is
+    missing or damaged, or does not match the manifest.
+    """
+    num_samples = sum(shard.info.samples for shard in shards)
+    digest = hashlib.sha256(_LAYOUT + key)
     for shard in shards:
-        numbers = [extensions.setdefault(name, len(extensions)) for name in shard.extensions]
-        places = np.stack([shard.blocks[:, 0], shard.sizes[:, 0], shard.crc32[:, 0]], axis=1)
-        extension = np.array(numbers, np.uint8)[shard.extension[:, 0]]
-        columns = {"places": places, "labels": shard.labels, "extension": extension}
-        for name, column in columns.items():
-            content = np.ascontiguousarray(column).data
-            crc32[name] = isal_zlib.crc32(content, crc32[name])
-            file.seek(starts[name] + _COLUMNS[name] * first)
-            file.write(content)
-        first += shard.info.samples
-    about = json.dumps({"extensions": list(extensions), "crc32": crc32}).encode()
-    about = json.dumps([isal_zlib.crc32(about), about.decode()]).encode()
-    file.seek(index_bytes(num_samples) - _ABOUT_BYTES)
-    file.write(about.ljust(_ABOUT_BYTES))
-
-
-def read_split_index(file: IO[bytes], num_samples: int) -> SplitIndex | None:
-    """Map an index, or return None if its checksums do not match."""
-    starts = _column_starts(num_samples)
-    file.seek(starts[-1])
+        digest.update(shard.info.model_dump_json().encode())
+        if isinstance(shard.folder, Path):  # notice a replaced index
+            digest.update(_signature(index_path(shard.folder / shard.info.file)))
+    name = f"{digest.hexdigest()}.split-index"
+    write = partial(_write, shards=shards, relabel=relabel, config=config)
     try:
-        crc32, stored = json.loads(file.read())
-        about = json.loads(stored) if crc32 == isal_zlib.crc32(stored.encode()) else None
-    except (ValueError, TypeError, AttributeError):
-        return None
-    if about is None:
-        return None
-    # Read the file for the checksums instead of mapping it, so that only the pages that are used
+        cache = Cache(config.folder, config.max_bytes)
+        for _ in range(2):
+            descriptor = cache.open(name, write, size=index_bytes(num_samples))
+            with open(descriptor, "rb") as file:
+                if _is_intact(file):
+                    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                    content.madvise(mmap.MADV_RANDOM)  # otherwise, a lookup also reads nearby pages
+                    return _read(content, num_samples)
+            _log.warning("%s is damaged: building it again", cache.path(name))
+            cache.remove(name)
+    except (FileNotFoundError, TransientError):
+        raise
+    except OSError as error:
+        _log.warning("%s; keeping the index of %s in memory", error, shards[0].folder)
+    in_memory = BytesIO()
+    write(in_memory)
+    return _read(in_memory.getbuffer(), num_samples)
+
+
+def _write(file: IO[bytes], shards: Sequence[Shard], relabel: Relabel, config: CacheConfig) -> None:
+    """Write the index of `shards` to `file`, which is empty or has its final size."""
+    samples = np.cumsum([0, *(shard.info.samples for shard in shards)]).tolist()
+    starts = _starts(samples[-1])
+    extensions: dict[str, int] = {}
+    for number, index in enumerate(_indices(shards, config)):
+        numbers = [extensions.setdefault(name, len(extensions)) for name in index.extensions]
+        columns = (
+            np.stack([index.blocks[:, 0], index.sizes[:, 0], index.crc32[:, 0]], axis=1),
+            relabel(number, index.labels),
+            np.array(numbers, np.uint8)[index.extension[:, 0]],
+        )
+        for start, size, column in zip(starts, _COLUMNS.values(), columns, strict=False):
+            file.seek(start + size * samples[number])
+            file.write(np.ascontiguousarray(column).data)
+    file.seek(starts[-1])
+    file.write(json.dumps(list(extensions)).encode().ljust(_ABOUT_BYTES - 4))
+    crc32 = _crc32(file, starts[-1] + _ABOUT_BYTES - 4)
+    file.write(crc32)
+
+
+def _is_intact(file: IO[bytes]) -> bool:
+    # Read the file for its checksum instead of mapping it, so that only the pages that are used
     # later are in the memory of this process.
-    for name, (start, end) in zip(_COLUMNS, pairwise(starts), strict=True):
-        crc32 = 0
-        file.seek(start)
-        for position in range(start, end, _CHUNK):
-            crc32 = isal_zlib.crc32(file.read(min(_CHUNK, end - position)), crc32)
-        if crc32 != about["crc32"][name]:
-            return None
-    if isinstance(file, BytesIO):
-        content = np.frombuffer(file.getbuffer(), np.uint8)
-    else:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        memory.madvise(mmap.MADV_RANDOM)  # otherwise, a lookup also reads the pages around it
-        content = np.frombuffer(memory, np.uint8)
-    places, labels, extension = (content[start:end] for start, end in pairwise(starts))
+    crc32 = _crc32(file, file.seek(-4, os.SEEK_END))
+    return file.read() == crc32
+
+
+def _crc32(file: IO[bytes], size: int) -> bytes:
+    """Return the checksum of the first `size` bytes, after which the file is positioned."""
+    crc32 = 0
+    file.seek(0)
+    for start in range(0, size, _CHUNK):
+        crc32 = isal_zlib.crc32(file.read(min(_CHUNK, size - start)), crc32)
+    return crc32.to_bytes(4, "little")
+
+
+def _read(content: mmap.mmap | memoryview, num_samples: int) -> SplitIndex:
+    """Return views of the bytes of an intact index."""
+    starts = _starts(num_samples)
+    flat = np.frombuffer(content, np.uint8)
+    places, labels, extension = (flat[start:end] for start, end in pairwise(starts))
     return SplitIndex(
         places.view("<u4").reshape(num_samples, 3),
         labels.view("<i4"),
         extension,
-        tuple(about["extensions"]),
+        tuple(json.loads(bytes(content[starts[-1] : -4]))),
     )
 
 
-def _column_starts(num_samples: int) -> list[int]:
+def _starts(num_samples: int) -> list[int]:
     """Return the offset of each column and the end of the last one."""
-    return [0, *np.cumsum([size * num_samples for size in _COLUMNS.values()]).tolist()]
+    return np.cumsum([0, *(size * num_samples for size in _COLUMNS.values())]).tolist()
+
+
+def _indices(shards: Sequence[Shard], config: CacheConfig) -> Iterator[ShardIndex]:
+    """Yield the indices of the shards. Threads read several at the same time."""
+    reported = time.monotonic()
+    with ThreadPoolExecutor(_THREADS) as pool:
+        try:
+            read = partial(_index, attempts=config.attempts)
+            for number, found in enumerate(pool.map(read, shards), start=1):
+                yield found
+                if time.monotonic() - reported > _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    line = f"{shards[0].folder}: read {number:,} of {len(shards):,} indices"
+                    print(line, file=sys.stderr, flush=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _index(shard: Shard, attempts: int) -> ShardIndex:
+    index = read_index(shard.folder, shard.info, attempts=attempts)
+    if index.info != shard.info:
+        raise ValueError(
+            f"the index of {shard.address} does not match the manifest: copy it again, or "
+            f"{SHARD_AGAIN}"
+        )
+    return index
+
+
+def _signature(path: Path) -> bytes:
+    """Return what changes when a file is replaced."""
+    try:
+        about = retried(str(path), path.stat)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}") from None
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ino}".encode()

@@ -1,15 +1,12 @@
-"""Reads the rows of Parquet tables, at a path or a URL, with DuckDB."""
+"""Reads the rows of Parquet tables, with DuckDB."""
 
-import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import duckdb
-from fsspec import AbstractFileSystem
 
 from data.messages import one_line
 from data.remote.input_path import InputPath
@@ -79,68 +76,12 @@ def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any,
     """Yield the rows of a query whose first parameter is the name of the file."""
     with duckdb.connect(config={"threads": "1"}) as connection:
         # DuckDB reads a name as a glob pattern.
-        name, remote = re.sub(r"([*?\[])", r"[\1]", str(path)), None
-        if not isinstance(path, Path):
-            remote = _Remote(path)
-            connection.register_filesystem(remote)
-            name = f"{remote.protocol}://table"
+        name = re.sub(r"([*?\[])", r"[\1]", str(path))
         try:
             connection.execute(query, [name, *parameters])
             while rows := connection.fetchmany(_AT_ONCE):
                 yield from rows
         except (duckdb.Error, ValueError, OverflowError) as error:
-            if remote is not None and remote.failure is not None:
-                raise remote.failure from error
             raise ValueError(
                 f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
             ) from error
-
-
-class _Remote(AbstractFileSystem):
-    """A file system that contains one file at a URL, which DuckDB reads like a local file.
-
-    failure: the error that a read raised, because DuckDB raises another one in its place.
-    """
-
-    protocol = "kway"
-    cachable = False
-
-    def __init__(self, path: InputPath) -> None:
-        super().__init__()
-        self._path = path
-        self.failure: Exception | None = None
-
-    def kept(self, read: Callable[[], Any]) -> Any:
-        """Return `read()`, and keep the error that it raises."""
-        try:
-            return read()
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def glob(self, path: str, **_: Any) -> list[str]:
-        return [path]
-
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        size = self.kept(lambda: self._path.stat().st_size)
-        return {"name": path, "size": size, "type": "file"}
-
-    def modified(self, path: str) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(0, datetime.UTC)
-
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> "_File":
-        return _File(self, self._path)
-
-
-class _File:
-    """A file object whose read errors `_Remote` keeps."""
-
-    def __init__(self, remote: _Remote, path: InputPath) -> None:
-        self._remote = remote
-        self._file = path.open("rb")
-        self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
-        self.seekable = self._file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        content: bytes = self._remote.kept(lambda: self._file.read(size))
-        return content

@@ -21,7 +21,7 @@ from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options are rejected wherever it is
-# created. Arbitrary types are allowed because an input may be a `RemotePath`.
+# created. Arbitrary types are allowed because a callback is a field.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64

@@ -19,7 +19,6 @@ from data.files import is_hidden, walk_directory
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.remote.input_path import Input, InputPath
-from data.remote.path import RemotePath
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.first_pass import RecordSource
@@ -257,8 +256,6 @@ class Table(PackedImages, RecordSource):
         there are two candidates, and for a path outside the folder or with a name that is too long.
         """
         name = text.strip()
-        if isinstance(self._root, RemotePath):
-            name = name.removeprefix(f"{self._root}/")
         if name.lower().startswith(_URLS):
             raise ValueError(
                 f"has a URL outside {self._root}, which kway does not download: pass the folder of "

@@ -273,13 +273,6 @@ def _notes(
         notes.append(
             f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
         )
-    without_end = [f"{tar.name}: {key}" for tar, scan in scans.items() for key in scan.without_end]
-    if without_end:
-        more = ", …" if len(without_end) > NAMED else ""
-        notes.append(
-            f"JPEGs without an end marker, which cannot be decoded: {len(without_end):,} "
-            f"({', '.join(without_end[:NAMED])}{more})"
-        )
     return tuple(notes)
 
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.images.headers import is_jpeg_without_end
 from data.shards.index import Entry
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
@@ -65,9 +64,8 @@ class TarScan:
     locations: block, size and crc32 of the sample itself and of its label member, uint32 [n, 2, 3].
     extension: their positions in `extensions`, uint8 [n, 2]. text: the label as a position in
     `texts`, int32 [n]. groups: the number of samples as webdataset counts them, complete or not.
-    other_files: the names of members that do not belong to a sample. without_end: the keys of JPEGs
-    whose end marker is missing. unfinished: the reason why samples may be missing at the end, or
-    "".
+    other_files: the names of members that do not belong to a sample. unfinished: the reason why
+    samples may be missing at the end, or "".
     """
 
     bytes: int
@@ -80,7 +78,6 @@ class TarScan:
     problems: Problems
     groups: int
     other_files: tuple[str, ...]
-    without_end: tuple[str, ...]
     unfinished: str
 
     def entries(self, row: int) -> tuple[Entry, Entry]:
@@ -195,7 +192,6 @@ def _read(
     """Read the tar once, and keep the samples whose label can be read."""
     locations, extension, text = array("I"), array("B"), array("i")
     extensions, texts = dict[str, int](), dict[str, int]()
-    without_end = []
     with ShardPass(path) as shard:
         for key, *parts in picked:
             crc32 = {}
@@ -208,8 +204,6 @@ def _read(
                         label = label_text(ending, data, rules.json_field)
                     except ValueError as error:
                         wrong = str(error)
-                elif is_jpeg_without_end(data):
-                    without_end.append(key)
             if wrong:
                 problems.add(f"{path}: {key}", wrong)
                 continue
@@ -228,7 +222,6 @@ def _read(
             problems=problems,
             groups=num_groups,
             other_files=other_files,
-            without_end=tuple(without_end),
             unfinished=unfinished,
         )
 

@@ -1,6 +1,5 @@
 """`python -m experiments.papers`: run the experiments of the five papers within a time budget."""
 
-import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -9,13 +8,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.timing import machine
 from data.messages import pluralize, printable
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment
 from experiments.papers.experiments import EXPERIMENTS
 from experiments.papers.job_runner import JobRunner, cores, visible_gpus
-from experiments.papers.page import write_page
+from experiments.papers.page import write_pages
 from experiments.papers.run_experiments import run_experiments, stored_sections
 from launch.main import run
 from launch.output_path import check_writable
@@ -48,6 +46,10 @@ def papers(
         Path,
         typer.Option("-o", "--out", help="folder for results, shards and plots; reused on resume"),
     ] = Path("runs/papers"),
+    sections: Annotated[
+        Path | None,
+        typer.Option(help="folder for the numbers of the pages; default: sections in --out"),
+    ] = None,
     page: Annotated[
         Path | None, typer.Option(help="output page; default: papers.md in --out")
     ] = None,
@@ -94,29 +96,20 @@ def papers(
         folder.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json", "--out")
     check_writable(written, "--page")
-    this_machine = machine()
-    given = [*(names or []), "--data", "DATA", "--budget", budget, *(["--again"] if again else [])]
-    command = shlex.join(["python", "-m", _MODULE, *(["--page-only"] if page_only else given)])
 
     def write() -> int:
-        """Write the page, unless there are no experiments, and return their number."""
-        sections = stored_sections(out, EXPERIMENTS)
-        if sections:
-            write_page(
-                sections,
-                written,
-                catalog=EXPERIMENTS,
-                plots=out / "plots",
-                command=command,
-                machine=this_machine,
-            )
-        return len(sections)
+        """Write the pages, unless there are no sections, and return the number of sections."""
+        found = stored_sections(out, EXPERIMENTS, kept=sections)
+        if found:
+            write_pages(found, written, plots=out / "plots")
+        return len(found)
 
     if page_only:
         number = write()
         if not number:
             raise ValueError(
-                f"{out} contains no finished experiments: run python -m {_MODULE} all --out {out}"
+                f"{sections or out} contains no finished experiments: run "
+                f"python -m {_MODULE} all --out {out}"
             )
     else:
         opened = JobRunner(
@@ -124,7 +117,7 @@ def papers(
         )
         with opened as runner:
             try:
-                run_experiments(chosen, runner, minutes, _report())
+                run_experiments(chosen, runner, minutes, _report(), kept=sections)
             finally:
                 # After an error, the page contains the experiments that finished before it.
                 number = write()

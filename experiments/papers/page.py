@@ -1,41 +1,43 @@
-"""Write docs/papers.md from the sections of the experiments. No number is typed by hand."""
+"""Write docs/papers.md, the summary of all papers, and docs/papers/NAME.md with their details.
 
-from collections.abc import Sequence
+The rows of the summary are defined in summary.yaml. Their numbers and statuses come from the claims
+of the stored sections, so no result is typed by hand.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from shutil import copyfile
-from typing import get_args
+from typing import Any
+
+import yaml
 
 from data.files import commit
-from experiments.papers.experiment import Experiment
-from experiments.papers.section import Claim, Kind, Section, Table, Verdict
+from experiments.papers.section import Claim, Section, Table
 
-PAPERS = {
-    "000": "Tree loss",
-    "001": "Quadratic losses",
-    "002": "Single-logit classification",
-    "003": "Smooth top-k",
-    "004": "Spherical losses",
-}
+# The names of the pages and plots below docs/papers.
+_FOLDER = "papers"
+_PUBLISHED = "published"
 
 
-_REST = (
-    "Only the first row tests the papers. A *stand-in* claim is a claim from a paper, tested with "
-    "a much smaller model or input, such as an MLP on images of 8 x 8 pixels or a one-layer BERT. "
-    "Such a test can neither confirm nor refute the claim. An *additional* claim answers a "
-    "question that none of the papers asks. A verdict is *degenerate* if both sides of the "
-    "comparison are the same model: for example, a tree loss is the same as cross entropy if its "
-    "tree has a single inner node."
+class Status(StrEnum):
+    """What a row of the summary shows."""
+
+    REPRODUCED = "reproduced"
+    DIRECTION = "direction only"
+    CONTRADICTED = "contradicted"
+    NOT_SETTLED = "not settled"
+    NOT_RUN = "not run"
+
+
+_STATUSES = (
+    "A row is **reproduced** if the paper's model and data show the claimed sign with an interval "
+    "off zero, **contradicted** if they show the opposite, and **direction only** if a smaller "
+    "model or fewer steps show the claimed sign. A smaller run that does not show it, a rate at "
+    "the edge of its search and an interval that contains zero are **not settled**."
 )
-
-_IMAGENET = (
-    "`python -m experiments.papers` does not run the papers' ImageNet experiments at any budget. "
-    "To run them, use the recipes in `launch/recipes/` on many GPUs: Table 1 of paper 000 compares "
-    "`imagenet-resnet50-vtree.yaml` with `imagenet-resnet50.yaml`, Tables 1 and 2 of paper 002 "
-    "use `imagenet-resnet50-batch-ce.yaml`, and Table 2 of paper 003 uses "
-    "`imagenet-resnet50-smooth-topk.yaml` on subsets. Each recipe lists its requirements and "
-    "the published results; docs/cluster.md explains how to run it."
-)
-
 
 _DATA = """DATA is a folder with the published files that the experiments need:
 
@@ -47,139 +49,168 @@ _DATA = """DATA is a folder with the published files that the experiments need:
 | `emoji2vec/emoji2vec.bin` | <https://github.com/uclnlp/emoji2vec> |"""
 
 
-def write_page(
-    sections: Sequence[Section],
-    page: Path,
-    *,
-    catalog: Sequence[Experiment],
-    plots: Path,
-    command: str,
-    machine: str,
-) -> None:
-    """Write `page`, and copy its plots from the folder `plots` to `papers/` next to the page.
+@dataclass(frozen=True)
+class Row:
+    """A row of the summary: what a paper claims, what it printed, and what was measured."""
 
-    `catalog`: all experiments, whether or not they have a section.
+    item: str
+    claim: str
+    published: str
+    ours: str
+    scale: str
+    status: Status
+    command: str
+
+
+@cache
+def summary() -> Mapping[str, Any]:
+    """Return the definitions of summary.yaml, by paper."""
+    text = Path(__file__).with_name("summary.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
+    """Return a row of the summary.
+
+    Raises KeyError if the section of its experiment does not contain one of its claims.
     """
-    folder = page.parent / "papers"
+    name = definition.get("experiment", "")
+    command = definition.get("command", f"python -m experiments.papers {name} --data DATA")
+    shown = definition["item"], definition["claim"], definition["published"]
+    if name not in sections:
+        reason = definition.get("not_run", "not stored")
+        return Row(
+            *shown, "", reason, Status.NOT_RUN, command if name or "command" in definition else ""
+        )
+    claims = {claim.statement: claim for claim in sections[name].claims}
+    if missing := [one for one in definition["claims"] if one not in claims]:
+        raise KeyError(f"{name} has no claim {missing[0]!r}: correct summary.yaml")
+    decisive = [claims[statement] for statement in definition["claims"]]
+    scale = definition["scale"]
+    return Row(*shown, decisive[0].evidence, scale, status(decisive, scale), command)
+
+
+def status(claims: Sequence[Claim], scale: str) -> Status:
+    """Return the status of a row that all `claims` decide together."""
+    verdicts = {claim.verdict for claim in claims}
+    if any("at an edge of the grid" in claim.evidence for claim in claims):
+        return Status.NOT_SETTLED
+    if verdicts == {"holds"}:
+        return Status.REPRODUCED if scale == _PUBLISHED else Status.DIRECTION
+    if "does not hold" in verdicts and scale == _PUBLISHED:
+        return Status.CONTRADICTED
+    return Status.NOT_SETTLED
+
+
+def write_pages(sections: Sequence[Section], page: Path, *, plots: Path) -> None:
+    """Write the summary to `page`, and details and plots to the folder papers/ next to it.
+
+    `plots`: the folder with new plots; plots that it does not contain are left as they are.
+    """
+    folder = page.parent / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
     for section in sections:
         for plot in section.plots:
-            folder.mkdir(parents=True, exist_ok=True)
-            copyfile(plots / plot.file, folder / plot.file)
-    page.parent.mkdir(parents=True, exist_ok=True)
-    commit(page, page_text(sections, catalog, command=command, machine=machine).encode())
+            if (plots / plot.file).is_file():
+                copyfile(plots / plot.file, folder / plot.file)
+    commit(page, summary_text(sections).encode())
+    for paper in summary():
+        of_paper = [section for section in sections if section.paper == paper]
+        if of_paper:
+            commit(folder / f"{paper}.md", details_text(paper, of_paper).encode())
 
 
-def page_text(
-    sections: Sequence[Section], catalog: Sequence[Experiment], *, command: str, machine: str
-) -> str:
-    """Return the page as Markdown."""
+def summary_text(sections: Sequence[Section]) -> str:
+    """Return the summary as Markdown."""
+    by_name = {section.name: section for section in sections}
     parts = [
-        "# Reproducing the papers' experiments",
-        "<!-- Written by python -m experiments.papers: change the experiments, not this file. -->",
-        f"This page was written by `{command}`. The measurements took "
-        f"{sum(section.minutes for section in sections):.0f} minutes with all workers in use "
-        f"(page written on {machine}). To run a single experiment, use "
-        "`python -m experiments.papers NAME --data DATA`; each section starts with the "
-        "name of its experiment.",
-        "All intervals are 95% confidence intervals: of the median for times, and otherwise of the "
-        "mean over seeds (Student's t). Differences are paired by seed. At this confidence level, "
-        "a few of the verdicts can be expected to be wrong by chance. Published numbers are in "
-        "parentheses.",
-        "## Summary",
-        _headline(sections),
-        _counts(sections),
-        _REST,
-        _outdated(sections),
+        "# The papers' experiments",
+        "<!-- Written by python -m experiments.papers from experiments/papers/results and "
+        "summary.yaml. -->",
+        "Which claims of the five papers did kway reproduce? "
+        "Intervals are 95% (Student's t over seeds or draws; order statistics for times).",
     ]
-    by_paper = {
-        f"Paper {paper}: {title.lower()}": of_paper
-        for paper, title in PAPERS.items()
-        if (of_paper := [section for section in sections if section.paper == paper])
+    rows = {
+        paper: [row(one, by_name) for one in definition["rows"]]
+        for paper, definition in summary().items()
     }
-    for name, of_paper in by_paper.items():
-        parts += [f"**{name}**", _claims(of_paper)]
-    for name, of_paper in by_paper.items():
-        parts += [f"## {name}", *(_section(section) for section in of_paper)]
-    parts += ["## Full-size runs", _IMAGENET, _published_sizes(catalog)]
-    parts += ["## Data", _DATA]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts.append(_counts(rows))
+    parts.append(_STATUSES)
+    for paper, definition in summary().items():
+        parts += [
+            f"## {paper}: {definition['title']}",
+            f"{definition['advice'].strip()} [Details]({_FOLDER}/{paper}.md).",
+            _grid(
+                ("item", "claim", "paper", "ours", "scale", "status"),
+                [
+                    (
+                        one.item,
+                        one.claim,
+                        one.published,
+                        one.ours,
+                        one.scale,
+                        f"**{one.status}**",
+                    )
+                    for one in rows[paper]
+                ],
+            ),
+        ]
+    parts += ["## Commands", _commands(rows), _DATA]
+    return "\n\n".join(parts) + "\n"
 
 
-def _headline(sections: Sequence[Section]) -> str:
-    of_papers = _of_kind(sections, Kind.PAPER)
-    holds, fails, unsettled, degenerate = (
-        sum(claim.verdict == one for claim in of_papers) for one in get_args(Verdict)
-    )
-    return (
-        f"{len(of_papers) - degenerate} claims from the papers were tested with the same kind of "
-        f"model and data as in the paper: {holds} hold, {fails} do not hold, and {unsettled} "
-        "cannot be settled with this number of seeds. A claim that was evaluated in several ways, "
-        "for example at each loss's best learning rate and at a shared one, counts as settled only "
-        "if all evaluations agree."
-    )
-
-
-def _counts(sections: Sequence[Section]) -> str:
-    rows = []
-    for kind in Kind:
-        verdicts = [claim.verdict for claim in _of_kind(sections, kind)]
-        rows.append([kind, *(str(verdicts.count(one)) for one in get_args(Verdict))])
-    return _grid(["kind of claim", *get_args(Verdict)], rows)
-
-
-def _of_kind(sections: Sequence[Section], kind: Kind) -> list[Claim]:
-    return [claim for section in sections for claim in section.claims if claim.kind is kind]
-
-
-def _outdated(sections: Sequence[Section]) -> str:
-    names = [section.name for section in sections if section.outdated]
-    if not names:
-        return ""
-    return (
-        "Some results of these experiments were measured with older code, a different torch "
-        f"version or (for timings) on a different machine: {', '.join(names)}. Each of their "
-        "sections gives the number of such results. To measure them again, run "
-        "`python -m experiments.papers NAME --again`."
-    )
-
-
-def _published_sizes(catalog: Sequence[Experiment]) -> str:
-    header = ("experiment", "with --budget full", "hardware")
-    rows = [(one.name, one.full, "GPU" if one.wants_gpu else "CPU") for one in catalog]
-    return _grid(header, rows)
-
-
-def _claims(sections: Sequence[Section]) -> str:
-    header = ("experiment", "claim", "kind", "verdict", "evidence")
-    rows = [
-        (
-            _marked(section),
-            claim.statement,
-            claim.kind,
-            _bold(claim.verdict),
-            claim.evidence,
-        )
-        for section in sections
-        for claim in section.claims
+def _counts(rows: Mapping[str, Sequence[Row]]) -> str:
+    lines = [
+        [
+            f"[{paper}: {summary()[paper]['title']}](#{_anchor(paper)})",
+            *(str(sum(one.status is status for one in of_paper)) for status in Status),
+        ]
+        for paper, of_paper in rows.items()
     ]
-    return _grid(header, rows)
+    return _grid(["paper", *Status], lines)
 
 
-def _marked(section: Section) -> str:
-    return f"{section.name} (older code)" if section.outdated else section.name
+def _anchor(paper: str) -> str:
+    return f"{paper}-{summary()[paper]['title'].lower().replace(' ', '-')}"
 
 
-def _bold(verdict: Verdict) -> str:
-    return f"<b>{verdict}</b>" if verdict == "does not hold" else verdict
+def _commands(rows: Mapping[str, Sequence[Row]]) -> str:
+    commands: dict[str, list[str]] = {}
+    for paper, of_paper in rows.items():
+        for one in of_paper:
+            commands.setdefault(one.command or "none", []).append(f"{paper} {one.item}")
+    return _grid(
+        ["command", "rows"],
+        [[f"`{command}`", "; ".join(dict.fromkeys(items))] for command, items in commands.items()],
+    )
+
+
+def details_text(paper: str, sections: Sequence[Section]) -> str:
+    """Return the page with the claims, tables and plots of one paper."""
+    parts = [
+        f"# {paper}: {summary()[paper]['title']}",
+        "<!-- Written by python -m experiments.papers. -->",
+        "Back to the [summary](../papers.md).",
+        *(_section(section) for section in sections),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _section(section: Section) -> str:
-    name_and_time = f"`{section.name}`, {section.minutes:.1f} minutes."
-    parts = [f"### {section.title}", f"{name_and_time} {section.setup}"]
-    parts += [f"**Older code:** {'; '.join(section.outdated)}." if section.outdated else ""]
-    parts += [_table(table) for table in section.tables]
-    parts += [f"![{plot.alt_text}](papers/{plot.file})\n\n*{plot.title}*" for plot in section.plots]
-    parts += [f"- {remark}" for remark in section.remarks]
+    parts = [
+        f"## {section.title}",
+        f"`python -m experiments.papers {section.name} --data DATA`, {section.minutes:.1f} "
+        f"minutes. {section.setup}",
+        f"**Older code:** {'; '.join(section.outdated)}." if section.outdated else "",
+        *(f"![{plot.alt_text}]({plot.file})\n\n*{_cell(plot.title)}*" for plot in section.plots),
+        _grid(
+            ("claim", "verdict", "evidence"),
+            [(claim.statement, claim.verdict, claim.evidence) for claim in section.claims],
+        ),
+        *(_table(table) for table in section.tables),
+        *(f"- {_cell(remark)}" for remark in section.remarks),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -188,9 +219,10 @@ def _table(table: Table) -> str:
 
 
 def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+    lines = [list(header), ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("\n", " ")
+    escaped = text.replace("|", "\\|").replace("\n", " ")
+    return escaped if escaped.startswith("**") else escaped.replace("*", "\\*")

@@ -27,12 +27,15 @@ def run_experiments(
     runner: JobRunner,
     minutes: float | None,
     report: Report = silent,
+    *,
+    kept: Path | None = None,
 ) -> list[Section]:
     """Run the experiments within `minutes` in total and return their sections.
 
     If `minutes` is None, the experiments use the published sizes. Otherwise, each experiment gets a
     share of the minutes, which determines its sizes. Minutes that earlier experiments did not use
-    are spent on more rounds. Sections and plots are stored in `runner.out`.
+    are spent on more rounds. Plots are stored in `runner.out`, and sections in `kept` or, if it is
+    None, in the folder `sections` of `runner.out`.
     """
     sections = []
     charged: set[Job] = set()
@@ -49,27 +52,30 @@ def run_experiments(
         section = replace(section, minutes=budget.spent)
         if left is not None:
             left -= budget.spent
-        path = runner.out / "sections" / f"{experiment.name}.json"
+        path = (kept or runner.out / "sections") / f"{experiment.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        commit(path, json.dumps(section.to_json(), indent=1).encode())
+        text = json.dumps(section.to_json(), indent=1, ensure_ascii=False)
+        commit(path, f"{text}\n".encode())
         sections.append(section)
     return sections
 
 
-def stored_sections(out: Path, experiments: Sequence[Experiment]) -> list[Section]:
-    """Return the stored sections of finished experiments, in the order of `experiments`.
+def stored_sections(
+    out: Path, experiments: Sequence[Experiment], *, kept: Path | None = None
+) -> list[Section]:
+    """Return the sections of finished experiments, in the order of `experiments`.
 
     Sections in the format of an earlier version are omitted; to regenerate one from the stored
-    results, run its experiment again.
+    results, run its experiment again. Results in `out` show which sections are outdated.
     """
-    paths = [out / "sections" / f"{one.name}.json" for one in experiments]
+    paths = [(kept or out / "sections") / f"{one.name}.json" for one in experiments]
     read = [
         Section.from_json(json.loads(path.read_text(encoding="utf-8")))
         for path in paths
         if path.is_file()
     ]
     return [
-        replace(section, outdated=_outdated(out, section.results))
+        replace(section, outdated=_outdated(out, section.results) or section.outdated)
         for section in read
         if section is not None
     ]
@@ -112,7 +118,8 @@ def _one(
 
 def _outdated(out: Path, keys: Sequence[str]) -> list[str]:
     """Return texts such as `12 of 80 results: older code, torch 2.12.0`, one per set of reasons."""
-    stored = (json.loads(result_path(out, key).read_text(encoding="utf-8")) for key in keys)
+    paths = [path for key in keys if (path := result_path(out, key)).is_file()]
+    stored = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
     reasons = Counter(outdated(one) for one in stored)
     return [
         f"{count} of {len(keys)} results: {', '.join(why)}" for why, count in reasons.items() if why

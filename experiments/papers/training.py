@@ -49,11 +49,13 @@ def training(
 
 def run_recipe(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Train and evaluate (the job that `training` returns). Resumes from the last checkpoint."""
+    from experiments.networks import register_networks
     from trainer.process.signals import Preempted
     from trainer.recipe import build_recipe
     from trainer.train import train
     from trainer.world import open_world
 
+    register_networks()
     run = folders.work / "run"
     dataset = Dataset(**settings["dataset"])
     tree = dict(settings["recipe"])
@@ -157,10 +159,9 @@ def evaluated_logits(
             task,
             loader,
             world,
-            separate_views=False,
             progress=lambda samples: None,
             should_stop=never_stop,
         )
-    features, blocks = rows.features.flatten(1), list(task.head.class_rows())
+    features, blocks = rows.features, list(task.head.class_rows())
     logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)
     return logits, rows.labels, torch.cat([block.class_ids for block in blocks])

@@ -150,10 +150,11 @@ def agree(
     group_sizes, counting, outsides, misfits, *of_groups = all_columns[len(needs) :]
     needing = [sum(column) for column in all_columns[: len(needs)]]
     if any(misfits):
+        of_weights = "" if row_weights is None else f" and row weights {_shown(row_weights)}"
         raise ValueError(
             f"inputs are invalid on {sum(misfits)} of {len(sizes) * len(group_sizes)} ranks; this "
             f"rank has {'valid' if fits else 'invalid'} features {_shown(features)} and labels "
-            f"{_shown(labels)}{_described(row_weights)}: pass features as a float tensor "
+            f"{_shown(labels)}{of_weights}: pass features as a float tensor "
             f"[b, {held.shape[1]}], labels as an integer tensor [b] and any row weights as a float "
             f"tensor [b] between 0 and {LARGEST_WEIGHT:g}, all on {held.device}"
         )
@@ -249,7 +250,3 @@ def _shown(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"of type {type(value).__name__}"
     return f"{list(value.shape)} of {value.dtype} on {value.device}"
-
-
-def _described(row_weights: Tensor | None) -> str:
-    return "" if row_weights is None else f" and row weights {_shown(row_weights)}"

@@ -45,12 +45,14 @@ class Engine:
     @cached_property
     def settings(self) -> dict[str, str]:
         """What must be equal on every rank, as texts by what they describe."""
-        weights = self.row_weighting.class_weights
+        weights, digest = self.row_weighting.class_weights, "none"
+        if weights is not None:  # NumPy has no bf16
+            digest = f"{zlib.crc32(weights.float().cpu().contiguous().numpy().tobytes()):08x}"
         return {
             "label trees": f"{self.weights.tree_digest:08x}",
             "losses": options_of(self.loss),
             "logit maps": options_of(self.logit_map),
-            "class weights": "none" if weights is None else f"{_checksum(weights):08x}",
+            "class weights": digest,
             "ignore_index": str(self.row_weighting.ignore_index),
         }
 
@@ -112,8 +114,3 @@ class Engine:
             row_weighting=self.row_weighting.to(device),
             log_prior=None if prior is None else prior.to(device),
         )
-
-
-def _checksum(tensor: Tensor) -> int:
-    # NumPy has no bf16.
-    return zlib.crc32(tensor.detach().float().cpu().contiguous().numpy().tobytes())

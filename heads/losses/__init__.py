@@ -28,7 +28,7 @@ from heads.losses.margin import BatchMaxMargin, MaxMargin, TopKHinge
 from heads.losses.quadratic import CorrectClassQuadratic, Quadratic
 from heads.losses.registry import LOSSES, LossConfig
 from heads.losses.similarity import SimLoss
-from heads.losses.smooth_topk import SmoothTopK, topk_marginals
+from heads.losses.smooth_topk import SmoothTopK
 from heads.losses.spherical import SphericalBound, SphericalSoftmax, TaylorSoftmax
 
 __all__ = [
@@ -67,5 +67,4 @@ __all__ = [
     "TopKHinge",
     "logsumexp",
     "score",
-    "topk_marginals",
 ]

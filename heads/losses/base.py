@@ -230,8 +230,7 @@ class Loss(ABC):
     `aligned_if` is the condition under which `aligned` is true, if it depends on the options.
     `couples_rows`: `value` is not a mean of per-row terms. `reductions` has one entry per
     statistic, by which it is merged over blocks and over ranks. A loss with other merge rules has
-    no `reductions`; it overrides `merge` and `identity`, and its statistics are gathered from all
-    ranks.
+    no `reductions`; it overrides `merge` and `identity`.
     `num_power_sums` is n if the statistics are the last n of (sum z, sum z^2, z_y), and 0 for a
     loss that needs individual logits. `over_nodes`: the columns are the nodes of a label tree.
     `tile` computes the statistics in a GPU kernel; if it is None, `without_tile` is the reason.

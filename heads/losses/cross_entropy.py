@@ -110,7 +110,9 @@ class CrossEntropy(Loss):
         lse = logsumexp(weighted)
         if not self.label_smoothing:
             return lse, block.true
-        return lse, self._sum(logits_BC, block), block.true
+        if block.weights is None:
+            return lse, logits_BC.sum(1), block.true
+        return lse, logits_BC @ block.weights.to(logits_BC.dtype), block.true
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         lse, *every, target = total
@@ -120,11 +122,6 @@ class CrossEntropy(Loss):
         if self.z_loss:
             of_rows = of_rows + self.z_loss * lse.square()
         return rows.mean(of_rows)
-
-    def _sum(self, logits_BC: Tensor, block: Block) -> Tensor:
-        if block.weights is None:
-            return logits_BC.sum(1)
-        return logits_BC @ block.weights.to(logits_BC.dtype)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,13 +1,8 @@
 """The registry of losses for `head.loss.kind` in a recipe."""
 
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
-from pydantic import (
-    Discriminator,
-    SerializeAsAny,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import Discriminator, SerializeAsAny, WrapValidator
 
 from heads.losses.base import Loss
 from heads.losses.binary_cross_entropy import BinaryCrossEntropy, NoiseContrastiveEstimation
@@ -49,11 +44,11 @@ AnyLoss = (
 )
 
 
-def _or_instance(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """Accept an instance of any loss class, including classes that are not in this registry."""
-    return value if isinstance(value, Loss) else validate(value)
-
-
-LossConfig = Annotated[SerializeAsAny[AnyLoss], Discriminator("kind"), WrapValidator(_or_instance)]
+LossConfig = Annotated[
+    SerializeAsAny[AnyLoss],
+    Discriminator("kind"),
+    # Accept an instance of any loss, including classes that are not in this registry.
+    WrapValidator(lambda value, validate: value if isinstance(value, Loss) else validate(value)),
+]
 
 LOSSES: dict[str, type[Loss]] = {loss.kind: loss for loss in get_args(AnyLoss)}

@@ -66,15 +66,15 @@ class SimLoss(Loss):
             )
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        return logsumexp(logits_BC), logsumexp(logits_BC + self._log_similarity(block, logits_BC))
+        with torch.no_grad():
+            left, right = (
+                self.vectors[ids].to(logits_BC.dtype) for ids in (block.labels, block.class_ids)
+            )
+            similarity = of_cosines(left @ right.T, self.lower)
+            # The similarity of a class to itself is 1, even after rounding and for a zero vector.
+            log_similarity = block.positions.put(similarity, 1).log_()
+        return logsumexp(logits_BC), logsumexp(logits_BC + log_similarity)
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         every, similar = total
         return rows.mean(every - similar)
-
-    @torch.no_grad()
-    def _log_similarity(self, block: Block, like: Tensor) -> Tensor:
-        left, right = (self.vectors[ids].to(like.dtype) for ids in (block.labels, block.class_ids))
-        similarity = of_cosines(left @ right.T, self.lower)
-        # The similarity of a class to itself is 1, even after rounding and for a zero vector.
-        return block.positions.put(similarity, 1).log_()

@@ -1,10 +1,7 @@
-"""The smooth top-k loss, and the probability that each class is among the k predicted classes.
-
-Both are functions of elementary symmetric polynomials of exp(z / (k tau)), computed in
-`symmetric.py`.
+"""The smooth top-k loss, a function of elementary symmetric polynomials of exp(z / (k tau)), which
+`symmetric.py` computes.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -84,28 +81,3 @@ class SmoothTopK(Loss):
         exists = kth != -torch.inf
         excess = softplus((gap + last - previous).where(exists, -torch.inf), threshold=50)
         return rows.mean(self.tau * excess).to(true.dtype)
-
-
-def topk_marginals(logits_BK: Tensor, k: int, tau: float = 1.0) -> Tensor:
-    """Return the probability [B, K] that each class is in the predicted k-tuple; rows sum to k.
-
-    As in the loss, the probability of a tuple is proportional to exp(sum of its z / (k tau)), so
-    the result is d log sigma_k / d (z / (k tau)) (appendix C of paper 003, where k tau = 1). The
-    mean of the results for several crops of an image is their joint top-k prediction. Raises
-    ValueError if k exceeds the number of classes.
-    """
-    if not 1 <= k <= min(_MOST, logits_BK.shape[1]):
-        raise ValueError(
-            f"k is {k} for {logits_BK.shape[1]} classes: pass a value from 1 to "
-            f"{min(_MOST, logits_BK.shape[1])}"
-        )
-    if not (tau > 0 and math.isfinite(tau)):
-        raise ValueError(f"tau is {tau}: pass a finite temperature above 0")
-    dtype = torch.promote_types(logits_BK.dtype, torch.float32)
-    logits = logits_BK.detach().to(dtype).requires_grad_()
-    scale = 1 / (k * tau)
-    with torch.enable_grad():
-        nothing = torch.full((len(logits),), -1, device=logits.device)
-        _, last = log_polynomials(symmetric_statistics(logits, nothing, k, scale), scale)
-        (grad,) = torch.autograd.grad(last.sum() / scale, logits)
-    return grad

@@ -42,8 +42,6 @@ from torch.nn.functional import pad, threshold
 # Shape legend: B rows, C scores of a row, k the highest degree, m = 2k leaders, p power sums.
 
 _CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
-_GROUP = 10  # the most scores in a group of `_topk`
-_MEDIUM = 3000  # the maximum row length for which `_topk` uses the heap of torch.topk
 
 
 class SymmetricStatistics(NamedTuple):
@@ -152,7 +150,7 @@ def _leaders(scores_BC: Tensor, left_out_B: Tensor, num: int) -> tuple[Tensor, T
     """Return the `num` largest scores of each row, descending, and their columns; the score of the
     column `left_out` is treated as -inf."""
     left_out = left_out_B[:, None]
-    values, columns = _topk(scores_BC, min(num + 1, scores_BC.shape[1]))
+    values, columns = scores_BC.topk(min(num + 1, scores_BC.shape[1]), dim=1)
     if columns.shape[1] == num:
         # All columns were selected. In rows with a column to leave out, it moves to the end.
         values = pad(values, (0, 1), value=-torch.inf)
@@ -160,32 +158,6 @@ def _leaders(scores_BC: Tensor, left_out_B: Tensor, num: int) -> tuple[Tensor, T
     positions = torch.arange(num, device=columns.device)
     positions = positions + (columns[:, :num] == left_out).cumsum(1)
     return values.gather(1, positions), columns.gather(1, positions)
-
-
-def _topk(scores_BC: Tensor, num: int) -> tuple[Tensor, Tensor]:
-    """Return the `num` largest scores of each row, descending, and their columns.
-
-    They are in the `num` groups of columns with the largest maxima. On a CPU, finding these groups
-    and then the scores takes less time than torch.topk, with two exceptions: rows so short that
-    most groups are selected, and rows of up to 3,000 columns with num <= columns / 64. For these,
-    torch.topk uses a heap, which is faster than the partitioning that it uses for other rows.
-    """
-    num_columns = scores_BC.shape[1]
-    size = min(_GROUP, round(math.sqrt(num_columns / max(1, num))))
-    in_heap = 64 * num <= num_columns <= _MEDIUM
-    if scores_BC.device.type != "cpu" or size < 4 or in_heap:
-        values, columns = scores_BC.topk(num, dim=1)
-        return values, columns
-    # The columns of a group are `groups` apart, so the maxima are computed along contiguous memory.
-    groups = num_columns // size
-    maxima = scores_BC[:, : size * groups].unflatten(1, (size, groups)).amax(1)
-    best = maxima.topk(num, dim=1, sorted=False).indices
-    candidates = (best[:, :, None] + torch.arange(0, size * groups, groups)).flatten(1)
-    if size * groups < num_columns:
-        rest = torch.arange(size * groups, num_columns).expand(len(best), -1)
-        candidates = torch.cat([candidates, rest], dim=1)
-    values, positions = scores_BC.gather(1, candidates).topk(num, dim=1)
-    return values, candidates.gather(1, positions)
 
 
 def _power_sums(

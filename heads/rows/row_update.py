@@ -138,7 +138,11 @@ class UpdatedRows:
         for start in range(0, len(grad), at_once):
             part = slice(start, min(start + at_once, len(grad)))
             kept = keeps[part] if keeps.ndim else keeps
-            self._descend(_part_of(nodes, part), grad[part], kept)
+            if isinstance(nodes, slice):
+                some: slice | Tensor = slice(nodes.start + part.start, nodes.start + part.stop)
+            else:
+                some = nodes[part]
+            self._descend(some, grad[part], kept)
 
     def _descend(self, nodes: slice | Tensor, grad: Tensor, keeps: Tensor) -> None:
         """Update nodes with torch operations, except where `keeps`, a scalar or [C, 1], is true."""
@@ -178,12 +182,6 @@ def descended(
     if skipped is not None:
         change = change.where(~skipped, 0)
     return old.sub(change, alpha=lr)
-
-
-def _part_of(nodes: slice | Tensor, part: slice) -> slice | Tensor:
-    if isinstance(nodes, slice):
-        return slice(nodes.start + part.start, nodes.start + part.stop)
-    return nodes[part]
 
 
 class RowUpdate:

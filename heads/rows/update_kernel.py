@@ -9,7 +9,7 @@ for the last bits of the unrounded sum.
 import torch
 from torch import Tensor
 
-from heads.optional_triton import is_installed, jit, operator, tl
+from heads.optional_triton import is_installed, jit, tl
 from heads.rows.node_values import FP8, NodeValues
 
 # Formats of rows. Triton reads only globals that are `tl.constexpr`.
@@ -41,48 +41,6 @@ def has_kernel(dtype: torch.dtype) -> bool:
     return is_installed and dtype in _FORMATS
 
 
-@operator("held", "scales", "squares")
-def update_rows(
-    grad: Tensor,
-    held: Tensor,
-    scales: Tensor | None,
-    nodes: Tensor | None,
-    first_node: int,
-    keeps: Tensor,
-    divisor: Tensor | None,
-    squares: Tensor,
-    lr: float,
-    weight_decay: float,
-    key: int,
-) -> None:
-    """Update `nodes` [C] of `held` [n, d] (None: all of them, in order), given their float32
-    gradients `grad` [C, d], and write the squared norms of the gradients to `squares` [C].
-
-    `keeps`, a scalar or [C], is true where nothing changes. `first_node` is the ID of row 0 of
-    `held`, and `key` the seed of the random bits. The bytes of fp8 rows are passed as uint8.
-    """
-    num_rows, dim = grad.shape
-    with torch.cuda.device_of(held):  # Triton launches on the current device
-        update_kernel[(num_rows,)](
-            grad,
-            held,
-            scales,
-            nodes,
-            first_node,
-            keeps.view(torch.uint8),
-            divisor,
-            squares,
-            lr,
-            weight_decay,
-            key,
-            dim,
-            FORMAT=_FORMATS[FP8 if held.dtype == torch.uint8 else held.dtype],
-            KEEPS_EACH=keeps.ndim > 0,
-            BLOCK_D=block_size(dim),
-            num_warps=num_warps(dim),
-        )
-
-
 def update(
     values: NodeValues,
     nodes: slice | Tensor,
@@ -95,27 +53,40 @@ def update(
     weight_decay: float,
     key: int,
 ) -> Tensor:
-    """Update rows as `update_rows` does; return the squared norms [C] of their gradients."""
+    """Update `nodes` [C] of `values`, given their float32 gradients `grad` [C, d]; return the
+    squared norms [C] of the gradients.
+
+    `keeps`, a scalar or [C], is true where nothing changes. `first_node` is the ID of the first
+    node of `values`, and `key` the seed of the random bits.
+    """
     held, scales, indices = values.held, values.scales, None
     if isinstance(nodes, slice):
         held, scales = held[nodes], None if scales is None else scales[nodes]
         first_node += nodes.start
     else:
         indices = nodes
-    squares = grad.new_empty(len(grad))
-    if len(grad):
-        update_rows(
+    num_rows, dim = grad.shape
+    squares = grad.new_empty(num_rows)
+    if not num_rows:
+        return squares
+    with torch.cuda.device_of(held):  # Triton launches on the current device
+        update_kernel[(num_rows,)](
             grad.contiguous(),
             held.view(torch.uint8) if held.dtype == FP8 else held,
             scales,
             indices,
             first_node,
-            keeps.contiguous(),
+            keeps.contiguous().view(torch.uint8),
             None if divisor is None else divisor.float(),
             squares,
             lr,
             weight_decay,
             key,
+            dim,
+            FORMAT=_FORMATS[held.dtype],
+            KEEPS_EACH=keeps.ndim > 0,
+            BLOCK_D=block_size(dim),
+            num_warps=num_warps(dim),
         )
     return squares
 

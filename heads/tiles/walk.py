@@ -83,7 +83,13 @@ class TileWalk:
                 self._tile, self._totals, self._winners, grads, of_shifts=of_shifts
             )
             if parts_SC is not None:
-                self._add_shift_gradient(block, parts_SC, to)
+                target = None
+                if to.bias is not None and to.scalars is None:
+                    target = self._logits.weights.contiguous_part(block, to.bias)
+                if target is None:
+                    self._logits.add_shift_gradient(block, parts_SC.sum(0), to)
+                else:  # without a second tensor and its copy
+                    torch.sum(parts_SC, 0, out=target.squeeze(1))
             self._add_products(block, inputs, rows_Cd, grad_GC, to)
             del inputs, rows_Cd, grad_GC
         of_labels.add(to)
@@ -114,15 +120,6 @@ class TileWalk:
             first_class=block.positions.start,
         )
         return inputs, rows_Cd
-
-    def _add_shift_gradient(self, block: ClassBlock, parts_SC: Tensor, to: GradientSums) -> None:
-        logits = self._logits
-        if to.bias is not None and to.scalars is None:
-            target = logits.weights.contiguous_part(block, to.bias)
-            if target is not None:  # without a second tensor and its copy
-                torch.sum(parts_SC, 0, out=target.squeeze(1))
-                return
-        logits.add_shift_gradient(block, parts_SC.sum(0), to)
 
     def _add_products(
         self,

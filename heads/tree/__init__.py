@@ -1,7 +1,6 @@
 """Label trees, the structure of all class weights: building, naming and storing them."""
 
 from heads.tree.cover import CoverTree, build_cover_tree
-from heads.tree.encoder import encode_names
 from heads.tree.hierarchy import Hierarchy, read_parent_table, tree_of_paths
 from heads.tree.label_tree import LabelTree
 from heads.tree.named_tree import NamedTree
@@ -17,7 +16,6 @@ __all__ = [
     "TreeStatistics",
     "WordNet",
     "build_cover_tree",
-    "encode_names",
     "load_label_vectors",
     "project",
     "read_label_vectors",

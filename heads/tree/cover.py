@@ -120,7 +120,10 @@ def build_cover_tree(
     # slower on a busy machine.
     with ThreadPoolExecutor(torch.get_num_threads()) as threads, threadpool_limits(1, "blas"):
         points, unit, resolution = _points(vectors, metric)
-        net = Net(points, _central_row(points), threads, report)
+        mean = points.mean(0)
+        parts = np.array_split(points, math.ceil(points.size / _PART_VALUES))
+        central = np.argmin(np.concatenate([np.square(part - mean).sum(1) for part in parts]))
+        net = Net(points, int(central), threads, report)
         tree = _build(net, base, unit, resolution)
     report(len(points), len(points))
     return tree
@@ -129,7 +132,11 @@ def build_cover_tree(
 def _build(net: Net, base: float, unit: float, resolution: float) -> CoverTree:
     diameter = net.widest_gap()
     # Level l covers gaps in (limits[l], limits[l - 1]].
-    limits = diameter * base ** -np.arange(_num_levels(base, diameter, resolution) + 1.0)
+    # The deepest level whose gaps all exceed the resolution; 0 if there is none.
+    num_levels = 0
+    if diameter > resolution:
+        num_levels = max(1, math.floor(math.log(diameter / resolution) / math.log(base)))
+    limits = diameter * base ** -np.arange(num_levels + 1.0)
     level = np.zeros(len(net.gaps), np.int64)
     while (gap := net.widest_gap()) > limits[-1]:
         current = int(np.searchsorted(-limits, -gap, side="right"))
@@ -139,20 +146,6 @@ def _build(net: Net, base: float, unit: float, resolution: float) -> CoverTree:
     root = int(parent.argmin())
     scale = 1.0 / (base * diameter * unit) if diameter > 0 else 1.0
     return CoverTree(parent, level, base, scale, root)
-
-
-def _num_levels(base: float, diameter: float, resolution: float) -> int:
-    """Return the deepest level whose gaps all exceed the resolution; 0 if there is none."""
-    if diameter <= resolution:
-        return 0
-    return max(1, math.floor(math.log(diameter / resolution) / math.log(base)))
-
-
-def _central_row(points: FloatArray) -> int:
-    """Return the row closest to the mean of all rows."""
-    mean = points.mean(0)
-    parts = np.array_split(points, math.ceil(points.size / _PART_VALUES))
-    return int(np.argmin(np.concatenate([np.square(part - mean).sum(1) for part in parts])))
 
 
 def _points(vectors: ArrayLike, metric: Metric) -> tuple[FloatArray, float, float]:

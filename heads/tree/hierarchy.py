@@ -122,7 +122,11 @@ def tree_of_paths(
     if collapse:
         parents, kept = _collapsed(parents, len(class_names))
         shown = [title for title, keep in zip(shown, kept, strict=True) if keep]
-    return _named(parents, class_names, shown)
+    num_classes = len(class_names)
+    classes = np.append(np.arange(num_classes), np.full(len(shown), -1))
+    walk = preorder(parents)
+    ordered = tuple(shown[node - num_classes] for node in walk[walk >= num_classes].tolist())
+    return NamedTree(LabelTree.from_parents(parents, classes), tuple(class_names), ordered)
 
 
 def read_parent_table(path: str | Path) -> Hierarchy:
@@ -176,11 +180,3 @@ def _collapsed(parents: IntArray, num_classes: int) -> tuple[IntArray, list[bool
     renumber = np.cumsum(kept) - 1
     up = np.where(up < 0, -1, renumber[up])
     return up[kept], kept[num_classes:].tolist()
-
-
-def _named(parents: IntArray, class_names: Sequence[str], titles: Sequence[str]) -> NamedTree:
-    num_classes = len(class_names)
-    classes = np.append(np.arange(num_classes), np.full(len(titles), -1))
-    walk = preorder(parents)
-    ordered = tuple(titles[node - num_classes] for node in walk[walk >= num_classes].tolist())
-    return NamedTree(LabelTree.from_parents(parents, classes), tuple(class_names), ordered)

@@ -180,7 +180,15 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
                 f"label tree: node {wrong[0]} has {name} {values[wrong[0]]}: pass a value from -1 "
                 f"to {end - 1}"
             )
-    _check_classes(classes)
+    nodes = np.flatnonzero(classes >= 0)
+    order = nodes[np.argsort(classes[nodes], kind="stable")]
+    twice = np.flatnonzero(np.diff(classes[order]) == 0)
+    if twice.size:
+        first, second = order[twice[0]], order[twice[0] + 1]
+        raise ValueError(
+            f"label tree: nodes {first} and {second} both have class {classes[first]}: "
+            "assign each class to one node"
+        )
     childless = np.bincount(parents[parents >= 0], minlength=num_nodes) == 0
     barren = np.flatnonzero(childless & (classes < 0))
     if barren.size:
@@ -197,18 +205,6 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
             "pass one integer per node"
         )
     return array.astype(np.int64)
-
-
-def _check_classes(classes: IntArray) -> None:
-    nodes = np.flatnonzero(classes >= 0)
-    order = nodes[np.argsort(classes[nodes], kind="stable")]
-    twice = np.flatnonzero(np.diff(classes[order]) == 0)
-    if twice.size:
-        first, second = order[twice[0]], order[twice[0] + 1]
-        raise ValueError(
-            f"label tree: nodes {first} and {second} both have class {classes[first]}: "
-            "assign each class to one node"
-        )
 
 
 def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:

@@ -67,15 +67,6 @@ class NamedTree:
                 return cls(cover.vtree(), tuple(classes), tuple(classes[c] for c in centers))
         raise ValueError(f"kind is {kind!r}: use utree or vtree")
 
-    @property
-    def node_names(self) -> list[str]:
-        """The name of each node [N]."""
-        pseudoclasses = iter(self.pseudoclasses)
-        return [
-            next(pseudoclasses) if class_id < 0 else self.classes[class_id]
-            for class_id in self.tree.class_of_node.tolist()
-        ]
-
     def for_classes(self, names: Sequence[str]) -> LabelTree:
         """Return the same tree with the classes numbered as in `names`.
 

@@ -60,15 +60,13 @@ class NameLookup:
         exact = self._find(class_name)
         if exact is not None:
             return exact
-        known = [self._word(word) for word in _words(class_name)]
-        return _mean(known)
-
-    def _word(self, word: str) -> FloatVectors | None:
-        exact = self._find(word)
-        if exact is not None:
-            return exact
-        parts = [self._find(part) for part in _INSIDE_WORDS.split(word)]
-        return _mean(parts)
+        vectors = []
+        for word in _words(class_name):
+            found = self._find(word)
+            if found is None:
+                found = _mean([self._find(part) for part in _INSIDE_WORDS.split(word)])
+            vectors.append(found)
+        return _mean(vectors)
 
     def _find(self, name: str) -> FloatVectors | None:
         found = self._by_spelling.get(name)

@@ -72,7 +72,10 @@ class Net:
         new = []
         for region in self._regions():
             while len(candidates := region[self.gaps[region] > limit]):
-                chosen = self._separated(_spread_out(candidates), limit)
+                if len(candidates) > _BLOCK:  # evenly spaced ones
+                    spaced = np.linspace(0, len(candidates) - 1, _BLOCK).astype(np.int64)
+                    candidates = candidates[spaced]
+                chosen = self._separated(np.sort(candidates), limit)
                 self._insert(chosen)
                 new.append(chosen)
         joined = np.concatenate([np.empty(0, np.int64), *new])
@@ -192,10 +195,14 @@ class Net:
         remaining = np.flatnonzero(self.gaps > 0)
         rank = self._preorder_of_members()
         self._order = remaining[np.argsort(rank[self.nearest[remaining]], kind="stable")]
-        self._edges = _edges(self._jumps())
-        nearest, gaps = self.nearest[self._order], self.gaps[self._order]
+        # The squared distance between the nearest members of each class and the previous one.
+        nearest = self.nearest[self._order]
+        jumps = np.zeros(len(nearest))
+        changes = np.flatnonzero(np.diff(nearest)) + 1
+        jumps[changes] = self._squared_distances(nearest[changes - 1], nearest[changes])
+        self._edges = _edges(jumps)
         self._tiles: list[Tile] = []  # release the memory of the previous tiles
-        self._tiles = cut_tiles(self._points, self._order, nearest, gaps)
+        self._tiles = cut_tiles(self._points, self._order)
         centers = [tile.center for tile in self._tiles]
         self._centers = np.reshape(centers, (len(centers), self._points.shape[1]))
         self._reach = np.array([reach(tile.radius, self.gaps[tile.ids]) for tile in self._tiles])
@@ -211,15 +218,6 @@ class Net:
         rank[members[walk]] = np.arange(len(walk))
         return rank
 
-    def _jumps(self) -> FloatArray:
-        """Return the squared distance between the nearest member of each class and that of the
-        previous class in `_order`."""
-        nearest = self.nearest[self._order]
-        jumps = np.zeros(len(nearest))
-        changes = np.flatnonzero(np.diff(nearest)) + 1
-        jumps[changes] = self._squared_distances(nearest[changes - 1], nearest[changes])
-        return jumps
-
 
 def _edges(jumps: FloatArray) -> list[int]:
     """Split a sequence into sections. A section ends at the widest jump between half of the maximum
@@ -234,10 +232,3 @@ def _edges(jumps: FloatArray) -> list[int]:
         widest = int(window.argmax())
         edges.append(earliest + widest if window[widest] > 0 else start + _SECTION)
     return edges
-
-
-def _spread_out(candidates: IntArray) -> IntArray:
-    """Return at most `_BLOCK` evenly spaced candidates, in ascending order of class ID."""
-    if len(candidates) > _BLOCK:
-        candidates = candidates[np.linspace(0, len(candidates) - 1, _BLOCK).astype(np.int64)]
-    return np.sort(candidates)

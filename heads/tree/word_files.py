@@ -61,18 +61,16 @@ def _text_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]
                 )
             word = parts[0].decode("utf-8", "replace")
             if is_needed(word):
-                yield word, _numbers(path, word, parts[1:])
+                try:
+                    numbers = [float(part) for part in parts[1:]]
+                except ValueError:
+                    raise ValueError(
+                        f"{path}: the vector of {word!r} contains text that is not a number: fix "
+                        "the file"
+                    ) from None
+                yield word, np.array(numbers, np.float32)
         if header and num != header[0]:
             raise ValueError(f"{path} is truncated ({num} of {header[0]} words): download it again")
-
-
-def _numbers(path: Path, word: str, parts: list[bytes]) -> FloatVectors:
-    try:
-        return np.array([float(part) for part in parts], np.float32)
-    except ValueError:
-        raise ValueError(
-            f"{path}: the vector of {word!r} contains text that is not a number: fix the file"
-        ) from None
 
 
 def _binary_words(path: Path, is_needed: Callable[[str], bool]) -> Iterator[Entry]:

@@ -1,9 +1,11 @@
 """`kway index`: computes the features of a collection and stores them as a gallery."""
 
+import json
 import sys
 import time
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,8 +14,7 @@ from launch.options import AllowImport
 from launch.output_path import explain_write_errors
 from launch.terminal import progress, seconds_since
 
-if TYPE_CHECKING:
-    from serving.galleries.building import IndexResult
+_MAX_NAMED = 5  # unreadable items
 
 
 def index(
@@ -45,20 +46,12 @@ def index(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="update the gallery even if it was created from another collection"
+            "--force", help="replace the gallery even if it was created from another collection"
         ),
     ] = False,
-    approximate: Annotated[
-        bool | None,
-        typer.Option(
-            "--index/--no-index",
-            help="build an approximate index, which makes searches of large galleries faster "
-            "(default: for more than 200,000 items)",
-        ),
-    ] = None,
     allow_import: AllowImport = None,
 ) -> None:
-    """Create or update a gallery. An update computes features only of new and changed items."""
+    """Create a gallery, or replace it once the new one is complete."""
     # Import here, so that other commands start quickly.
     from serving.galleries.building import index_collection
     from serving.galleries.collection import open_collection
@@ -76,7 +69,7 @@ def index(
             explain_write_errors(out, "--out"),
             progress("indexing", reads) as report,
         ):
-            done = index_collection(
+            info = index_collection(
                 model,
                 listed,
                 out,
@@ -85,37 +78,19 @@ def index(
                 thumbnails=thumbnails,
                 strict=strict,
                 force=force,
-                index=approximate,
                 report=report,
             )
-    _print_result(out, done, reads, started)
-
-
-def _print_result(out: Path, done: "IndexResult", reads: str, started: float) -> None:
     item = reads.removesuffix("s")
-    if done.ignored:
-        others = pluralize(done.ignored, "file")
+    if listed.ignored:
+        others = pluralize(listed.ignored, "file")
         print(f"note: ignored {others} without an image extension", file=sys.stderr)
-    for name, reason in done.unreadable:
-        print(printable(f"skipped: {name}: {reason}"), file=sys.stderr)
-    if done.info.unreadable:
-        bad = pluralize(done.info.unreadable, f"unreadable {item}")
-        where = out / "unreadable.jsonl"
-        print(printable(f"warning: skipped {bad}, listed in {where}"), file=sys.stderr)
-    size = sum(file.bytes for file in done.info.files.values()) / 1e6
-    print(
-        printable(
-            f"{out}: {pluralize(done.info.num_items, item)}, {done.computed:,} computed, "
-            f"{done.reused:,} unchanged, {done.dropped:,} removed, {size:,.1f} MB, "
-            f"{seconds_since(started)}"
-        )
-    )
-    if (index := done.info.index) is not None:
-        recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in index.recall.items())
-        use = "" if index.is_default else ", too low: by default, searches do not use the index"
-        print(
-            printable(
-                f"{out}: approximate index of {index.num_lists:,} lists, of which a search reads "
-                f"{index.num_probes:,}; recall {recall}{use}"
-            )
-        )
+    if info.unreadable:
+        file = out / "unreadable.jsonl"
+        with file.open() as lines:
+            for skipped in map(json.loads, islice(lines, _MAX_NAMED)):
+                print(printable("skipped: {name}: {reason}".format(**skipped)), file=sys.stderr)
+        bad = pluralize(info.unreadable, f"unreadable {item}")
+        print(printable(f"warning: skipped {bad}, listed in {file}"), file=sys.stderr)
+    size = sum(file.bytes for file in info.files.values()) / 1e6
+    summary = f"{pluralize(info.num_items, item)}, {size:,.1f} MB, {seconds_since(started)}"
+    print(printable(f"{out}: {summary}"))

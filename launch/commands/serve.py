@@ -17,7 +17,7 @@ from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
 from serving.stop_signal import Listening, StopSignal
-from serving.tokens import Tokens
+from serving.tokens import Clients
 
 if TYPE_CHECKING:
     from trainer.bundle.bundle import Bundle
@@ -60,12 +60,6 @@ def serve(
         bool,
         typer.Option("--no-ray", help="serve in this process, with uvicorn instead of Ray"),
     ] = False,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="with --no-ray: number of processes, each with its own copy of the model"
-        ),
-    ] = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
@@ -76,13 +70,13 @@ def serve(
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     if no_ray and (least, most) != (1, None):
-        raise ValueError("--replicas requires Ray: pass --workers instead")
+        raise ValueError(
+            "--replicas requires Ray: omit --no-ray, or start several servers behind a proxy"
+        )
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
     if no_ray and print_config:
         raise ValueError("--print-config prints a config file for Ray: omit it, or --no-ray")
-    if not no_ray and workers is not None:
-        raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:
         raise ValueError(
             f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
@@ -101,11 +95,6 @@ def serve(
         typer.echo(config_file(os.path.abspath(bundle), config), nl=False)
         return
     curl = printable(_curl_line(opened, has_tokens=config.token_file is not None))
-    if workers is not None and workers > 1:
-        from serving.on_uvicorn import run_workers
-
-        run_workers(bundle, config, workers, stop, curl)
-        return
     if no_ray:
         from serving.on_uvicorn import running
     else:
@@ -144,7 +133,7 @@ def _check_access(config: ServingConfig, *, no_ray: bool, no_tokens: bool) -> No
 
 def check_tokens(file: Path) -> None:
     try:
-        Tokens(file)
+        Clients(file)
     except OSError as error:
         raise ValueError(
             f"--token-file {file} cannot be read ({error.strerror}): pass a file with one token "

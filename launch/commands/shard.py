@@ -81,31 +81,24 @@ def check(
 
     folder = folder_or_url(shards)
     is_text = Manifest.load(folder).modality == "text"
-    report = check_leaks(folder, split=split) if is_text else None
+    leaks = check_leaks(folder, split=split) if is_text else []
     for found in find_duplicates(folder):
         print(printable(f"duplicates: {found}"))
-    if report is None:
+    if not is_text:
         return
-    names = ("texts", "class", "precision", "lift", "gain", "suspect")
-    table = _table("characters by gain", "character", *names)
-    for leak in report.leaks[: len(report.suspects) + _OTHER_CHARACTERS]:
-        table.add_row(
-            leak.name,
-            f"{leak.texts:,}",
-            table_cell(leak.class_name),
-            f"{leak.precision:.2f}",
-            f"{leak.lift:.1f}",
-            f"{leak.gain:+.3f}",
-            leak.suspect or "",
-        )
+    suspects = [leak for leak in leaks if leak.suspect is not None]
+    table = _table("characters by gain", "character", "texts", "class", "gain", "suspect")
+    for leak in leaks[: len(suspects) + _OTHER_CHARACTERS]:
+        row = f"{leak.texts:,}", table_cell(leak.class_name), f"{leak.gain:+.3f}"
+        table.add_row(leak.name, *row, leak.suspect or "")
     Console().print(table)
-    suspects = ", ".join(leak.name for leak in report.suspects)
-    if not suspects:
+    names = ", ".join(leak.name for leak in suspects)
+    if not names:
         print(printable(f"{folder}: no character leaks the label"))
         return
-    print(printable(f"{folder}: suspect: {suspects}"))
+    print(printable(f"{folder}: suspect: {names}"))
     if strict:
-        error = f"error: {folder}: {suspects}: remove it from the texts and write the shards again"
+        error = f"error: {folder}: {names}: remove it from the texts and write the shards again"
         print(printable(error), file=sys.stderr)
         raise typer.Exit(2)
 
@@ -168,9 +161,8 @@ def show(
     ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
-    from data.inspection.contents import contents, open_all, texts
+    from data.inspection.contents import open_all, texts
     from data.remote.config import folder_or_url
-    from data.shards.hierarchy import hierarchy_size
     from data.shards.manifest import Manifest
 
     folder = folder_or_url(shards)
@@ -181,26 +173,29 @@ def show(
         raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
-        splits = contents(folder, manifest)
         kind = "texts" if manifest.modality == "text" else "images"
         sources = ", ".join(dict.fromkeys(source.kind for source in manifest.sources))
         title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {sources}"
         table = _table(title, "split", "samples", "classes", "shards", "MB", "bytes/sample")
-        for one in splits:
-            no_class = f" ({one.no_class:,} without a class)" if one.no_class else ""
+        counts = np.zeros(len(manifest.classes), np.int64)
+        for name in manifest.splits:
+            shards_of_split = manifest.of_split(name)
+            size = sum(shard.bytes for shard in shards_of_split)
+            with open_all(folder, manifest, name) as one:
+                samples, found = len(one), one.class_counts()
+            counts += found
+            without = samples - int(found.sum())
+            no_class = f" ({without:,} without a class)" if without else ""
             table.add_row(
-                table_cell(one.name),
-                f"{one.samples:,}{no_class}",
-                f"{np.count_nonzero(one.counts):,}",
-                f"{one.shards:,}",
-                f"{one.bytes / 1e6:,.1f}",
-                f"{one.bytes / one.samples:,.0f}",
+                table_cell(name),
+                f"{samples:,}{no_class}",
+                f"{np.count_nonzero(found):,}",
+                f"{len(shards_of_split):,}",
+                f"{size / 1e6:,.1f}",
+                f"{size / samples:,.0f}",
             )
         console.print(table)
-        counts = np.sum([one.counts for one in splits], axis=0)
         console.print(_class_table([info.name for info in manifest.classes], counts))
-        if (size := hierarchy_size(folder, manifest)) is not None:
-            print(f"hierarchy: {size}")
         if manifest.modality == "text":
             table = _table(f"texts of {opened.name}")
             for name, text in texts(opened, _NUM_TEXTS):
@@ -215,35 +210,16 @@ def show(
 
 
 def _class_table(names: Sequence[str], counts: np.ndarray) -> Table:
-    """Return a table of the samples per class.
-
-    With many classes, it shows a histogram and only the largest and smallest classes.
-    """
-    from data.inspection.contents import histogram
-
+    """Return a table of the samples per class; with many classes, of the largest and smallest."""
+    shown = np.arange(len(counts))
+    if len(counts) > _ALL_CLASSES:
+        order = np.argsort(-counts, kind="stable")
+        shown = np.r_[order[:_ENDS], order[-_ENDS:]]
+    longest = max(1, counts.max())
     table = _table("samples per class")
-
-    def add(rows: Sequence[tuple[Text, int, str]]) -> None:
-        longest = max(1, *(number for _, number, _ in rows))
-        for first, number, shown in rows:
-            table.add_row(first, shown, "█" * -(-number * _BAR // longest))
-
-    def rows_of(labels: np.ndarray) -> list[tuple[Text, int, str]]:
-        return [(table_cell(names[j]), counts[j], f"{counts[j]:,}") for j in labels.tolist()]
-
-    if len(counts) <= _ALL_CLASSES:
-        add(rows_of(np.arange(len(counts))))
-        return table
-    bins = []
-    for part in histogram(counts):
-        span = f"{part.low:,}" if part.low == part.high else f"{part.low:,} to {part.high:,}"
-        samples = f"{span} sample{'s' if part.high != 1 else ''}"
-        classes = f"{part.classes:,} class{'es' if part.classes != 1 else ''}"
-        bins.append((Text(samples), part.classes, classes))
-    add(bins)
-    table.add_section()
-    order = np.argsort(-counts, kind="stable")
-    add(rows_of(np.r_[order[:_ENDS], order[-_ENDS:]]))
+    for label in shown.tolist():
+        bar = "█" * -(-counts[label] * _BAR // longest)
+        table.add_row(table_cell(names[label]), f"{counts[label]:,}", bar)
     return table
 
 

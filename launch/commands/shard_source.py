@@ -113,7 +113,7 @@ def _shard(
             source.clean_up()  # the input must be fixed first, so this run cannot be resumed
             raise
         source.clean_up()
-    if source.compares_splits:
+    if source.compares_splits and isinstance(output.folder, Path):
         _print_duplicates(output.folder)
 
 
@@ -147,7 +147,7 @@ def _print_notes(source: Source) -> None:
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
-def _print_duplicates(out: Path | str) -> None:
+def _print_duplicates(out: Path) -> None:
     """Print one line per split that repeats its own samples or contains training samples."""
     found = find_duplicates(out)
     for split in found:

@@ -1,4 +1,4 @@
-"""`kway tree build`: builds a label tree from vectors, shards, an encoder or a hierarchy.
+"""`kway tree build`: builds a label tree from vectors, shards or a hierarchy.
 
 The path determines the kind of source. Options of another kind of source are rejected.
 """
@@ -6,7 +6,6 @@ The path determines the kind of source. Options of another kind of source are re
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Build label trees.", no_args_is_help=True)
 
 _TRIVIAL_PROJECTION = 16
-_OF_VECTORS = ("kind", "base", "project", "missing", "ray")
+_OF_VECTORS = ("kind", "base", "project", "missing")
 _Names = TypeVar("_Names")
 
 
@@ -59,11 +58,6 @@ class TreeOptions(BaseModel):
     keep_chains: bool = Field(
         False, description="keep nodes of a hierarchy that have a single child"
     )
-    ray: str | None = Field(
-        None,
-        description="HOST:PORT of the Ray cluster that encodes class names, or auto; default: this "
-        "machine",
-    )
 
 
 def build_tree(
@@ -73,7 +67,7 @@ def build_tree(
         typer.Argument(
             metavar="SOURCE",
             help="folder of shards, label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), "
-            "parent table (.csv, .tsv), WordNet dict folder, or transformers text encoder",
+            "parent table (.csv, .tsv) or WordNet dict folder",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="tree file to write")],
@@ -171,15 +165,15 @@ def _vectors(
     from heads.tree import load_label_vectors, read_label_vectors
 
     if is_shards:
-        _reject(given, ("missing", "ray"), f"{source} contains a vector for each class")
+        _reject(given, ("missing",), f"{source} contains a vector for each class")
         manifest = Manifest.read(source)
         return manifest.class_names, load_of_shards(source, manifest)
     listed = None if options.classes is None else read_class_list(options.classes)
     if source.is_dir():
-        _reject(given, ("missing",), f"only for files of vectors, but {source} is a text encoder")
-        names, words = _required(listed, source)
-        return names, _encoded(source, words, options.ray)
-    _reject(given, ("ray",), f"only for text encoders, but {source} contains vectors")
+        raise ValueError(
+            f"{source} is neither a folder of shards nor a WordNet dict folder: pass one of these, "
+            "a file of vectors or a parent table"
+        )
     if listed is None:
         found, vectors = read_label_vectors(source)
         return _required(found, source), vectors
@@ -191,23 +185,6 @@ def _vectors(
         what = f"{len(without):,} class names have no vector in {source}; using {filler} instead"
         print(printable(f"warning: {what}: {shown}"), file=sys.stderr)
     return names, vectors
-
-
-def _encoded(encoder: Path, words: Sequence[str], ray: str | None) -> "np.ndarray":
-    from heads.tree import encode_names
-
-    with progress("encoding", "class names") as report:
-        if ray is None:
-            return encode_names(encoder, words, report=report)
-        import torch
-
-        from data.processes import in_order
-        from data.ray_pool import ray_pool
-
-        # A task uses as many threads as this process would (see `encode_names`).
-        with ray_pool(ray, cpus=torch.get_num_threads()) as pool:
-            run = partial(in_order, pool, ahead=2 * pool.num_workers)
-            return encode_names(encoder, words, run=run, report=report)
 
 
 def read_class_list(path: Path) -> tuple[list[str], list[str]]:

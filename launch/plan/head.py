@@ -12,7 +12,7 @@ import torch
 
 from heads.build import ROW_DTYPES
 from heads.engine.torch_walk import ComputedBlock
-from heads.losses import Block, ClassFacts, Loss, Reduction
+from heads.losses import Block, ClassFacts, Loss
 from heads.tree import LabelTree
 from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
@@ -38,15 +38,13 @@ ROUNDING = 110
 class LossCost:
     """The cost of a loss in bytes per logit, in addition to the float32 logit itself.
 
-    width: numbers per row that ranks exchange. shifts: how many of them are logsumexps, or None if
-    they cannot be merged by all-reduces. kept: bytes that the graph saves for backward. peak:
+    width: numbers per row that ranks exchange. kept: bytes that the graph saves for backward. peak:
     largest number of live bytes. constants: bytes per class that the loss stores. statistics,
     gradient: bytes read and written to compute the statistics, and to compute them with a graph and
     their gradient.
     """
 
     width: int
-    shifts: int | None
     kept: float
     peak: float
     constants: float
@@ -73,14 +71,8 @@ class LossCost:
             gradient = computed.gradient_of_logits(computed.stats, grads)
         del gradient
         per, identity = leaf.numel(), loss.identity(torch.zeros(1))
-        shifts = sum(
-            stat.numel()
-            for reduction, stat in zip(loss.reductions, identity, strict=False)
-            if reduction is Reduction.LOGSUMEXP
-        )
         return cls(
             width=sum(stat.numel() for stat in identity),
-            shifts=shifts if loss.reductions else None,
             kept=kept / per,
             peak=recorder.peak / per,
             constants=sum(each.nbytes for each in loss.constants().values()) / _CLASSES,

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from heads.engine.global_loss import reduces
 from launch.plan.cluster import Cluster, Collective, Group, Phase, Transfer
 from launch.plan.head import FLOAT32, FLOAT64, ROUNDING, Head
 from launch.plan.memory import BackboneShare
@@ -157,16 +156,12 @@ def _of_head(head: Head) -> Iterator[Collective]:
     ranks, of_rows = cluster.class_ranks, head.group_rows * FLOAT32
     features, square = ranks * head.rows * dim, (dim + 1) * dim * FLOAT64
     boundary = 2 * head.classes.boundary * (dim + head.recipe.head.bias) * FLOAT32
-    statistics: tuple[Transfer, int] = ("all_gather", ranks * of_rows * width)
-    shifts = head.loss.shifts
-    if shifts is not None and reduces(ranks, of_rows * width, of_rows * shifts):
-        statistics = ("all_reduce", of_rows * (width + shifts))
     of_data, gradients = cluster.size("data") * of_rows, head.bytes_of_rows(FLOAT32)
     # (what, transfer, group, bytes, calls)
     table: list[tuple[str, Transfer, Group, int, int]] = [
         ("features", "all_gather", "class", features * head.compute_bytes, head.calls),
         ("boundary rows and gradients", "all_reduce", "class", boundary, head.calls),
-        ("statistics", statistics[0], "class", statistics[1], head.calls),
+        ("statistics", "all_gather", "class", ranks * of_rows * width, head.calls),
         ("statistics", "all_gather", "data", of_data * width, head.calls),
         ("feature gradients", "reduce_scatter", "class", features * FLOAT32, head.calls),
         ("weight gradients", "all_reduce", "data", gradients, 1),

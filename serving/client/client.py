@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel
 
-from serving.client.transport import RejectedError, Transport
+from serving.client.transport import Body, RejectedError, Transport
 from serving.schemas import (
     Answer,
     Classification,
@@ -21,7 +21,7 @@ from serving.schemas import (
     GalleryHit,
     GalleryList,
     Hits,
-    ModelLogits,
+    Limits,
     Required,
 )
 
@@ -33,20 +33,11 @@ Input = Path | bytes | str
 Results = TypeVar("Results", Answer, Classification)
 
 
-class Limits(BaseModel):
-    """The server's limits on one request."""
-
-    max_inputs: PositiveInt
-    max_text_chars: PositiveInt
-    max_body_bytes: PositiveInt
-
-
 class Served(BaseModel):
     """The model that a server serves."""
 
     reads: Literal["images", "texts"]
     recalls: list[float]
-    logits: ModelLogits | None = None  # not sent by older servers
     limits: Limits
 
 
@@ -124,19 +115,14 @@ class Client(Transport):
         gallery: str,
         class_name: str | SupportsIndex,
         *,
-        exact: bool | None = True,
         page_size: int = 100,
         **rule: Unpack[RuleOptions],
     ) -> Generator[GalleryHit, None, None]:
         """Yield the items in descending order of their score for the class. If a recall or
         threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
-        as you read them.
-
-        If `exact` is false, the server uses the gallery's index, if there is one, and the search
-        ends after 100 hits. OSError is also raised if the gallery changes during the search.
+        as you read them. OSError is also raised if the gallery changes during the search.
         """
-        options = {"exact": exact, "limit": page_size}
-        fetch = partial(self.search_page, gallery, [class_name], **options, **rule)  # type: ignore[arg-type]
+        fetch = partial(self.search_page, gallery, [class_name], limit=page_size, **rule)
         page, read = fetch(), 0
         first, version = page.results[0], page.version
         while hits := page.results[0].hits:
@@ -156,7 +142,6 @@ class Client(Transport):
         gallery: str,
         classes: Iterable[str | SupportsIndex],
         *,
-        exact: bool | None = None,
         limit: int = 20,
         offset: int = 0,
         **rule: Unpack[RuleOptions],
@@ -165,10 +150,15 @@ class Client(Transport):
         number of hits."""
         if gallery in ("", ".", ".."):  # these would change the path
             raise ValueError(f"{gallery!r} is not a valid name or id for /v1/galleries")
-        page = {"exact": exact, "limit": limit, "offset": offset}
-        body = {"classes": _classes(classes), **_present(rule), **_present(page)}
+        page = {"limit": limit, "offset": offset}
+        body = {"classes": _classes(classes), **_present(rule), **page}
         path = f"/v1/galleries/{quote(gallery, safe='')}/search"
-        return self.request(Hits, "POST", path, json=body)
+        return self._post(Hits, path, body)
+
+    def _post(self, kind: type[Body], path: str, body: dict[str, Any]) -> Body:
+        # httpx would raise errors of its own for values that the server rejects.
+        json_type = {"Content-Type": "application/json"}
+        return self.request(kind, "POST", path, content=json.dumps(body), headers=json_type)
 
     def _answered(
         self,
@@ -186,9 +176,9 @@ class Client(Transport):
         self._check(inputs, served)
         for _ in range(_ATTEMPTS):
             parts = []
-            for first, request in _requests(fields, inputs, served.limits):
+            for first, body in _bodies(fields, inputs, served.limits):
                 try:
-                    parts.append(self.request(model, "POST", path, **request))
+                    parts.append(self._post(model, path, body))
                 except RejectedError as error:
                     reason = _renumbered(first, error.reason)
                     raise RejectedError(self.url, error.status, error.code, reason) from None
@@ -200,18 +190,12 @@ class Client(Transport):
     def _check(self, inputs: Sequence[Input], served: Served) -> None:
         if not inputs:
             raise ValueError("there are no inputs: pass images or texts")
-        most = served.limits.max_text_chars
-        for position, one in enumerate(inputs):
+        for one in inputs:
             if not isinstance(one, Path | bytes | str):
                 raise TypeError(f"an input must be a Path, bytes or str, got {type(one).__name__}")
             if isinstance(one, str) != (served.reads == "texts"):
                 raise ValueError(
                     f"the model at {self.url} reads {served.reads}: pass {served.reads}"
-                )
-            if isinstance(one, str) and len(one) > most:
-                raise ValueError(
-                    f"texts[{position}] ({one[:60].strip()}…) has {len(one)} characters, but "
-                    f"{self.url} accepts at most {most}: shorten the text"
                 )
 
 
@@ -254,42 +238,22 @@ def _present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _requests(
+def _bodies(
     fields: dict[str, Any], inputs: Sequence[Input], limits: Limits
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Split the inputs into requests within the server's limits. Yields, for each request, the
-    position of its first input and its arguments for httpx.
-
-    Images are sent as the files of a form if possible, which cannot contain ids of classes: its
-    values are strings, and "#3" may also be the name of a class.
-    """
-    is_form = not any(isinstance(one, int) for one in fields.get("classes", ()))
-    batch: list[tuple[str, bytes] | str] = []
+    position of its first input and its body."""
+    name = "texts" if isinstance(inputs[0], str) else "images"
+    batch: list[str] = []
     size = 0
     for position, one in enumerate(inputs):
-        part: tuple[str, bytes] | str
-        if isinstance(one, str):
-            part, added = one, len(json.dumps(one))
-        else:
-            part = ("image", one) if isinstance(one, bytes) else (one.name, one.read_bytes())
-            if not is_form:
-                part = b64encode(part[1]).decode()
-            added = len(part if isinstance(part, str) else part[1])
-        added += _EXTRA_BYTES
+        if isinstance(one, Path):
+            one = one.read_bytes()
+        sent = one if isinstance(one, str) else b64encode(one).decode()
+        added = len(json.dumps(sent)) + _EXTRA_BYTES
         if batch and (len(batch) == limits.max_inputs or size + added > limits.max_body_bytes):
-            yield position - len(batch), _request(fields, batch, inputs)
+            yield position - len(batch), {**fields, name: batch}
             batch, size = [], 0
-        batch.append(part)
+        batch.append(sent)
         size += added
-    yield len(inputs) - len(batch), _request(fields, batch, inputs)
-
-
-def _request(
-    fields: dict[str, Any], batch: Sequence[tuple[str, bytes] | str], inputs: Sequence[Input]
-) -> dict[str, Any]:
-    """Return the httpx arguments of one request: JSON if the parts of `batch` are strings."""
-    if isinstance(batch[0], str):
-        field = "texts" if isinstance(inputs[0], str) else "images"
-        content = json.dumps({**fields, field: batch})
-        return {"content": content, "headers": {"Content-Type": "application/json"}}
-    return {"data": fields, "files": [("images", file) for file in batch]}
+    yield len(inputs) - len(batch), {**fields, name: batch}

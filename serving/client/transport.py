@@ -12,8 +12,6 @@ from serving.schemas import ErrorBody
 
 _BUSY = (429, 503)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
-# The answer to the largest possible query is about 10 MB.
-_MAX_RESPONSE_BYTES = 256 * 2**20
 _HINT = "is it a kway server?"
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -67,21 +65,25 @@ class Transport:
         while True:
             requested = 0.0
             try:
-                status, retry_after, body = self._response(method, path, **request)
+                response = self._http.request(method, path, **request)
+            except httpx.LocalProtocolError:
+                # The original error may quote a header that contains the token.
+                raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
             except httpx.RequestError as error:
                 failure = self._unreachable(str(error) or type(error).__name__)
                 if isinstance(error, httpx.ConnectError) and not self._has_responded:
                     # Fail immediately: the URL is probably wrong.
                     raise OSError(failure) from error
             else:
-                self._has_responded = True
-                if 200 <= status < 300:
+                self._has_responded, status = True, response.status_code
+                if response.is_success:
                     with suppress(ValueError):
-                        return kind.model_validate_json(body)
-                code, reason = _error_of(status, body)
+                        return kind.model_validate_json(response.content)
+                code, reason = _error_of(status, response.content)
                 if not _is_transient(status, code):
                     raise RejectedError(self.url, status, code, reason)
-                requested, failure = _seconds(retry_after), self._unreachable(reason)
+                requested = _seconds(response.headers.get("Retry-After", ""))
+                failure = self._unreachable(reason)
                 if status in _BUSY:
                     seconds = time.monotonic() - began
                     failure = f"{self.url} was busy for {seconds:.1f} s: {reason}"
@@ -91,22 +93,6 @@ class Transport:
                 raise OSError(failure)
             time.sleep(wait)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _response(self, method: str, path: str, **request: Any) -> tuple[int, str, bytes]:
-        """Send a request once and return the status, the header Retry-After and the body. Raises
-        RejectedError if the body is too large, and httpx.RequestError for a connection error."""
-        body = bytearray()
-        try:
-            with self._http.stream(method, path, **request) as response:
-                for part in response.iter_bytes():
-                    body += part
-                    if len(body) > _MAX_RESPONSE_BYTES:
-                        reason = f"response larger than {_MAX_RESPONSE_BYTES} bytes: {_HINT}"
-                        raise RejectedError(self.url, response.status_code, "", reason)
-        except httpx.LocalProtocolError:
-            # The original error may quote a header that contains the token.
-            raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
-        return response.status_code, response.headers.get("Retry-After", ""), bytes(body)
 
     def _unreachable(self, reason: str) -> str:
         return f"no response from {self.url} ({reason}): is `kway serve` running there?"

@@ -1,18 +1,16 @@
 """Collections that can be indexed: a folder of images or a file of texts.
 
-Items are listed in a fixed order without being decoded. Memory use is bounded by the number of
-names in the largest folders.
+Entries are listed in a fixed order without being read.
 """
 
-import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data.sources.image_files import ENDINGS
-from serving.galleries.format import Item
+from data.sources.image_files import is_image_name
 from trainer.bundle.spec import Reads
 
 # Larger files are unlikely to be images, and reading them would use too much memory.
@@ -20,19 +18,21 @@ _MAX_FILE_BYTES = 256 * 2**20
 _MAX_LINE_BYTES = 2**20
 
 
-class Unreadable(NamedTuple):
-    """A file, folder or line that cannot be read. `name` is its name in the collection."""
+class Entry(NamedTuple):
+    """A file or line of a collection. `name` is its path relative to the folder, separated by "/",
+    or its line number. `read` returns the input for `Model.prepare`, or raises OSError or
+    ValueError with the reason."""
 
     name: str
-    reason: str
+    read: Callable[[], bytes | str]
 
 
 class ImageCollection:
     """All files with an image extension in a folder and its subfolders, excluding hidden files and
     folders.
 
-    Symbolic links to folders are not followed. Links to files outside the folder are reported as
-    unreadable. `ignored` counts the files without an image extension.
+    Symbolic links to folders are not followed. Links to files outside the folder cannot be read.
+    `ignored` counts the other files.
     """
 
     reads: Reads = "images"
@@ -41,96 +41,54 @@ class ImageCollection:
         self.path, self.ignored = path, 0
         self._root = os.path.realpath(path)
 
-    def items(self) -> Iterator[Item | Unreadable]:
-        """Yield all items in the order of their path components."""
+    def entries(self) -> Iterator[Entry]:
+        """Yield the images of each folder in the order of their names, then its subfolders."""
         self.ignored = 0
-        # Use a stack instead of recursion, because folders may be nested arbitrarily deeply.
-        stack = self._names("")
-        while stack:
-            entry = stack.pop()
-            if isinstance(entry, Unreadable):
-                yield entry
-                continue
-            path, is_hidden = self._path(entry), entry.rpartition("/")[2].startswith(".")
-            found: Item | Unreadable
-            try:
-                status = os.lstat(path)
-                if stat.S_ISDIR(status.st_mode) and not is_hidden:
-                    stack += self._names(f"{entry}/")
-                    continue
-                if is_hidden or os.path.splitext(entry)[1].lower() not in ENDINGS:
-                    self.ignored += 1
-                    continue
-                is_link = stat.S_ISLNK(status.st_mode)
-                if is_link and not os.path.realpath(path).startswith(f"{self._root}/"):
-                    found = Unreadable(entry, "link to a file outside the folder")
-                elif not stat.S_ISREG((status := os.stat(path)).st_mode):
-                    found = Unreadable(entry, "not a regular file")  # a pipe would block forever
+        unlisted: list[OSError] = []
+        for folder, folders, names in os.walk(self._root, onerror=unlisted.append):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(names):
+                if is_image_name(name):
+                    path = os.path.relpath(os.path.join(folder, name), self._root)
+                    yield Entry(path, partial(self._read, path))
                 else:
-                    found = Item(entry, status.st_size, status.st_mtime_ns)
-            except OSError as error:
-                found = Unreadable(entry, reason(error))
-            yield found
+                    self.ignored += 1
+        for error in unlisted:
+            yield Entry(os.path.relpath(error.filename, self._root), partial(_raise, error))
 
-    def read(self, item: Item) -> bytes:
-        """Return the input for `Model.prepare`. Raises OSError or ValueError with the reason."""
-        if item.size > _MAX_FILE_BYTES:
-            raise ValueError(f"size of {item.size} bytes exceeds the limit of {_MAX_FILE_BYTES}")
-        with open(self._path(item.name), "rb") as file:
-            return file.read(_MAX_FILE_BYTES)
-
-    def _path(self, name: str) -> str:
-        return f"{self._root}/{name}"
-
-    def _names(self, prefix: str) -> list[str | Unreadable]:
-        """Return the names in a folder in descending order."""
-        try:
-            return [prefix + name for name in sorted(os.listdir(self._path(prefix)), reverse=True)]
-        except OSError as error:
-            return [Unreadable(prefix or ".", f"folder cannot be listed ({error.strerror})")]
+    def _read(self, name: str) -> bytes:
+        path = f"{self._root}/{name}"
+        if os.path.islink(path) and not os.path.realpath(path).startswith(f"{self._root}/"):
+            raise ValueError("link to a file outside the folder")
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")  # a pipe would block forever
+        if status.st_size > _MAX_FILE_BYTES:
+            raise ValueError(
+                f"size of {status.st_size} bytes exceeds the limit of {_MAX_FILE_BYTES}"
+            )
+        return Path(path).read_bytes()
 
 
 class TextFile:
-    """A UTF-8 file with one text per line. Appending lines does not change existing items."""
+    """A UTF-8 file with one text per line."""
 
     reads: Reads = "texts"
 
     def __init__(self, path: Path) -> None:
         self.path, self.ignored = path, 0
 
-    def items(self) -> Iterator[Item | Unreadable]:
+    def entries(self) -> Iterator[Entry]:
         """Yield all lines in order."""
         with self.path.open("rb") as file:
-            start = 3 if file.read(3) == b"\xef\xbb\xbf" else 0
-            file.seek(start)
+            if file.read(3) != b"\xef\xbb\xbf":
+                file.seek(0)
             number = 0
             while line := file.readline(_MAX_LINE_BYTES):
-                number += 1
-                size = len(line)
-                if size == _MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    while rest := file.readline(_MAX_LINE_BYTES):
-                        size += len(rest)
-                        if rest.endswith(b"\n"):
-                            break
-                    yield Unreadable(
-                        str(number), f"size of {size} bytes exceeds the limit of {_MAX_LINE_BYTES}"
-                    )
-                else:
-                    text = line.removesuffix(b"\n").removesuffix(b"\r")
-                    yield Item(str(number), len(text), _fingerprint(text), start)
-                start += size
-
-    def read(self, item: Item) -> str:
-        """Return the input for `Model.prepare`. Raises OSError or ValueError with the reason."""
-        with self.path.open("rb") as file:
-            file.seek(item.start)
-            line = file.read(item.size)
-        if _fingerprint(line) != item.stamp:
-            raise ValueError("changed while it was being read")
-        try:
-            return line.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"invalid UTF-8 at byte {error.start}") from error
+                number, size, part = number + 1, len(line), line
+                while not part.endswith(b"\n") and (part := file.readline(_MAX_LINE_BYTES)):
+                    size += len(part)
+                yield Entry(str(number), partial(_text, line, size))
 
 
 Collection = ImageCollection | TextFile
@@ -150,10 +108,15 @@ def open_collection(path: Path, reads: Reads) -> Collection:
     raise FileNotFoundError(f"{path} is not a {remedy}")
 
 
-def _fingerprint(line: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(line, digest_size=8).digest()) >> 1
+def _text(line: bytes, size: int) -> str:
+    """Decode a line of `size` bytes, of which `line` may be only the beginning."""
+    if size > _MAX_LINE_BYTES:
+        raise ValueError(f"size of {size} bytes exceeds the limit of {_MAX_LINE_BYTES}")
+    try:
+        return line.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"invalid UTF-8 at byte {error.start}") from error
 
 
-def reason(error: OSError | ValueError) -> str:
-    """Return the reason without the path, which callers print anyway."""
-    return getattr(error, "strerror", None) or str(error)
+def _raise(error: OSError) -> bytes:
+    raise OSError(f"folder cannot be listed ({error.strerror})")

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,21 +9,10 @@ import torch
 from heads.logits import ClassRows, LogitMap
 from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
-from serving.galleries.format import shown_name
-from serving.galleries.gallery import Gallery
-from serving.galleries.index import MAX_HITS, ApproximateIndex, supports_index
+from serving.galleries.gallery import Gallery, shown_name
 from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec
-
-
-class Page(NamedTuple):
-    """Which hits to return, and whether the search must be exact (None: if the recall of the index
-    is too low or unknown)."""
-
-    offset: int
-    limit: int
-    exact: bool | None = None
 
 
 class Galleries:
@@ -41,62 +29,44 @@ class Galleries:
             except (OSError, ValueError) as error:
                 self.unavailable[name] = error
 
-    def search(self, name: str, query: Query, page: Page) -> Hits:
-        """Search the gallery `name`. For each class of `query`, return one page of its items in
-        descending order of score. If a threshold is set, return only the items that reach it."""
+    def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
+        """Search the gallery `name`. For each class of `query`, return up to `limit` of its items
+        in descending order of score, starting at rank `offset`. If a threshold is set, return only
+        the items that reach it."""
         gallery, loss = self.available[name], self._bundle.spec.loss
-        index, info = None, gallery.info.index
-        if info is not None and not page.exact and supports_index(self._bundle):
-            is_default = info.is_default and page.offset + page.limit <= MAX_HITS
-            index = gallery.index if is_default or page.exact is False else None
         return Hits(
             version=self._bundle.version,
             aligned=loss.aligned,
             notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
             num_items=gallery.num_items,
-            exact=index is None,
             results=[
-                self._class_hits(gallery, index, class_id, query, page)
+                self._class_hits(gallery, class_id, query, offset, limit)
                 for class_id in query.class_ids
             ],
         )
 
     def _class_hits(
-        self,
-        gallery: Gallery,
-        index: ApproximateIndex | None,
-        class_id: int,
-        query: Query,
-        page: Page,
+        self, gallery: Gallery, class_id: int, query: Query, offset: int, limit: int
     ) -> ClassHits:
         row, spec = self._bundle.rows([class_id]), self._bundle.spec
-        if index is None:
-            norms = gallery.inverse_norms if spec.logits.normalizes else None
-            scores = class_scores(gallery.features, row, spec.logits, spec.loss, norms)
-            total = len(scores)
-        else:
-            found = index.candidates(row.rows[0].numpy())
-            scores = class_scores(gallery.features[found], row, spec.logits, spec.loss)
-            total = min(len(scores), MAX_HITS)
+        norms = gallery.inverse_norms if spec.logits.normalizes else None
+        scores = class_scores(gallery.features, row, spec.logits, spec.loss, norms)
         decided, matches = threshold_of(self._bundle, class_id, query), None
+        total = len(scores)
         if decided.reason is not None:  # a hit would look like a match
             total = 0
         elif decided.threshold is not None:
-            reaching = np.count_nonzero(scores >= np.float64(decided.threshold))
-            total = min(total, int(reaching))
-            matches = total if index is None else None
-        order = best(scores, page.offset, min(page.offset + page.limit, total))
-        positions = order if index is None else found[order]
+            total = matches = int(np.count_nonzero(scores >= np.float64(decided.threshold)))
         hits = []
-        for position, score in zip(positions.tolist(), scores[order].tolist(), strict=True):
-            item = gallery.item(position)
+        for index in best(scores, offset, min(offset + limit, total)).tolist():
+            item = gallery.item(index)
             hits.append(
                 GalleryHit(
-                    id=gallery.id_of(position),
-                    item=position,
+                    id=gallery.id_of(index),
+                    item=index,
                     name=shown_name(item.name),
                     text=item.text,
-                    **dict(verdict(decided, score)),
+                    **dict(verdict(decided, float(scores[index]))),
                 )
             )
         return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)

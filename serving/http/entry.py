@@ -7,12 +7,10 @@ requests under a host name that resolves to loopback, so it accepts only loopbac
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Collection
+from typing import Annotated
 
-from fastapi import APIRouter, Depends
-from fastapi.routing import APIRoute
+from fastapi import Depends
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -23,27 +21,8 @@ from serving.service import Service
 from serving.tokens import Clients, address_key
 from serving.versions import ServedModel, Version
 
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 # Every response of the model has this header.
-VERSION_HEADER = "Kway-Model-Version"
-_RAW_HEADER = VERSION_HEADER.lower().encode()
-
-
-def without_token(endpoint: Endpoint) -> Endpoint:
-    """Declare that a route does not require a token, because it reveals nothing about the model and
-    has no path parameters. Place this below the route decorator."""
-    endpoint.without_token = True  # type: ignore[attr-defined]
-    return endpoint
-
-
-def paths_without_token(routers: Iterable[APIRouter]) -> frozenset[str]:
-    """Return the paths of the routes that are declared with `without_token`."""
-    routes = [route for router in routers for route in router.routes]
-    return frozenset(
-        route.path
-        for route in routes
-        if isinstance(route, APIRoute) and getattr(route.endpoint, "without_token", False)
-    )
+_VERSION_HEADER = b"kway-model-version"
 
 
 class Entry:
@@ -61,7 +40,7 @@ class Entry:
         *,
         model: ServedModel,
         clients: Clients,
-        open_paths: frozenset[str],
+        open_paths: Collection[str],
         only_loopback: bool,
     ) -> None:
         self._app, self._model, self._clients = app, model, clients
@@ -78,7 +57,7 @@ class Entry:
             return
         version = self._model.current
         scope["state"] = {**scope.get("state", {}), "client": client, "version": version}
-        header = (_RAW_HEADER, version.id.encode())
+        header = (_VERSION_HEADER, version.service.version.encode())
 
         async def with_version(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -119,15 +98,6 @@ def _check_host(found: list[str]) -> None:
             "Start it with --token-file to use other host names"
         )
         raise ApiError(400, "wrong_host", message)
-
-
-async def reject_repeated_parameters(request: Request) -> None:
-    """Raise ApiError 422 for a parameter in the URL that occurs more than once, except classes."""
-    counts = Counter(name for name, _ in request.query_params.multi_items())
-    for name, count in counts.items():
-        if count > 1 and name != "classes":
-            message = f"{name[:80]}: the parameter occurs {count} times. Send it once"
-            raise ApiError(422, "invalid_parameter", message)
 
 
 # Dependencies of route functions. They are coroutines, because FastAPI runs plain functions in a

@@ -2,7 +2,6 @@
 `ErrorBody`."""
 
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -22,23 +21,11 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def error_response(
-    status: int, code: str, message: str, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    # The message may quote client input, which may contain lone surrogates.
-    plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    body = ErrorBody(error=ErrorDetail(code=code, message=plain))
-    return JSONResponse(body.model_dump(), status_code=status, headers=headers)
-
-
 def response_of(error: ApiError) -> JSONResponse:
-    return error_response(error.status, error.code, str(error), error.headers)
-
-
-def client_left() -> JSONResponse:
-    return error_response(
-        400, "client_left", "the client disconnected before the response was sent"
-    )
+    # The message may quote client input, which may contain lone surrogates.
+    plain = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    body = ErrorBody(error=ErrorDetail(code=error.code, message=plain))
+    return JSONResponse(body.model_dump(), status_code=error.status, headers=error.headers)
 
 
 def install_handlers(api: FastAPI) -> None:
@@ -51,17 +38,19 @@ def install_handlers(api: FastAPI) -> None:
     @api.exception_handler(HTTPException)
     async def no_such_route(_: Request, error: HTTPException) -> JSONResponse:
         code = {404: "no_such_path", 405: "wrong_method"}.get(error.status_code, "refused")
-        return error_response(error.status_code, code, str(error.detail), error.headers)
+        return response_of(ApiError(error.status_code, code, str(error.detail), error.headers))
 
     @api.exception_handler(RequestValidationError)
     async def invalid_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        return error_response(422, "invalid_parameter", first_of(error.errors()))
+        return response_of(ApiError(422, "invalid_parameter", first_of(error.errors())))
 
     @api.exception_handler(ClientDisconnect)
     async def client_disconnected(_: Request, error: Exception) -> JSONResponse:
-        return client_left()
+        message = "the client disconnected before the response was sent"
+        return response_of(ApiError(400, "client_left", message))
 
     @api.exception_handler(Exception)
     async def internal_error(_: Request, error: Exception) -> JSONResponse:
         _log.exception("a request failed", exc_info=error)
-        return error_response(500, "internal", "internal server error; see the server log")
+        message = "internal server error; see the server log"
+        return response_of(ApiError(500, "internal", message))

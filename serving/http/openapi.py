@@ -1,5 +1,5 @@
-"""Additions to FastAPI's OpenAPI document: parts that all operations share, and schemas of bodies
-that FastAPI does not parse."""
+"""Additions to FastAPI's OpenAPI document: tokens, and schemas of bodies that FastAPI does not
+parse."""
 
 from collections.abc import Collection
 from typing import Any
@@ -7,20 +7,15 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-_IMAGES = ("image/jpeg", "image/png", "image/webp", "image/bmp", "image/gif")
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
+_NO_TOKEN = {"description": "Token missing or invalid", "content": _ERROR}
 
 
-def schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema of a body that FastAPI does not parse. `complete_document` moves its
-    `$defs` to the location that its references point to."""
-    return model.model_json_schema(ref_template="#/components/schemas/{model}")
-
-
-def request_body(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the `openapi_extra` of a route that reads a body. `content` has the descriptions of
-    its content types."""
-    return {"requestBody": {"required": True, "content": content}}
+def request_body(model: type[BaseModel], **content: Any) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that reads a body, which FastAPI does not parse: JSON
+    that `model` validates, or `content` by content type."""
+    json = {"application/json": {"schema": model.model_json_schema()}}
+    return {"requestBody": {"required": True, "content": {**json, **content}}}
 
 
 def raw_inputs(where: str) -> dict[str, Any]:
@@ -28,48 +23,23 @@ def raw_inputs(where: str) -> dict[str, Any]:
     of its parameters."""
     file = {"type": "string", "format": "binary", "description": f"one image; {where}"}
     text = {"type": "string", "description": f"one text; {where}"}
-    images = {kind: {"schema": file} for kind in (*_IMAGES, "application/octet-stream")}
-    return {**images, "text/plain": {"schema": text}}
+    image = {"schema": file}
+    return {"image/*": image, "application/octet-stream": image, "text/plain": {"schema": text}}
 
 
-def complete_document(api: FastAPI, *, open_paths: Collection[str] | None) -> None:
-    """Complete FastAPI's OpenAPI document of `api`: set the summaries, move the definitions and add
-    the tokens.
-
-    `open_paths` are the paths that do not require a token, or None if no path requires one.
-    """
+def require_tokens(api: FastAPI, open_paths: Collection[str]) -> None:
+    """Add the tokens to the OpenAPI document of `api`. `open_paths` do not require one."""
     plain = api.openapi
 
     def openapi() -> dict[str, Any]:
-        if api.openapi_schema is not None:
-            return api.openapi_schema
-        document = plain()
-        components = document["components"]
-        if open_paths is not None:
-            components["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        for path, methods in document["paths"].items():
-            for operation in methods.values():
-                _set_summary(operation)
-                for content in operation.get("requestBody", {}).get("content", {}).values():
-                    for name, schema in content["schema"].pop("$defs", {}).items():
-                        assert components["schemas"].setdefault(name, schema) == schema, name
-                if open_paths is not None and path not in open_paths:
-                    _require_token(operation)
-        return document
+        if api.openapi_schema is None:
+            document = plain()
+            scheme = {"token": {"type": "http", "scheme": "bearer"}}
+            document["components"]["securitySchemes"] = scheme
+            for path in document["paths"].keys() - set(open_paths):
+                for operation in document["paths"][path].values():
+                    operation["security"] = [{"token": []}]
+                    operation["responses"].setdefault("401", _NO_TOKEN)
+        return api.openapi_schema or {}
 
     api.openapi = openapi  # type: ignore[method-assign]
-
-
-def _set_summary(operation: dict[str, Any]) -> None:
-    """Use the first paragraph of the docstring as the summary, instead of the function name."""
-    text = operation.pop("description", operation["summary"])
-    summary, _, rest = text.partition("\n\n")
-    operation["summary"] = " ".join(summary.split()).removesuffix(".")
-    if rest:
-        operation["description"] = rest
-
-
-def _require_token(operation: dict[str, Any]) -> None:
-    operation["security"] = [{"token": []}]
-    for status, what in (("401", "Token missing or invalid"), ("503", "Temporarily unavailable")):
-        operation["responses"].setdefault(status, {"description": what, "content": _ERROR})

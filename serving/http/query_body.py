@@ -4,58 +4,45 @@ Bodies are parsed here rather than by the framework, so that invalid UTF-8, deep
 oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
+from starlette.datastructures import Headers
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.answer import MAX_TOP, Rule
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.http.forms import known_charset, parse_form
 from serving.http.request_body import (
     MAX_VALUES,
+    check_charset,
     content_type,
     image_bytes,
-    parameter,
     parse_json,
     read_body,
 )
-from serving.limits import check_count
+from serving.limits import check_inputs
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
-# Fields of a form that can occur several times, and what their values are.
-_LISTS = {"classes": "names or ids", "texts": "texts"}
+_PIECE = 2**16
+# The final boundary is in this many bytes at the end of a form, even if other data follows it.
+_EPILOGUE = 2**16
 
 
-class InputParameters(BaseModel):
-    """Parameters in the URL, for a body that is a single input. Unknown parameters are rejected,
-    not ignored."""
+class QueryParameters(Rule):
+    """`?classes=A&classes=B&recall=0.9`. Parameters in the URL, for a body that is a single input.
+    Unknown parameters are rejected, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
-
-    def check(self, limits: ServingConfig) -> None:
-        """Raise ApiError if a parameter is missing or exceeds a limit."""
-
-
-class QueryParameters(InputParameters, Rule):
-    """`?classes=A&classes=B&recall=0.9`."""
 
     classes: list[str] = Field(
         default_factory=list,
         description="class names, or # followed by a class ID; can be repeated",
     )
-
-    def check(self, limits: ServingConfig) -> None:
-        if not self.classes:
-            raise ApiError(
-                422,
-                "invalid_query",
-                "classes is empty. Add at least one class to the URL, as ?classes=NAME",
-            )
-        check_count(len(self.classes), "classes", limits.max_classes)
 
 
 class InputsBody(BaseModel):
@@ -86,8 +73,10 @@ class QueryBody(InputsBody, ClassesBody, Rule):
     """Does each image or text belong to these classes?"""
 
 
-class ClassifyParameters(InputParameters, Rule):
+class ClassifyParameters(Rule):
     """`?top=3&recall=0.9`."""
+
+    model_config = ConfigDict(extra="forbid")
 
     top: int = Field(5, ge=1, le=MAX_TOP, description="number of classes per input")
 
@@ -97,7 +86,7 @@ class ClassifyBody(InputsBody, ClassifyParameters):
 
 
 Body = TypeVar("Body", bound=InputsBody)
-Parameters = TypeVar("Parameters", bound=InputParameters)
+Parameters = TypeVar("Parameters", QueryParameters, ClassifyParameters)
 Inputs = Sequence[bytes | str]
 
 
@@ -116,11 +105,10 @@ async def read_query(
     yet. Raises ApiError (400, 408, 413, 415, 422, 429) with the reason.
     """
     limits, reads = service.config, service.model.reads
-    kind, header = content_type(request)
+    kind, of_kind = content_type(request)
     query: Body | Parameters = parameters
     if kind not in ("multipart/form-data", "application/json", ""):
         _check_raw(kind, reads)
-        parameters.check(limits)
     elif parameters.model_fields_set:
         raise ApiError(
             422,
@@ -130,12 +118,12 @@ async def read_query(
     raw = await read_body(request, service, progress)
     inputs: Inputs
     if kind == "multipart/form-data":
-        query, inputs = _from_form(await parse_form(raw, header, limits), model, reads)
+        query, inputs = _from_form(await _parse_form(raw, of_kind, limits), model, reads)
     elif kind in ("application/json", ""):
         query, inputs = await service.parsed(_from_json, raw, model, limits, reads)
     else:
-        inputs = [_input(raw, parameter(header, "charset"), reads)]
-    _check_inputs(inputs, limits, reads)
+        inputs = [_input(raw, of_kind, reads)]
+    check_inputs(inputs, reads, limits)
     return query, inputs
 
 
@@ -155,52 +143,101 @@ def _from_json(
     body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
-    _check_input_count(sent, limits, reads)  # before any input is decoded
+    check_inputs(sent, reads, limits)  # before any image is decoded
     if reads == "texts":
         return body, sent
     return body, [image_bytes(one, f"images[{index}]") for index, one in enumerate(sent)]
+
+
+async def _parse_form(
+    raw: bytes, parameters: Mapping[str, str], limits: ServingConfig
+) -> dict[str, list[str | bytes]]:
+    """Return the values of each field of the form `raw`: texts, and files as bytes. Files stay in
+    memory. Raises ApiError 400 or 415.
+
+    Starlette drops the last part of a truncated form and reads text that is not UTF-8 as Latin-1,
+    so both are checked here.
+    """
+    check_charset(parameters)
+    boundary = parameters.get("boundary", "")
+    if f"--{boundary}--".encode("latin-1", "replace") not in raw[-_EPILOGUE:]:
+        raise _invalid_form("the body does not end with the final boundary")
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(raw), _PIECE):
+            yield raw[start : start + _PIECE]
+            await asyncio.sleep(0)  # let other requests run
+
+    def decoded(text: str, name: str) -> str:
+        try:
+            return text.encode("latin-1").decode()
+        except UnicodeError as error:
+            raise _invalid_form(f"field {name[:80]!r} is not valid UTF-8") from error
+
+    # Every byte is a character of Latin-1, so that the text can be decoded strictly afterwards.
+    quoted = boundary.replace("\\", "\\\\").replace('"', '\\"')
+    kind = f'multipart/form-data; boundary="{quoted}"; charset=latin-1'
+    # High enough that a form with slightly too many parts reaches the caller, which rejects it with
+    # a specific error.
+    parser = MultiPartParser(
+        Headers({"content-type": kind}),
+        pieces(),
+        max_files=limits.max_inputs + 1000,
+        max_fields=limits.max_classes + limits.max_inputs + 1000,
+        max_part_size=limits.max_body_bytes,
+    )
+    parser.spool_max_size = limits.max_body_bytes  # keep all files in memory
+    try:
+        form = await parser.parse()
+    except (MultiPartException, LookupError, UnicodeError) as error:
+        raise _invalid_form(getattr(error, "message", None) or "the body is malformed") from error
+    fields: dict[str, list[str | bytes]] = {}
+    try:
+        for name, value in form.multi_items():
+            content = decoded(value, name) if isinstance(value, str) else await value.read()
+            fields.setdefault(decoded(name, name), []).append(content)
+    finally:
+        await form.close()
+    return fields
+
+
+def _invalid_form(reason: str) -> ApiError:
+    return ApiError(400, "invalid_form", f"invalid multipart form: {reason}")
 
 
 def _from_form(
     fields: Mapping[str, list[str | bytes]], model: type[Body], reads: Reads
 ) -> tuple[Body, Inputs]:
     """Return the body in the `fields` of a form, and its inputs."""
-    known = model.model_fields
-    if unknown := sorted(fields.keys() - known.keys()):
-        message = f"unknown field {unknown[0][:80]!r}. Known fields are {', '.join(known)}"
-        raise ApiError(422, "invalid_query", message)
-    for name in known:
-        values = fields.get(name, [])
-        has_file = any(isinstance(value, bytes) for value in values)
-        if name in _LISTS and has_file:
-            message = f"{name} contains a file. Send {_LISTS[name]} as plain form fields"
-            raise ApiError(422, "invalid_query", message)
-        if name not in (*_LISTS, "images") and (has_file or len(values) > 1):
-            message = f"{name} either is a file or occurs more than once. Send a single value"
-            raise ApiError(422, "invalid_query", message)
     _check_kind(reads, images="images" in fields, texts="texts" in fields)
-    lists = {"classes": fields.get("classes", [])} if "classes" in known else {}
-    single = {name: values[0] for name, values in fields.items() if name not in (*_LISTS, "images")}
-    body = validated(model, {**lists, **single}, "invalid_query")
+    body = validated(
+        model,
+        {
+            name: values if name == "classes" or len(values) > 1 else values[0]
+            for name, values in fields.items()
+            if name != reads
+        },
+        "invalid_query",
+    )
     inputs = fields.get(reads, [])
     for position, one in enumerate(inputs):
-        if reads == "images" and not isinstance(one, bytes):
-            message = f"images[{position}] is not a file. Upload the image as a file"
-            raise ApiError(400, "invalid_form", message)
+        if isinstance(one, bytes) != (reads == "images"):
+            what = "not a file" if reads == "images" else "a file"
+            raise _invalid_form(f"{reads}[{position}] is {what}")
     return body, inputs
 
 
-def _input(raw: bytes, charset: str, reads: Reads) -> bytes | str:
+def _input(raw: bytes, parameters: Mapping[str, str], reads: Reads) -> bytes | str:
     if not raw:
         what = "image" if reads == "images" else "text"
         raise ApiError(400, "empty_body", f"the body is empty. Send the {what}")
     if reads == "images":
         return raw
-    codec = known_charset(charset)
+    check_charset(parameters)
     try:
-        return raw.decode(codec)
+        return raw.decode()
     except UnicodeDecodeError as error:
-        message = f"the text contains invalid {codec} at byte {error.start}. Send UTF-8"
+        message = f"the text contains invalid UTF-8 at byte {error.start}. Send UTF-8"
         raise ApiError(400, "not_a_text", message) from error
 
 
@@ -227,25 +264,3 @@ def _check_raw(kind: str, reads: Reads) -> None:
             "text/plain",
         )
     _check_kind(reads, images=not is_text, texts=is_text)
-
-
-def _check_input_count(inputs: Sequence[object], limits: ServingConfig, reads: Reads) -> None:
-    if not inputs:
-        what = reads.removesuffix("s")
-        raise ApiError(
-            400, "no_input", f"the request does not contain any {reads}. Send at least one {what}"
-        )
-    check_count(len(inputs), reads, limits.max_inputs)
-
-
-def _check_inputs(inputs: Inputs, limits: ServingConfig, reads: Reads) -> None:
-    _check_input_count(inputs, limits, reads)
-    most = limits.max_text_chars
-    for position, one in enumerate(inputs):
-        if isinstance(one, str) and len(one) > most:
-            raise ApiError(
-                413,
-                "text_too_long",
-                f"texts[{position}] has {len(one)} characters, but the limit is {most}. Shorten "
-                "the text",
-            )

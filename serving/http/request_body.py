@@ -1,5 +1,5 @@
-"""Read request bodies within limits: decompress the bytes, parse the JSON, and decode the images in
-it, which are base64 or data URLs.
+"""Read request bodies within limits: parse the JSON, and decode the images in it, which are base64
+or data URLs.
 
 Other URLs are rejected and nothing is fetched, to prevent server-side request forgery: a server
 that fetched URLs for clients could be used to send requests to internal hosts.
@@ -9,16 +9,15 @@ import base64
 import binascii
 import json
 import re
-import zlib
-from email.message import Message as Headers
+from collections.abc import Mapping
 
 from fastapi import Request
+from python_multipart.multipart import parse_options_header
 
 from serving.api_error import ApiError
 from serving.limits import body_too_large
 from serving.service import InProgress, Service
 
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": 15}
 # Limit per body. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
 _MAX_KEYS = 64
@@ -27,62 +26,42 @@ _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
 
-def content_type(request: Request) -> tuple[str, Headers]:
-    """Return the media type of a request, in lower case, and the header with its parameters. A
-    missing type is ""."""
-    parsed, header = Headers(), request.headers.get("content-type", "")
-    if ";" in header:
-        parsed["content-type"] = header.replace("\r", " ").replace("\n", " ")
-    return header.partition(";")[0].strip().lower(), parsed
+def content_type(request: Request) -> tuple[str, dict[str, str]]:
+    """Return the media type of a request, in lower case, and its parameters. A missing type is
+    ""."""
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    parameters = {
+        name.decode("latin-1"): value.decode("latin-1") for name, value in options.items()
+    }
+    return kind.decode("latin-1").strip().lower(), parameters
 
 
-def parameter(header: Headers, name: str) -> str:
-    """Return a parameter of the content type, or "" if it is missing."""
-    found = header.get_param(name, "")
-    return found if isinstance(found, str) else found[2]
+def check_charset(parameters: Mapping[str, str]) -> None:
+    """Raise ApiError 415 if a content type states a charset of which not every text is UTF-8."""
+    charset = parameters.get("charset", "")
+    if charset.lower() not in ("", "utf-8", "utf8", "us-ascii"):
+        message = f"charset {charset[:40]!r} is not supported. Send UTF-8"
+        raise ApiError(415, "unknown_charset", message)
 
 
 async def read_body(request: Request, service: Service, progress: InProgress) -> bytes:
-    """Receive the body of a request, acquire a slot for `progress`, and decompress the body.
+    """Receive the body of a request and acquire a slot for `progress`.
 
-    Raises ApiError: 413 if the Content-Length, the body or the decompressed body exceeds the limit;
-    415 for an unsupported content encoding; 400 for damaged or truncated data; 408 and 429 as in
-    `Uploads.receive`. Parse the body only after this, because slots limit the amount of concurrent
-    parsing.
+    Raises ApiError: 413 if the Content-Length or the body exceeds the limit; 415 for a compressed
+    body; 408 and 429 as in `Uploads.receive`. Parse the body only after this, because slots limit
+    the amount of concurrent parsing.
     """
     limit = service.config.max_body_bytes
     length = request.headers.get("content-length", "0")
     if not (length.isascii() and length.isdecimal()) or int(length[:20]) > limit:
         raise body_too_large(limit)
     encoding = ", ".join(request.headers.getlist("content-encoding")).strip().lower()
-    if encoding not in ("", "identity", *_WINDOW_BITS):
-        message = f"Content-Encoding {encoding[:40]!r} is not supported. Use gzip or deflate"
+    if encoding not in ("", "identity"):
+        message = f"Content-Encoding {encoding[:40]!r} is not supported. Send the body uncompressed"
         raise ApiError(415, "unknown_encoding", message)
     raw = await service.uploads.receive(request.state.client, request.receive)
     progress.acquire_slot()
-    if encoding in ("", "identity"):
-        return raw
-    decompressed: bytes = await service.in_thread(_decompressed, raw, encoding, limit)
-    return decompressed
-
-
-def _decompressed(raw: bytes, encoding: str, limit: int) -> bytes:
-    unpacking = zlib.decompressobj(_WINDOW_BITS[encoding])
-    try:
-        found = unpacking.decompress(raw, limit + 1)
-    except zlib.error as error:
-        raise _invalid_compression(encoding, "is corrupted") from error
-    if len(found) > limit:
-        raise body_too_large(limit)
-    if not unpacking.eof:
-        raise _invalid_compression(encoding, "is truncated")
-    if unpacking.unused_data:
-        raise _invalid_compression(encoding, "has trailing data")
-    return found
-
-
-def _invalid_compression(encoding: str, what: str) -> ApiError:
-    return ApiError(400, "invalid_compression", f"the {encoding} body {what}. Compress it again")
+    return raw
 
 
 def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:

@@ -1,27 +1,23 @@
 """The protocol's gRPC methods. Each takes the bytes of a request and returns a response or sets a
 status.
 
-Elements are sent either typed, in the `contents` of each tensor, or raw, as one byte string per
-tensor. All tensors in a message use the same form, and a response uses the form of its request.
+The elements of tensors are sent raw, as one byte string per tensor, which is what the clients of
+Triton and KServe do. The typed `contents` of a tensor are not supported.
 """
 
 import logging
 from typing import Any
 
 import grpc
-from google.protobuf.message import Message
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
-from serving.api_error import ApiError
+from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
-from serving.inference.protobuf import MAX_VALUES, parsed
-from serving.inference.servicer import SERVICE, Context, Servicer, add_methods_to_server
+from serving.inference.servicer import Context, Servicer, add_methods_to_server
 from serving.inference.tensors import (
     InferenceRequest,
     InferenceResponse,
-    RequestInput,
-    RequestOutput,
     check_model,
     elements_of,
     infer,
@@ -29,7 +25,6 @@ from serving.inference.tensors import (
     is_ready,
     model_metadata,
     server_metadata,
-    wrong_datatype,
 )
 from serving.service import Service
 from serving.tokens import ANONYMOUS, Clients
@@ -38,9 +33,7 @@ from serving.versions import ServedModel
 _log = logging.getLogger("kway.serving")
 _SPARE_CALLS = 64
 # Methods that reveal nothing about the model, so they do not require a token.
-_OPEN = ("ServerLive", "ServerReady", "Check")
-# The services whose health can be checked. "" is the whole server.
-_SERVICES = ("", SERVICE)
+_OPEN = ("ServerLive", "ServerReady")
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -53,8 +46,13 @@ _CODES = {
 # The details of an error are sent as a header, in which a character can occupy nine bytes. All
 # headers together are limited to 8 KiB.
 _MAX_DETAILS_CHARS = 500
-_INPUT_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
-_OUTPUT_CONTENTS = {"FP32": "fp32_contents", "BOOL": "bool_contents"}
+_VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
+_FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
+_VARINT_BYTES = 10
+# The tag of `raw_input_contents` in a ModelInferRequest.
+_RAW_CONTENTS = 7 << 3 | _WITH_LENGTH
+# Limit per message. Callers add the limits on inputs and classes where these apply.
+MAX_VALUES = 10_000
 
 
 class InferenceMethods:
@@ -119,12 +117,6 @@ def _set_error(context: Context, method: str, error: Exception) -> None:
 def _described(service: Service, method: str, raw: bytes) -> Message:
     """Return the response of a method that describes the server or the model."""
     match method:
-        case "Check":
-            name = parsed(HealthCheckRequest, raw).service
-            if name not in _SERVICES:
-                known = ", ".join(map(repr, _SERVICES))
-                raise ApiError(404, "unknown_service", f"unknown service. Known services: {known}")
-            return HealthCheckResponse(status="SERVING" if is_ready(service) else "NOT_SERVING")
         case "ServerLive":
             return pb.ServerLiveResponse(live=True)
         case "ServerReady":
@@ -144,8 +136,7 @@ def _described(service: Service, method: str, raw: bytes) -> Message:
 
 async def _infer(service: Service, raw: bytes, client: str) -> Message:
     limits = service.config
-    # A packed number takes up to ten bytes, and each byte is counted as a value.
-    most = MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
+    most = MAX_VALUES + limits.max_inputs + limits.max_classes
     async with service.admitted(client) as progress:
         progress.acquire_slot()
         if len(raw) > limits.max_body_bytes:
@@ -155,7 +146,7 @@ async def _infer(service: Service, raw: bytes, client: str) -> Message:
             request, inference = await service.in_thread(_read, raw, most)
             check_model(service, request.model_name, request.model_version)
             answer = await infer(service, inference, progress)
-    return response_of(request, answer, service.version)
+    return response_of(answer, service.version)
 
 
 def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, InferenceRequest]:
@@ -164,65 +155,36 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, InferenceRequest
 
 
 def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> InferenceRequest:
-    """Return the contents of a request. Raises ApiError: 400 if elements are missing, truncated or
-    sent in both forms; 413 if a tensor has more than `most` raw elements."""
+    """Return the contents of a request. Raises ApiError: 400 if it is invalid, 413 if a tensor has
+    more than `most` elements."""
     raw, inputs = request.raw_input_contents, request.inputs
-    if raw and len(raw) != len(inputs):
+    if len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs):
         raise invalid_inference(
-            f"the request has {len(inputs)} inputs, but {len(raw)} raw_input_contents. Send one "
-            "per input"
+            f"the request has {len(inputs)} inputs and {len(raw)} raw_input_contents. Send the "
+            "elements of each input in raw_input_contents, not in its contents"
         )
-    pairs = zip(inputs, raw or [None] * len(inputs), strict=True)
-    elements = [_elements(one, part, most) for one, part in pairs]
-    for one in inputs:
-        if any(size < 0 for size in one.shape):
-            raise invalid_inference(
-                f"the shape of {one.name[:80]} has a negative dimension. Send only dimensions of 0 "
-                "or more"
-            )
-    return InferenceRequest(
-        id=request.id,
-        parameters={name: _scalar(name, value) for name, value in request.parameters.items()},
-        inputs=[
-            RequestInput(name=one.name, datatype=one.datatype, shape=list(one.shape), data=data)
-            for one, data in zip(inputs, elements, strict=True)
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
+        for name, value in request.parameters.items()
+    }
+    contents = {
+        "id": request.id,
+        "parameters": parameters,
+        "inputs": [
+            {
+                "name": one.name,
+                "datatype": one.datatype,
+                "shape": list(one.shape),
+                "data": elements_of(one.name, one.datatype, part, most),
+            }
+            for one, part in zip(inputs, raw, strict=True)
         ],
-        outputs=[RequestOutput(name=one.name) for one in request.outputs],
-    )
+        "outputs": [{"name": one.name} for one in request.outputs],
+    }
+    return validated(InferenceRequest, contents, "invalid_inference", status=400)
 
 
-def _elements(
-    tensor: pb.ModelInferRequest.InferInputTensor, raw: bytes | None, most: int
-) -> list[Any]:
-    """Return the elements of an input, which are `raw`, or typed if it is None."""
-    if raw is not None:
-        if tensor.HasField("contents"):
-            raise invalid_inference(
-                f"{tensor.name[:80]} has contents, but the request has raw_input_contents. Send "
-                "only one of them"
-            )
-        return elements_of(tensor.name, tensor.datatype, raw, most)
-    field = _INPUT_CONTENTS.get(tensor.datatype)
-    if field is None:
-        raise wrong_datatype(tensor.name, tensor.datatype)
-    if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
-        raise invalid_inference(
-            f"{tensor.name[:80]} has datatype {tensor.datatype}. Send its elements as {field}"
-        )
-    return list(getattr(tensor.contents, field))
-
-
-def _scalar(name: str, value: pb.InferParameter) -> bool | int | float | str:
-    choice = value.WhichOneof("parameter_choice")
-    if choice is None:
-        raise invalid_inference(f"parameter {name[:80]} is empty. Set it to a value or remove it")
-    return getattr(value, choice)
-
-
-def response_of(
-    request: pb.ModelInferRequest, answer: InferenceResponse, version: str
-) -> pb.ModelInferResponse:
-    """Return the response to a request, with tensors in the form that the request uses."""
+def response_of(answer: InferenceResponse, version: str) -> pb.ModelInferResponse:
     response = pb.ModelInferResponse(
         model_name=answer.model_name, model_version=version, id=answer.id
     )
@@ -230,13 +192,48 @@ def response_of(
         field = "bool_param" if isinstance(value, bool) else "string_param"
         setattr(response.parameters[name], field, value)
     for tensor in answer.outputs:
-        elements = tensor.array()
-        output = response.outputs.add(
-            name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
-        )
-        if request.raw_input_contents:
-            response.raw_output_contents.append(elements.tobytes())
-        else:
-            field = _OUTPUT_CONTENTS[tensor.datatype]
-            getattr(output.contents, field).extend(elements.tolist())
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        response.raw_output_contents.append(tensor.array().tobytes())
     return response
+
+
+def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
+    """Parse a message of type `kind`. Raises ApiError: 400 if the message is malformed, 413 if it
+    contains more than `most` byte strings with elements and other bytes.
+
+    Protobuf's parser blocks all threads and creates an object for each field, even if the field
+    takes up only two bytes. Therefore, only the elements of tensors may be long.
+    """
+    count = offset = 0
+    while offset < len(raw):
+        start = offset
+        tag, offset = _varint(raw, offset, kind)
+        if tag & 7 == _WITH_LENGTH:
+            size, offset = _varint(raw, offset, kind)
+            offset += size
+        elif tag & 7 == _VARINT:
+            _, offset = _varint(raw, offset, kind)
+        else:
+            offset += _FIXED_BYTES.get(tag & 7, 1)  # the parser rejects other types
+        count += 1 if tag == _RAW_CONTENTS else offset - start
+        if count > most:
+            message = f"the message contains more than {most} values. Split the request"
+            raise ApiError(413, "too_many_values", message)
+    try:
+        return kind.FromString(raw)
+    except DecodeError as error:
+        raise _malformed(kind) from error
+
+
+def _varint(raw: bytes, offset: int, kind: type[Message]) -> tuple[int, int]:
+    """Return a varint (7 bits per byte) and the offset after it."""
+    value = 0
+    for count, byte in enumerate(raw[offset : offset + _VARINT_BYTES]):
+        value |= (byte & 127) << 7 * count
+        if byte < 128:
+            return value, offset + count + 1
+    raise _malformed(kind)
+
+
+def _malformed(kind: type[Message]) -> ApiError:
+    return invalid_inference(f"the message is not a valid {kind.DESCRIPTOR.name}")

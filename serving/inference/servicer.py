@@ -12,18 +12,15 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
-SERVICE = "inference.GRPCInferenceService"
-_METHODS = {
-    SERVICE: (
-        "ServerLive",
-        "ServerReady",
-        "ServerMetadata",
-        "ModelReady",
-        "ModelMetadata",
-        "ModelInfer",
-    ),
-    "grpc.health.v1.Health": ("Check",),
-}
+_SERVICE = "inference.GRPCInferenceService"
+_METHODS = (
+    "ServerLive",
+    "ServerReady",
+    "ServerMetadata",
+    "ModelReady",
+    "ModelMetadata",
+    "ModelInfer",
+)
 
 
 class Context(Protocol):
@@ -50,9 +47,8 @@ class Servicer:
         self._call = call
 
 
-for _names in _METHODS.values():
-    for _name in _names:
-        setattr(Servicer, _name, _method(_name))
+for _name in _METHODS:
+    setattr(Servicer, _name, _method(_name))
 
 
 def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
@@ -61,12 +57,10 @@ def add_methods_to_server(servicer: Any, server: grpc.Server) -> None:
     def serialize(message: Message) -> bytes:  # Ray replaces it by its own
         return message.SerializeToString()
 
-    # Ray registers only the first handler of a call, so each service needs a call of its own.
-    for service, names in _METHODS.items():
-        handlers = {
-            name: grpc.unary_unary_rpc_method_handler(
-                getattr(servicer, name), response_serializer=serialize
-            )
-            for name in names
-        }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name), response_serializer=serialize
+        )
+        for name in _METHODS
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))

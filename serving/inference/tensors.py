@@ -5,33 +5,31 @@ parameter `recall` or `threshold` sets the decision rule, and `require` the prom
 Outputs: `scores`, FP32 [n, m], and, if a recall or threshold is set, `thresholds`, FP32 [m], and
 `matches`, BOOL [n, m].
 
-Raw elements are the raw contents of gRPC and the binary tensors of the REST extension. They are
+Raw elements are the contents of gRPC and the binary tensors of the REST extension. They are
 little-endian and in row-major order. Each BYTES element is preceded by its length in 4 bytes.
 """
 
 import math
-import re
 import struct
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import (
     BaseModel,
+    ConfigDict,
     Field,
     StrictBool,
     StrictFloat,
     StrictInt,
-    StrictStr,
     model_validator,
 )
 
 from serving.answer import Rule
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.limits import check_count
+from serving.limits import check_count, check_inputs
 from serving.schemas import Answer
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
@@ -43,11 +41,9 @@ _OUTPUTS = {
     "thresholds": ("FP32", "<f4", [-1]),
     "matches": ("BOOL", "?", [-1, -1]),
 }
-_PARAMETERS = ("recall", "threshold", "require", "binary_data_output")
-_DECIMAL = re.compile(r"[+-]?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
 _MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
-Parameters = dict[str, StrictBool | StrictInt | StrictFloat | StrictStr]
+_STRICT = ConfigDict(extra="forbid")
 
 
 class _Message(BaseModel):
@@ -61,27 +57,45 @@ class _Message(BaseModel):
         return {name: value for name, value in found.items() if value is not None}
 
 
+class InputParameters(BaseModel):
+    model_config = _STRICT
+
+    binary_data_size: Annotated[StrictInt, Field(ge=0)] | None = None
+
+
 class RequestInput(_Message):
     name: str
     shape: Annotated[list[Annotated[StrictInt, Field(ge=0)]], Field(fail_fast=True)]
     datatype: str
-    parameters: Parameters = Field({}, description="binary_data_size, if the data is binary")
+    parameters: InputParameters = InputParameters()
     # Both transports set it to the flat elements, which are `bytes` if the datatype is BYTES.
     data: list[Any] = Field(
         [], description="list of elements, flat or nested; images are base64-encoded"
     )
 
 
+class OutputParameters(BaseModel):
+    model_config = _STRICT
+
+    binary_data: StrictBool | None = None
+
+
 class RequestOutput(_Message):
     name: str
-    parameters: Parameters = Field({}, description="binary_data")
+    parameters: OutputParameters = OutputParameters()
+
+
+class RequestParameters(Rule):
+    """Numbers may be strings, because KServe's gRPC client cannot send other ones."""
+
+    model_config = _STRICT
+
+    binary_data_output: StrictBool | None = None
 
 
 class InferenceRequest(_Message):
     id: str | None = None
-    parameters: Parameters = Field(
-        {}, description="recall or threshold, and optionally require and binary_data_output"
-    )
+    parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[RequestInput], Field(fail_fast=True)]
     outputs: Annotated[list[RequestOutput], Field(fail_fast=True)] = []
 
@@ -155,10 +169,10 @@ async def infer(
 ) -> InferenceResponse:
     """Return the response to a request. Call this inside `Service.admitted`, which returns
     `progress`. Raises ApiError."""
-    inputs, classes, rule, names = await service.in_thread(
+    inputs, classes, names = await service.in_thread(
         check_inference, request, service.model.reads, service.config
     )
-    answer = await service.answer(inputs, await service.make_query(classes, rule))
+    answer = await service.answer(inputs, await service.make_query(classes, request.parameters))
     outputs = _outputs_of(answer, names)
     progress.inputs = len(answer.results)
     notice = {} if answer.notice is None else {"notice": answer.notice}
@@ -172,16 +186,15 @@ async def infer(
 
 def check_inference(
     request: InferenceRequest, reads: Reads, limits: ServingConfig
-) -> tuple[Sequence[bytes | str], Sequence[str | int], Rule, Sequence[str]]:
+) -> tuple[Sequence[bytes | str], Sequence[str | int], Sequence[str]]:
     """Validate a request for a model that accepts `reads`, either images or texts. Returns the
-    images or texts, the classes, the rule and the names of the requested outputs.
+    images or texts, the classes and the names of the requested outputs.
 
     Raises ApiError (400, 413) with the reason.
     """
     tensors = {tensor.name: tensor for tensor in request.inputs}
     if len(tensors) != len(request.inputs):
         raise invalid_inference("duplicate input. Send each input once")
-    check_parameters(request.parameters, _PARAMETERS)
     known = {reads, *_CLASS_INPUTS}
     if unknown := tensors.keys() - known:
         raise invalid_inference(
@@ -193,37 +206,24 @@ def check_inference(
         raise invalid_inference("send either the input class_ids (INT64) or classes (BYTES)")
     raw = tensors.pop(reads)
     (named,) = tensors.values()
-    _check_datatype(raw, "BYTES")
-    _check_datatype(named, _CLASS_INPUTS[named.name])
-    for tensor in request.inputs:
-        _check_shape(tensor)
-    rule = _rule(request.parameters)
+    _check(raw, "BYTES")
+    _check(named, _CLASS_INPUTS[named.name])
     inputs, classes = raw.data if reads == "images" else _texts(raw), _texts(named)
-    outputs = _requested_outputs(request, rule)
-    counts = ((reads, inputs, limits.max_inputs), ("classes", classes, limits.max_classes))
-    for name, values, limit in counts:
-        if not values:
-            raise invalid_inference(f"the request contains no {name}. Send at least one")
-        check_count(len(values), name, limit)
-    longest = max(map(len, inputs)) if reads == "texts" else 0
-    if longest > limits.max_text_chars:
-        message = (
-            f"a text has {longest} characters, but the limit is {limits.max_text_chars}. Shorten "
-            "the text"
-        )
-        raise ApiError(413, "text_too_long", message)
-    return inputs, classes, rule, outputs
+    outputs = _requested_outputs(request)
+    check_inputs(inputs, reads, limits)
+    if not classes:
+        raise invalid_inference("the request contains no classes. Send at least one")
+    check_count(len(classes), "classes", limits.max_classes)
+    return inputs, classes, outputs
 
 
-def _check_datatype(tensor: RequestInput, datatype: str) -> None:
+def _check(tensor: RequestInput, datatype: str) -> None:
+    """Raise ApiError 400 if the datatype, the elements or the shape are wrong."""
     if tensor.datatype != datatype:
         raise wrong_datatype(tensor.name, tensor.datatype)
     kind = bytes if datatype == "BYTES" else int
     if any(type(one) is not kind for one in tensor.data):  # a bool is not an INT64
         raise invalid_inference(f"{tensor.name} contains an element that is not {datatype}")
-
-
-def _check_shape(tensor: RequestInput) -> None:
     shape, count = tensor.shape, len(tensor.data)
     # The product of many dimensions could have millions of digits.
     if len(shape) > _MAX_DIMENSIONS:
@@ -237,30 +237,6 @@ def _check_shape(tensor: RequestInput) -> None:
     raise invalid_inference(f"{tensor.name} has {problem}")
 
 
-def _rule(parameters: Mapping[str, Any]) -> Rule:
-    require = parameters.get("require")
-    if require not in (None, "guaranteed"):
-        raise invalid_inference(f"parameter require is {str(require)[:40]}. Send guaranteed")
-    recall, threshold = (_number(parameters, name) for name in ("recall", "threshold"))
-    # Unlike pydantic, `make_query` rejects invalid numbers with the errors of the protocol.
-    return Rule.model_construct(recall=recall, threshold=threshold, require=require)
-
-
-def _number(parameters: Mapping[str, Any], name: str) -> float | None:
-    """Return a parameter as a number. It may be a string, because KServe's gRPC client can send
-    only booleans, integers and strings as parameters."""
-    value = parameters.get(name)
-    if value is None:
-        return None
-    if isinstance(value, str) and _DECIMAL.fullmatch(value):
-        value = float(value)
-    # This comparison is false for nan, and exact for an integer that is too large for a float.
-    is_finite = isinstance(value, int | float) and abs(value) <= sys.float_info.max
-    if isinstance(value, bool) or not is_finite:
-        raise invalid_inference(f"parameter {name} is {str(value)[:40]}. Send a finite number")
-    return float(value)
-
-
 def _texts(tensor: RequestInput) -> list[Any]:
     """Return the elements, decoded if they are bytes."""
     try:
@@ -271,8 +247,8 @@ def _texts(tensor: RequestInput) -> list[Any]:
         ) from error
 
 
-def _requested_outputs(request: InferenceRequest, rule: Rule) -> Sequence[str]:
-    is_decided = (rule.recall, rule.threshold) != (None, None)
+def _requested_outputs(request: InferenceRequest) -> Sequence[str]:
+    is_decided = (request.parameters.recall, request.parameters.threshold) != (None, None)
     known = list(_OUTPUTS) if is_decided else ["scores"]
     for output in request.outputs:
         if output.name not in known:
@@ -354,11 +330,3 @@ def wrong_datatype(name: str, datatype: str) -> ApiError:
     fixes = {"images": "send the encoded file as one BYTES element", "class_ids": "send INT64"}
     fix = fixes.get(name, "send BYTES")
     return invalid_inference(f"{name[:80]} has datatype {datatype[:20]}: {fix}")
-
-
-def check_parameters(parameters: Iterable[str], known: Sequence[str], of: str = "") -> None:
-    """Raise ApiError 400 for a parameter that is not `known`."""
-    if unknown := set(parameters) - set(known):
-        raise invalid_inference(
-            f"unknown parameter {min(unknown)[:80]!r}{of}. Known parameters are {', '.join(known)}"
-        )

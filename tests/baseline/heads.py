@@ -10,7 +10,7 @@ from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS
 from tests.heads.test_factored import KINDS as FACTORED_KINDS
 from tests.heads.test_factored import batches, make_factored, pass_through
 from tests.heads.test_hierarchical import results as hierarchical_results
-from tests.heads.test_logits_sharded import answers_of_a_rank
+from tests.heads.test_sharded import answers_of_a_rank
 from tests.ranks import run_on_ranks
 
 _MESHES = ("1", "1x2", "2x2")

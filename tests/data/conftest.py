@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
+from data.shards.index import ShardIndex, index_path, parse_index
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
 
@@ -40,3 +41,8 @@ def shards(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def all_glyphs() -> Glyphs:
     """Return a source that tests share, because comparing all drawings takes seconds."""
     return Glyphs(samples=1)
+
+
+def open_index(shard: Path) -> ShardIndex:
+    """Return the index of a local shard."""
+    return parse_index(index_path(shard).read_bytes())

@@ -7,9 +7,7 @@ import pytest
 from data.shards.hierarchy import (
     MAX_DEPTH,
     MAX_NAME,
-    HierarchySize,
     class_paths,
-    hierarchy_size,
     join_path,
 )
 from data.shards.manifest import ClassInfo, Manifest, ShardInfo, SourceInfo
@@ -70,13 +68,6 @@ def test_an_invalid_path_in_a_manifest_raises_an_error_that_names_the_class(
     assert len(str(error.value)) < 300
 
 
-def test_nodes_with_the_same_name_but_different_ancestors_are_counted_separately() -> None:
-    size = hierarchy_size(FOLDER, manifest("bird > crane", "machine > crane", "machine", None))
-    assert size == HierarchySize(classes=3, nodes=4, depth=2)
-    assert str(size) == "3 classes under 4 nodes, depth 2"
-
-
 def test_a_manifest_without_paths_has_no_hierarchy() -> None:
-    assert hierarchy_size(FOLDER, manifest(None, None)) is None
     with pytest.raises(ValueError, match=r"shards: source made up does not provide a hierarchy"):
         class_paths(FOLDER, manifest(None, None))

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from data.remote.config import CacheConfig
-from data.shards.index import IndexBuilder, index_path, open_index
+from data.shards.index import IndexBuilder, index_path
 from data.shards.manifest import Manifest, ShardInfo
 from data.shards.split import open_split
+from tests.data.conftest import open_index
 
 N = 40_000
 
@@ -31,18 +32,6 @@ def large(tmp_path: Path) -> Path:
     )
     index_path(tmp_path / info.file).write_bytes(builder.to_bytes(info))
     return tmp_path / info.file
-
-
-def resident(path: Path) -> int:
-    """Return how many bytes of a mapped file are resident in memory."""
-    total, counts = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        name, *values = line.split()
-        if not name.endswith(":"):
-            counts = line.endswith(str(path))
-        elif counts and name == "Rss:":
-            total += 1024 * int(values[0])
-    return total
 
 
 def test_an_index_has_30_bytes_per_sample_and_locates_members(large: Path) -> None:
@@ -115,8 +104,6 @@ def test_a_split_can_be_opened_without_a_writable_cache(
 def test_an_index_with_deeply_nested_json_is_reported_as_damaged(large: Path, deep: bytes) -> None:
     header = deep.replace(b"%s", b"[" * 100_000)
     index_path(large).write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(
-        ValueError, match=r"is damaged \(.+\): copy it, or run kway shard again"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"is damaged \(.+\)") as caught:
         open_index(large)
     assert "\n" not in str(caught.value)

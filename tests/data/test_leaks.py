@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from data.inspection.leaks import check_leaks
+from data.inspection.leaks import CharacterLeak, check_leaks
 from data.shards.writing.writer import write_shards
 from data.sources import Table
 from launch.commands.shard import app
@@ -56,38 +56,32 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_remaining_variation_selector_is_the_only_suspect(leaking: Path) -> None:
-    report = check_leaks(leaking)
-    (suspect,) = report.suspects
-    assert suspect.char == "\ufe0f"
+    leaks = check_leaks(leaking)
+    (suspect,) = suspects(leaking)
+    assert suspect == leaks[0]
     assert suspect.name == "U+FE0F VARIATION SELECTOR-16"
     assert suspect.class_name == "heart"
-    assert suspect.precision == 1
-    assert suspect.lift == pytest.approx(4, rel=0.2)
     assert suspect.gain > 0.05
-    assert report.leaks[0] == suspect
 
 
-def test_informative_words_are_not_suspicious(sound: Path) -> None:
-    report = check_leaks(sound)
-    assert report.suspects == []
-    assert report.leaks
+def suspects(shards: Path) -> list[CharacterLeak]:
+    return [leak for leak in check_leaks(shards) if leak.suspect is not None]
 
 
-@pytest.mark.parametrize("mark", ["\U0001f1eb", "\u20e3", "\u200d", "†"])
+@pytest.mark.parametrize("mark", ["\u200d", "†"])
 def test_a_rare_character_is_suspicious(tmp_path: Path, mark: str) -> None:
     shards = write_texts(tmp_path / "in", mark, rate=0.06, num=3000)
-    report = check_leaks(shards)
-    assert [leak.char for leak in report.suspects] == [mark]
+    assert [leak.char for leak in suspects(shards)] == [mark]
 
 
 def test_a_part_of_an_emoji_is_suspicious_at_a_lower_lift(tmp_path: Path) -> None:
-    part = write_texts(tmp_path / "part", "\U0001f1eb", rate=0.06, num=4000, elsewhere=0.01)
-    (leak,) = check_leaks(part).suspects
-    assert leak.precision < 0.8
-    assert leak.suspect is not None
-    assert leak.suspect.startswith("part of an emoji")
-    other = write_texts(tmp_path / "other", "†", rate=0.06, num=4000, elsewhere=0.01)
-    assert check_leaks(other).suspects == []
+    found = {}
+    for mark in ("\U0001f1eb", "†"):
+        shards = write_texts(tmp_path / mark, mark, rate=0.06, num=4000, elsewhere=0.01)
+        found[mark] = [leak.suspect for leak in suspects(shards)]
+    (reason,) = found["\U0001f1eb"]
+    assert reason.startswith("part of an emoji")
+    assert found["†"] == []
 
 
 def test_the_check_command_exits_with_2_only_with_strict(leaking: Path, sound: Path) -> None:
@@ -104,13 +98,6 @@ def test_the_check_command_exits_with_2_only_with_strict(leaking: Path, sound: P
     assert clean.exit_code == 0
     assert "duplicates: train: " in clean.stdout
     assert "no character leaks the label" in clean.stdout
-
-
-def test_class_names_with_markup_are_printed_unchanged(tmp_path: Path) -> None:
-    shards = write_texts(tmp_path / "in", "\ufe0f", names=("[/red]", "[bold]joy", "c", "d"))
-    done = CliRunner().invoke(app, ["check", str(shards)])
-    assert done.exit_code == 0, done.exception
-    assert "[/red]" in done.stdout
 
 
 def test_checking_images_or_too_few_texts_raises(shards: Path, tmp_path: Path) -> None:

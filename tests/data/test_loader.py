@@ -91,9 +91,7 @@ def assert_same(a: list, b: list) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
-@pytest.mark.parametrize(
-    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (8, 0), (1, 1), (1, 3), (2, 3)]
-)
+@pytest.mark.parametrize(("world_size", "workers"), [(3, 0), (8, 0), (1, 1), (2, 3)])
 def test_global_batches_do_not_depend_on_world_size_or_workers(
     shards: Path, world_size: int, workers: int
 ) -> None:
@@ -206,28 +204,13 @@ def test_the_pixels_of_a_sample_differ_between_epochs(shards: Path) -> None:
     assert (a != b).flatten(1).any(1).float().mean() > 0.9
 
 
-def test_iterating_again_continues_from_the_cursor(shards: Path) -> None:
-    with open_split(shards, "train") as split:
-        loader = TrainLoader(split, config(shards, 1), global_batch=BATCH, cursor=Cursor(3))
-        assert list(loader.share(1)) == list(range(BATCH, 2 * BATCH))
-        first = next(iter(loader))
-        loader.close()
-        second = next(iter(loader))
-        loader.close()
-    both = global_batches(shards, world_size=1, workers=0, steps=2, cursor=Cursor(3))
-    assert torch.equal(first.indices, both[0][2])
-    assert torch.equal(second.indices, both[1][2])
-
-
 def test_loading_does_not_change_the_global_random_state(shards: Path) -> None:
     before = torch.get_rng_state()
     global_batches(shards, world_size=1, workers=1, steps=2, cursor=Cursor(0))
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("world_size", "workers"), [(1, 0), (2, 0), (3, 0), (5, 0), (50, 0), (1, 2), (2, 1)]
-)
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 0), (3, 0), (50, 0), (2, 1)])
 def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_each_rank(
     shards: Path, world_size: int, workers: int
 ) -> None:
@@ -258,9 +241,8 @@ def test_evaluation_and_serving_compute_the_same_pixels(shards: Path) -> None:
             assert torch.equal(batch.inputs["pixel_values"][row], expected)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
-    shards: Path, tmp_path: Path, workers: int
+    shards: Path, tmp_path: Path
 ) -> None:
     copy = copy_of(shards, tmp_path)
     with open_split(copy, "train") as split:
@@ -270,7 +252,7 @@ def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
     content[content.index(data) + len(data) // 2] ^= 1
     tar.write_bytes(content)
     with open_split(copy, "train") as split:
-        strict = config(copy, workers).model_copy(update={"max_bad_samples": 0})
+        strict = config(copy, 1).model_copy(update={"max_bad_samples": 0})
         loader = TrainLoader(split, strict, global_batch=20, cursor=Cursor(0))
         with pytest.raises(ValueError, match=r"train-000000\.tar") as error:
             list(islice(loader, 3))
@@ -303,7 +285,7 @@ def test_a_closed_split_has_no_open_files(shards: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [{}, {"seed": 0}, {"seed": 0, "samples": -1}, {"seed": 0, "samples": 1.5}, {"seed": "0"}],
+    [{"seed": 0}, {"seed": 0, "samples": -1}, {"seed": 0, "samples": 1.5}],
 )
 def test_an_invalid_cursor_raises(value: dict) -> None:
     with pytest.raises(ValueError, match="invalid data cursor"):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from data.loading.order import InOrder, Order, permuted_index, share
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 255, 1000, 4097])
+@pytest.mark.parametrize("n", [1, 2, 5, 16, 17, 4097])
 def test_every_epoch_is_a_permutation(n: int) -> None:
     for seed, epoch in ((0, 0), (0, 1), (7, 0), (2**60, 3)):
         indices = permuted_index(seed, epoch, np.arange(n), n)
@@ -132,18 +132,6 @@ def test_a_group_contains_at_most_shuffle_shards_shards(
 
 
 @settings(deadline=None)
-@given(sizes=SIZES, shuffle=st.integers(1, 14), seed=SEEDS)
-def test_a_window_no_longer_than_a_group_touches_at_most_two_groups(
-    sizes: list[int], shuffle: int, seed: int
-) -> None:
-    order, n = Order(seed, sizes, shuffle), sum(sizes)
-    groups = np.array([order.group(position) for position in range(2 * n)])
-    width = int(np.bincount(groups).min())
-    for start in range(2 * n - width):
-        assert len(set(groups[start : start + width].tolist())) <= 2
-
-
-@settings(deadline=None)
 @given(
     sizes=SIZES,
     shuffle=st.none() | st.integers(1, 14),
@@ -158,14 +146,6 @@ def test_a_position_maps_to_the_same_sample_on_its_own_and_in_a_batch(
     one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in positions]
     assert np.array_equal(together, np.stack(one_by_one, axis=1))
     assert np.array_equal(together, np.stack(order.locate(np.array([positions])))[:, 0])
-
-
-def test_an_order_without_groups_is_a_permutation_of_all_samples() -> None:
-    order = Order(5, [30, 50, 20])
-    for epoch in range(2):
-        expected = permuted_index(5, epoch, np.arange(100), 100)
-        assert np.array_equal(order.locate(np.arange(100) + 100 * epoch)[1], expected)
-    assert order.shards_at_once == 3
 
 
 def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
@@ -188,14 +168,6 @@ def test_the_samples_of_a_group_are_mixed_across_its_shards() -> None:
     assert abs(changes - 3 / 4) < 0.02
     for window in shards.reshape(20, 1000):
         assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
-
-
-def test_an_order_of_many_shards_is_computed_without_a_list_of_samples() -> None:
-    order = Order(1, [10_000] * 100_000, 64)
-    positions = np.arange(10**9 - 500, 10**9 + 500)
-    epochs, indices = order.locate(positions)
-    assert epochs.tolist() == [0] * 500 + [1] * 500
-    assert len(set((indices // 10_000).tolist())) <= 128
 
 
 def test_in_order_returns_the_shard_of_a_position() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from data.augment.base import Draws, pair_rng
+from data.augment.base import Draws
 from data.augment.mix import Mix
 from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
 from data.config import DataConfig
@@ -17,6 +17,8 @@ from data.images.config import ImageConfig
 from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
+from data.loading.stream import Stream, StreamLoader
+from data.shards.manifest import Manifest
 from data.shards.split import open_split
 
 BATCH = 7
@@ -83,8 +85,8 @@ def assert_same(left: list[torch.Tensor], right: list[torch.Tensor]) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes in total")
-@pytest.mark.parametrize(("world_size", "workers"), [(3, 0), (9, 0), (2, 2)])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes in total")
+@pytest.mark.parametrize(("world_size", "workers"), [(9, 0), (2, 2)])
 def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
     shards: Path, world_size: int, workers: int
 ) -> None:
@@ -93,7 +95,7 @@ def test_pixels_of_every_stage_do_not_depend_on_world_size_or_workers(
     assert_same(global_pixels(shards, world_size=world_size, workers=workers), one)
 
 
-@pytest.mark.parametrize("stopped", [2, 3, 4, 6])
+@pytest.mark.parametrize("stopped", [3, 4])
 def test_a_run_resumed_inside_or_between_stages_at_another_world_size_continues_exactly(
     shards: Path, stopped: int
 ) -> None:
@@ -115,22 +117,29 @@ def test_the_size_changes_the_pixels_of_a_sample_but_not_its_draws(shards: Path)
     batches.close()
 
 
-def test_cutmix_boxes_are_drawn_for_the_size_of_their_batch(shards: Path) -> None:
-    settings = config(shards, mix=Mix(cutmix_alpha=1.0))
-    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
-    for step, batch in zip(range(8), batches, strict=False):
-        mix, positions = settings.augment.mix, range(step * BATCH, (step + 1) * BATCH)
-        draws = [mix.draw(SIDES[step], pair_rng(5, position)) for position in positions]
-        expected = torch.tensor([draw.weight for draw in draws])
-        assert batch.mixed is not None
-        assert torch.equal(batch.mixed.weights, expected)
-    batches.close()
-
-
 def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
     with open_split(shards, "test") as split:
         for batch in EvalLoader(split, config(shards), batch=4):
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
+    tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
+    stream = {"shards": tars, "samples": 30, "buffer": 4}
+    settings = DataConfig.model_validate(
+        {**config(shards, mix=None).model_dump(), "stream": stream}
+    )
+    settings = settings.model_copy(update={"workers": workers})
+    opened = Stream(settings.stream, Manifest.load(shards))
+    for rank in range(2):
+        cursor = Cursor(0, samples=2 * BATCH)
+        with StreamLoader(
+            opened, settings, global_batch=BATCH, rank=rank, world_size=2, cursor=cursor
+        ) as loader:
+            batches = list(islice(loader, 6))
+        for batch, side in zip(batches, SIDES[2:], strict=True):
+            assert batch.inputs["pixel_values"].shape == (3 + rank, 3, side, side)
 
 
 @pytest.mark.parametrize("num_samples", [10, 13])
@@ -142,11 +151,10 @@ def test_a_stage_in_epochs_ends_after_the_batch_that_completes_them(num_samples:
     assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
 
 
-def test_the_largest_side_includes_all_stages() -> None:
-    shards = Path("shards")
-    assert config(shards).largest_side == 16
-    assert config(shards, size=7).largest_side == 8
-    assert config(shards, size=None, progressive=()).largest_side == 12
+def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
+    for size, expected in ((None, 12), (10, 10)):
+        sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
+        assert {sides.at(0), sides.at(10**12)} == {expected}
 
 
 @pytest.mark.parametrize(

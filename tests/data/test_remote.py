@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,12 +21,11 @@ import pytest
 
 from data.config import DataConfig
 from data.remote.config import CacheConfig
-from data.remote.fetch import fetch
-from data.shards.index import index_path, open_index
+from data.shards.index import index_path
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
-from data.tars.indexing import index_shards
+from tests.data.conftest import open_index
 from tests.data.file_server import FileServer, serving
 from tests.waiting import wait_until
 
@@ -124,23 +122,6 @@ def test_a_password_in_a_url_raises_and_does_not_appear_in_the_message() -> None
     assert "secret" not in str(caught.value)
 
 
-def test_a_recipe_distinguishes_paths_and_urls() -> None:
-    local, remote = DataConfig(shards="some/set"), DataConfig(shards="s3://bucket/set/")
-    assert local.shards == Path("some/set")
-    assert remote.shards == "s3://bucket/set"
-    for config in (local, remote):
-        assert DataConfig.model_validate(config.model_dump(mode="json")) == config
-
-
-def test_label_vectors_are_fetched_once(glyphs: Path, cache: CacheConfig) -> None:
-    expected = load_label_vectors(glyphs, Manifest.load(glyphs))
-    with serving(glyphs) as server:
-        for _ in range(2):
-            found = load_label_vectors(server.url, Manifest.load(server.url, cache), cache)
-            assert np.array_equal(found, expected)
-        assert server.requests["label_vectors.safetensors"] == 1
-
-
 def test_label_vectors_are_verified_at_the_source_and_in_the_cache(
     glyphs: Path, cache: CacheConfig, tmp_path: Path
 ) -> None:
@@ -165,16 +146,6 @@ def test_label_vectors_are_verified_at_the_source_and_in_the_cache(
 
 
 # -------------------------------------------------------------------- the cache
-
-
-def test_a_shard_is_fetched_once_and_the_manifest_at_every_start(
-    server: FileServer, cache: CacheConfig
-) -> None:
-    for _ in range(3):
-        with open_split(server.url, "train", cache=cache) as split:
-            contents(split)
-    assert server.requests.pop("manifest.json") == 3
-    assert set(server.requests.values()) == {1}
 
 
 def _read_all(url: str, cache: CacheConfig, expected: list[tuple[bytes, str, int]]) -> None:
@@ -262,22 +233,6 @@ def test_two_versions_of_a_dataset_do_not_mix(
     assert server.requests[FIRST] == 1
 
 
-def test_a_tar_can_have_two_indices_in_the_cache(
-    shards: Path, tmp_path: Path, cache: CacheConfig
-) -> None:
-    for num_classes in (4, 2):
-        folder = tmp_path / str(num_classes)
-        folder.mkdir()
-        (folder / FIRST).symlink_to(shards / FIRST)
-        (tmp_path / "names").write_text("\n".join("abcd"[:num_classes]))
-        index_shards(folder, classes=tmp_path / "names", skip_bad=True, workers=0)
-        with open_split(f"file://{folder}", "train", cache=cache) as split:
-            assert set(split.labels.tolist()) == set(range(num_classes))
-            assert contents(split) == local_contents(folder)
-    assert len(cached_shards(cache)) == 1
-    assert len(list(cache.folder.glob("*.split-index"))) == 2
-
-
 def test_a_cache_that_cannot_be_created_raises_an_error_that_names_the_recipe_key(
     server: FileServer, cache: CacheConfig, tmp_path: Path
 ) -> None:
@@ -318,17 +273,6 @@ def test_a_cache_filled_by_another_user_is_readable(shards: Path, server: FileSe
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_truncated_copy_in_the_cache_is_fetched_again(
-    shards: Path, server: FileServer, cache: CacheConfig
-) -> None:
-    with open_split(server.url, "train", cache=cache) as split:
-        contents(split)
-    for path in cache.folder.glob("*.*"):
-        os.truncate(path, path.stat().st_size // 2)
-    with open_split(server.url, "train", cache=cache) as split:
-        assert contents(split) == local_contents(shards)
 
 
 def test_a_flipped_byte_in_the_cache_raises_an_error_that_states_the_fix(
@@ -415,30 +359,6 @@ def len_of(order, group: int, infos) -> int:
     return sum(infos[number].samples for number in order.shards(group))
 
 
-def test_evaluation_prefetches_the_next_shard(server: FileServer, cache: CacheConfig) -> None:
-    with open_split(server.url, "train", cache=cache) as split:
-        infos = split.manifest.of_split("train")
-        order = split.in_order()
-        for position, num_shards in ((0, 2), (infos[0].samples, 3), (len(split) - 1, len(infos))):
-            split.will_read(order, position)
-            wanted = {info.sha256 for info in infos[:num_shards]}
-            wait_until(lambda wanted=wanted: {p.stem for p in cached_shards(cache)} == wanted)
-
-
-def test_shards_that_do_not_fit_in_the_cache_are_not_prefetched(
-    server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    with open_split(server.url, "train", cache=cache) as split:
-        one = sized_for(cache, split, 1)
-    with open_split(server.url, "train", cache=one) as split:
-        order = split.order(3, 1)
-        split.will_read(order, 0)
-        wait_until(lambda: len(cached_shards(cache)) == 1)
-        split.read(int(order.locate(np.array([0]))[1][0]))
-    assert server.shards() == 1
-    assert [r.message for r in caplog.records if "the next shards do not fit" in r.message]
-
-
 def test_a_prefetch_error_is_logged_and_raised_when_reading(
     server: FileServer, cache: CacheConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -456,10 +376,10 @@ def test_a_process_can_exit_during_downloads(server: FileServer, cache: CacheCon
     server.seconds = 200
     code = (
         "import sys; from pathlib import Path; from data.remote.config import CacheConfig; "
-        "from data.shards.split import Split; from data.shards.manifest import Manifest; "
+        "from data.shards.split import open_split; from data.shards.manifest import Manifest; "
         "cache = CacheConfig(folder=Path(sys.argv[2])); "
         "manifest = Manifest.read(sys.argv[3]); "
-        "split = Split(sys.argv[1], manifest, 'train', cache); "
+        "split = open_split(sys.argv[1], 'train', cache=cache, manifest=manifest); "
         "split.will_read(split.order(0), 0); input(); print('done')"
     )
     command = [sys.executable, "-c", code, server.url, str(cache.folder), str(server.folder)]
@@ -480,7 +400,7 @@ def retries(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 # If the server closes the connection without a response, the HTTP library itself retries once.
-FAILURES = [(500, 1), (503, 1), (429, 1), ("cut", 1), ("hang up", 2)]
+FAILURES = [(503, 1), (429, 1), ("cut", 1), ("hang up", 2)]
 
 
 @pytest.mark.parametrize(("failure", "requests"), FAILURES)
@@ -500,7 +420,7 @@ def test_transient_failures_are_retried_and_logged(
     assert retried == ["manifest.json", FIRST, FIRST]
 
 
-@pytest.mark.parametrize("kind", ["manifest", "index", "shard"])
+@pytest.mark.parametrize("kind", ["index", "shard"])
 def test_a_file_that_is_damaged_once_is_fetched_again(
     kind: str,
     shards: Path,
@@ -517,28 +437,11 @@ def test_a_file_that_is_damaged_once_is_fetched_again(
     assert len(retries(caplog)) == 1
 
 
-@pytest.mark.parametrize(("failure", "requests"), [(503, 1), ("hang up", 2)])
-def test_the_last_attempt_raises_an_error_that_states_the_url_the_reason_and_the_fix(
-    failure: int | str, requests: int, server: FileServer, cache: CacheConfig
-) -> None:
-    server.failures = {FIRST: [failure] * 9}
-    named = rf"^{server.url}/{FIRST}: "
-    with open_split(server.url, "train", cache=cache) as split:
-        split.read(split.manifest.shards[0].samples)
-        with pytest.raises(OSError, match=named) as caught:
-            split.read(0)
-    message = str(caught.value)
-    assert "3 attempts): check the network and the server" in message
-    assert "\n" not in message
-    assert server.requests[FIRST] == 3 * requests
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "reason"),
     [
         (404, FileNotFoundError, "does not exist: check data.shards"),
         (403, PermissionError, r"cannot be read \(403 Forbidden\): check the URL"),
-        (401, PermissionError, r"cannot be read \(401 Unauthorized\)"),
     ],
 )
 def test_missing_and_forbidden_files_are_not_retried(
@@ -559,7 +462,7 @@ def test_missing_and_forbidden_files_are_not_retried(
     [
         (lambda content: content[:-600] + b"x" * 600, "its SHA-256 differs", 2),
         (lambda content: content + b"x", "it has more than", 2),
-        (lambda content: content[:-512], "received", 3),
+        (lambda content: content[:-512], "received", 2),
     ],
     ids=["replaced", "longer", "truncated"],
 )
@@ -585,18 +488,10 @@ def test_a_damaged_or_oversized_index_at_the_source_raises(
 ) -> None:
     path = index_path(server.folder / FIRST)
     content = path.read_bytes()
-    for damaged, reason in ((content[:-9], "damaged"), (bytes(1 << 22), "it has more than")):
+    for damaged, reason in ((content[:-9], "damaged"), (bytes(1 << 25), "it has more than")):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"{server.url}/{path.name} .*{reason}"):
             open_split(server.url, "train", cache=cache)
-
-
-def test_a_damaged_manifest_at_the_source_raises_an_error_that_states_the_fix(
-    server: FileServer, cache: CacheConfig
-) -> None:
-    (server.folder / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"manifest.json is damaged \(.*\): upload it again"):
-        open_split(server.url, "train", cache=cache)
 
 
 def test_indices_that_do_not_fit_in_the_cache_are_not_fetched(
@@ -618,13 +513,6 @@ def test_a_redirect_loop_raises(server: FileServer, cache: CacheConfig) -> None:
     server.redirect = server.url
     with pytest.raises(PermissionError, match=r"cannot be read \(too many redirects\)"):
         Manifest.load(server.url, cache)
-
-
-def test_a_file_that_is_too_large_is_not_read_completely(server: FileServer) -> None:
-    with pytest.raises(
-        ValueError, match=r"manifest.json does not match .*it has more than 100 bytes"
-    ):
-        fetch(f"{server.url}/manifest.json", BytesIO(), attempts=1, max_bytes=100)
 
 
 def test_redirects_are_followed_only_within_http(

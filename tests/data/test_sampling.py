@@ -12,11 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.augment.mix import Mix
-from data.augment.training import AugmentConfig
-from data.config import DataConfig, SamplingConfig, TextConfig
+from data.config import DataConfig, SamplingConfig
 from data.images.config import ImageConfig
-from data.loading.batch import Batch, Cursor
+from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.order import permuted_in_groups, share
 from data.loading.sampling import (
@@ -49,7 +47,7 @@ def order_of(
     return labels, SampledOrder(seed, groups, epoch or len(labels))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 300])
+@pytest.mark.parametrize("size", [1, 5, 16, 300])
 def test_every_group_and_pass_has_its_own_permutation(size: int) -> None:
     found = set()
     for group, epoch in ((0, 0), (0, 1), (1, 0), (7, 3)):
@@ -122,7 +120,7 @@ def test_shares_are_exact_over_a_period_of_epochs(
     assert np.array_equal(drawn, order.num_slots(late + 1) - order.num_slots(late))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     sizes=SIZES,
     power=POWERS,
@@ -145,30 +143,6 @@ def test_resuming_at_any_world_size_gives_the_same_global_batches(
             samples += batch
     whole = np.stack(order_of(sizes, power, seed)[1].locate(np.arange(samples)))
     assert np.array_equal(np.concatenate(seen, axis=1), whole)
-
-
-@settings(deadline=None)
-@given(
-    sizes=SIZES,
-    power=POWERS,
-    seed=SEEDS,
-    positions=st.lists(st.integers(0, 4000), min_size=1, max_size=60),
-)
-def test_a_position_maps_to_the_same_sample_on_its_own_and_in_a_batch(
-    sizes: list[int], power: float, seed: int, positions: list[int]
-) -> None:
-    _, order = order_of(sizes, power, seed)
-    together = np.stack(order.locate(np.array(positions)))
-    one_by_one = [np.stack(order.locate(np.array([position])))[:, 0] for position in positions]
-    assert np.array_equal(together, np.stack(one_by_one, axis=1))
-    assert np.array_equal(together, np.stack(order.locate(np.array([positions])))[:, 0])
-
-
-def test_neighbors_in_the_stream_are_uncorrelated() -> None:
-    labels, order = order_of([500] * 20, 0.0, seed=2)
-    found = labels[order.locate(np.arange(10_000))[1]].astype(float)
-    assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.05
-    assert abs(np.corrcoef(found, np.arange(len(found)))[0, 1]) < 0.05
 
 
 def test_the_samples_of_a_class_are_drawn_in_a_new_random_order_in_each_pass() -> None:
@@ -197,82 +171,6 @@ def test_samples_with_an_invalid_label_are_drawn_at_their_natural_rate() -> None
     assert sorted(groups.members[-2:].tolist()) == [1, 4]
 
 
-# ------------------------------------------------------------------------------ batches
-
-BATCH = 7
-
-
-def config(shards: Path, workers: int = 0, power: float = 0.0, **sampling: int) -> DataConfig:
-    return DataConfig(
-        shards=shards,
-        image=ImageConfig(size=12, resize=14),
-        augment=AugmentConfig(mix=Mix(mixup_alpha=0.4, probability=0.5)),
-        workers=workers,
-        sampling=SamplingConfig(power=power, **sampling),
-    )
-
-
-def global_batches(
-    shards: Path, settings: DataConfig, *, world_size: int, steps: int, cursor: Cursor
-) -> list[tuple[torch.Tensor, ...]]:
-    """Return (pixels, labels, indices, second labels) of each global batch."""
-    parts: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in range(steps)]
-    for rank in range(world_size):
-        with (
-            open_split(shards, "train") as split,
-            TrainLoader(
-                split,
-                settings,
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=cursor,
-            ) as loader,
-        ):
-            for step in range(steps):
-                parts[step].append(columns(next(loader)))
-    return [tuple(torch.cat(column) for column in zip(*part, strict=True)) for part in parts]
-
-
-def columns(batch: Batch) -> tuple[torch.Tensor, ...]:
-    assert batch.mixed is not None
-    return batch.inputs["pixel_values"], batch.labels, batch.indices, batch.mixed.labels
-
-
-def assert_same(a: list, b: list) -> None:
-    assert len(a) == len(b)
-    for left, right in zip(a, b, strict=True):
-        for x, y in zip(left, right, strict=True):
-            assert torch.equal(x, y)
-
-
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize(
-    ("world_size", "workers"), [(2, 0), (3, 0), (4, 0), (5, 0), (1, 1), (1, 3), (2, 2)]
-)
-def test_global_batches_do_not_depend_on_world_size_or_workers(
-    shards: Path, world_size: int, workers: int
-) -> None:
-    start = Cursor(seed=5)
-    one = global_batches(shards, config(shards), world_size=1, steps=8, cursor=start)
-    many = global_batches(
-        shards, config(shards, workers), world_size=world_size, steps=8, cursor=start
-    )
-    assert_same(one, many)
-
-
-@pytest.mark.parametrize("stopped", [1, 4, 9])
-def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(
-    shards: Path, stopped: int
-) -> None:
-    settings = config(shards, power=0.5, epoch_samples=30)
-    whole = global_batches(shards, settings, world_size=1, steps=10, cursor=Cursor(9))
-    head = global_batches(shards, settings, world_size=2, steps=stopped, cursor=Cursor(9))
-    saved = Cursor.from_json(Cursor(9, samples=stopped * BATCH).to_json())
-    tail = global_batches(shards, settings, world_size=3, steps=10 - stopped, cursor=saved)
-    assert_same(whole, head + tail)
-
-
 def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards: Path) -> None:
     settings = DataConfig(
         shards=shards,
@@ -288,32 +186,6 @@ def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards:
     assert first.sum() > 2
     pixels = batch.inputs["pixel_values"][first].flatten(1)
     assert len(torch.unique(pixels, dim=0)) > 2
-
-
-def test_short_epochs_of_the_natural_power_visit_all_samples_in_turn(shards: Path) -> None:
-    settings = config(shards, power=1.0, epoch_samples=10)
-    with open_split(shards, "train") as split:
-        loader = TrainLoader(split, settings, global_batch=10, cursor=Cursor(1))
-        times = np.zeros(len(split), int)
-        for _ in range(9):
-            np.add.at(times, next(loader).indices.numpy(), 1)
-            assert np.ptp(times) <= 1
-
-
-def test_batches_sorted_by_length_contain_the_samples_of_the_sampled_order(texts: Path) -> None:
-    found = []
-    for batches_by_length in (1, 3):
-        text = TextConfig(
-            tokenizer=str(texts / "tokenizer"), max_length=24, batches_by_length=batches_by_length
-        )
-        settings = DataConfig(
-            shards=texts / "shards", text=text, sampling=SamplingConfig(power=0.0)
-        )
-        with open_split(texts / "shards", "train") as split:
-            loader = TrainLoader(split, settings, global_batch=BATCH, cursor=Cursor(1))
-            found.append(torch.cat([next(loader).indices for _ in range(3)]).tolist())
-    assert found[0] != found[1]
-    assert sorted(found[0]) == sorted(found[1])
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,15 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from data.progress import plain_lines
 from data.shards.writing.output import OutputFolder
 from data.shards.writing.writer import write_shards
-from data.skipped import Skipped
 from data.sources import ImageFolder
-from data.sources.source import Modality
 from launch.commands.shard import app
-from launch.commands.shard_source import write
-from tests.data.foreign_tars import Planted
 from tests.data.killed import contents
 from tests.dispositions import ignored, is_ignored
 from tests.system.processes import ROOT
@@ -50,17 +44,6 @@ def test_shards_can_be_written_to_the_working_directory(
     done = kway_shard("imagefolder", images.resolve(), "-o", ".")
     assert done.exit_code == 0, done.output
     assert (tmp_path / "manifest.json").is_file()
-
-
-def test_glyphs_with_other_parameters_are_not_written_to_the_same_folder(tmp_path: Path) -> None:
-    few = ("--samples", 1, "-o", tmp_path / "out")
-    done = kway_shard("glyphs", "--classes", 5, *few)
-    assert done.exit_code == 0, done.output
-    assert "5 classes" in done.stdout
-    other = kway_shard("glyphs", "--classes", 6, *few)
-    assert isinstance(other.exception, ValueError)
-    assert "classes=5" in str(other.exception)
-    assert "classes=6" in str(other.exception)
 
 
 @ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -99,61 +82,6 @@ def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
     assert ".cls differs from the label" in damaged.stderr
     assert "test-000000.tar is missing" in damaged.stderr
     assert "train-000000" not in damaged.stderr
-
-
-def test_verify_checks_the_index_and_reports_a_single_location(
-    shards: Path, tmp_path: Path
-) -> None:
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    index = tmp_path / "train-000000.index.safetensors"
-    content = bytearray(index.read_bytes())
-    content[-1] ^= 1
-    index.write_bytes(content)
-    damaged = kway_shard("verify", tmp_path)
-    assert damaged.exit_code == 2
-    assert "index.safetensors is damaged (its checksum does not match)" in damaged.stderr
-    assert "has 1 damaged item:" in damaged.stderr
-
-
-def test_a_single_shard_is_printed_in_the_singular(images: Path, tmp_path: Path) -> None:
-    done = kway_shard("imagefolder", images, "-o", tmp_path / "out", "--test-fraction", 0)
-    assert "4 classes, 1 shard, " in done.stdout
-
-
-@pytest.mark.parametrize(("modality", "what"), [("image", "images"), ("text", "texts")])
-def test_skipped_samples_are_called_images_or_texts(
-    modality: Modality, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = Planted([(b"one", "txt", 0), (b"", "txt", 0), (b"", "txt", 0)], 1)
-    source.modality = modality
-    source.render = lambda task: (
-        Planted.render(source, task) if source.samples[task][0] else Skipped(str(task), "empty")
-    )
-    write(source, tmp_path / "out", samples_per_shard=10, workers=0)
-    assert f" 2 bad {what}\n" in capsys.readouterr().err
-
-
-def test_progress_lines_start_once_a_rate_is_known(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("data.progress._SECONDS_BETWEEN_LINES", 0)
-    report = plain_lines("writing")
-    report(100, 1000)
-    assert capsys.readouterr().err == ""
-    time.sleep(0.01)
-    report(200, 1000)
-    assert capsys.readouterr().err.startswith("writing 200 of 1,000 samples, ")
-
-
-def test_verifying_a_truncated_shard_reports_the_lost_samples(shards: Path, tmp_path: Path) -> None:
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    tar = tmp_path / "train-000000.tar"
-    tar.write_bytes(tar.read_bytes()[: tar.stat().st_size // 2])
-    damaged = kway_shard("verify", tmp_path)
-    assert damaged.exit_code == 2
-    assert damaged.stderr.count("train-000000.tar") >= 4
 
 
 def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_option(
@@ -216,6 +144,12 @@ def test_a_ray_node_without_the_folder_is_an_error(tmp_path: Path) -> None:
         OutputFolder(tmp_path / "out").check_shared()
 
 
-@pytest.mark.parametrize("command", ["glyphs", "imagefolder", "verify"])
-def test_every_command_prints_its_help(command: str) -> None:
-    assert kway_shard(command, "--help").exit_code == 0
+def test_a_source_at_a_url_is_an_error_that_states_the_fix(tmp_path: Path) -> None:
+    out = ("-o", tmp_path / "out")
+    for command in (
+        ("imagefolder", "s3://bucket/images", *out),
+        ("table", "https://host/a.csv", "--text", "text", "--label", "label", *out),
+    ):
+        failed = kway_shard(*command)
+        assert isinstance(failed.exception, ValueError)
+        assert f"{command[1]} is a URL, but sources read local files: copy" in str(failed.exception)

@@ -8,11 +8,8 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from data.inspection.contact_sheet import contact_sheet
-from data.inspection.contents import contents, examples, histogram
-from data.shards.manifest import Manifest
+from data.inspection.contents import examples
 from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
-from data.sources import Table
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
@@ -42,22 +39,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_contents_counts_the_samples_of_each_class(shards: Path) -> None:
-    train, test = contents(shards, Manifest.load(shards))
-    with open_split(shards, "train") as split:
-        assert np.array_equal(train.counts, np.bincount(split.labels, minlength=4))
-        assert (train.name, train.samples, train.shards) == ("train", len(split), 4)
-    assert train.samples + test.samples == 42
-    assert (train.counts + test.counts).tolist() == [9, 10, 11, 12]
-    assert train.bytes == sum((shards / f"train-00000{n}.tar").stat().st_size for n in range(4))
-
-
-def test_a_histogram_has_one_bin_per_power_of_two() -> None:
-    bins = histogram(np.array([0, 1, 1, 2, 3, 3, 9]))
-    assert bins == [(0, 0, 1), (1, 1, 2), (2, 3, 3), (4, 7, 0), (8, 15, 1)]
-    assert histogram(np.array([5, 6])) == [(4, 7, 2)]
-
-
 def test_examples_are_spread_evenly_over_the_classes(texts: Path) -> None:
     with open_split(texts, "train") as split:
         labels = split.labels
@@ -78,24 +59,8 @@ def test_show_prints_the_count_of_every_class(shards: Path) -> None:
         assert "█" in line
 
 
-def test_show_prints_the_size_of_the_hierarchy_if_there_is_one(
-    shards: Path, tmp_path: Path
-) -> None:
-    rows = ["a,poodle,animal > dog", "b,fish,animal", "c,oak,"]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,above", *rows]))
-    options = {"text": "t", "hierarchy": "above", "test_fraction": 0}
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
-    write_shards(source, tmp_path / "out", workers=0)
-    shown = kway_shard("show", tmp_path / "out").stdout
-    assert "hierarchy: 2 classes under 2 nodes, depth 2" in shown
-    assert "hierarchy" not in kway_shard("show", shards).stdout
-
-
-def test_many_classes_are_printed_as_a_histogram_and_the_largest_and_smallest_classes(
-    texts: Path,
-) -> None:
+def test_of_many_classes_the_largest_and_smallest_are_printed(texts: Path) -> None:
     shown = kway_shard("show", texts).stdout
-    assert "16 to 31 samples" in shown
     assert "class 39" in shown
     assert "class 00" in shown
     assert "class 20" not in shown.split("texts of train")[0]
@@ -108,13 +73,6 @@ def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert len(table_cell("x" * 99, 10)) == 10
-
-
-def test_a_contact_sheet_is_deterministic(shards: Path, tmp_path: Path) -> None:
-    for name in ("a.png", "b.png"):
-        done = kway_shard("show", shards, "--contact-sheet", tmp_path / name, "--split", "test")
-        assert done.exit_code == 0, done.output
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
@@ -138,7 +96,7 @@ def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
         assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # does not overlap the next tile
 
 
-@pytest.mark.parametrize("name", ["größer", "θ λ", "猫", "a\u202eb"])
+@pytest.mark.parametrize("name", ["猫", "a\u202eb"])
 def test_names_in_any_script_are_drawn_or_escaped(tmp_path: Path, name: str) -> None:
     members = [("0.png", png(0)), ("0.cls", name.encode())]
     write_tar(tmp_path / "all.tar", members)
@@ -169,21 +127,3 @@ def test_a_contact_sheet_of_texts_raises(
 ) -> None:
     done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
     assert message in str(done.exception)
-
-
-def test_an_unknown_split_raises_before_anything_is_printed(shards: Path) -> None:
-    done = kway_shard("show", shards, "--split", "nope")
-    assert f"{shards}: there is no split 'nope'" in str(done.exception)
-    assert done.stdout == ""
-
-
-def test_shards_at_a_url_are_shown_like_a_local_folder(
-    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))  # the cache
-    shown = kway_shard("show", f"file://{texts}")
-    assert shown.exit_code == 0
-    # The title wraps at the width of the table.
-    assert "".join(shown.stdout.split()).replace(f"file://{texts}", str(texts)) == "".join(
-        kway_shard("show", texts).stdout.split()
-    )

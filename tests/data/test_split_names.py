@@ -10,9 +10,7 @@ from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder, Source, Table
-from data.tars.indexing import index_shards
 from tests.data.conftest import write_image
-from tests.data.foreign_tars import images, write_tar
 
 
 @pytest.mark.parametrize(
@@ -62,12 +60,6 @@ def test_sources_with_split_folders_columns_or_files_follow_the_rule(
     manifest = Manifest.load(tmp_path / "out")
     assert set(manifest.splits) == splits
     manifest.of_split(DataConfig(shards=tmp_path).eval_split)
-
-
-def test_splits_from_tar_names_follow_the_rule(tmp_path: Path) -> None:
-    for number, name in enumerate(("a-train", "a-eval")):
-        write_tar(tmp_path / f"{name}.tar", images(3 * number, 3))
-    assert index_shards(tmp_path).manifest.splits == ("train", "test")
 
 
 def test_a_table_notes_a_renamed_split(tmp_path: Path) -> None:

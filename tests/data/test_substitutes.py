@@ -13,10 +13,10 @@ from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.loading.reader import candidates, read_or_substitute
-from data.shards.index import open_index
 from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, open_split
 from data.shards.writing.writer import write_shards
+from tests.data.conftest import open_index
 from tests.data.foreign_tars import Planted, bomb, planted_shards, png
 
 BATCH = 8
@@ -100,7 +100,7 @@ def test_a_replaced_sample_gets_the_label_of_its_substitute(damaged: Path) -> No
             assert label == labels[by.get(index, index)]
 
 
-@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (3, 0), (1, 1), (2, 1)])
+@pytest.mark.parametrize(("world_size", "workers"), [(3, 0), (2, 1)])
 def test_substitutes_do_not_depend_on_world_size_or_workers(
     damaged: Path, world_size: int, workers: int
 ) -> None:
@@ -161,8 +161,7 @@ def test_a_bad_sample_is_counted_once_over_any_number_of_epochs(damaged: Path) -
     assert sum(len(batch.substitutes) for (batch,) in every) > len(BAD)
 
 
-@pytest.mark.parametrize("limit", [0, 1, 2])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(("limit", "workers"), [(0, 0), (2, 1)])
 def test_more_bad_samples_than_the_limit_raise_an_error_that_lists_them(
     damaged: Path, limit: int, workers: int
 ) -> None:
@@ -233,22 +232,16 @@ def test_evaluation_raises_for_a_bad_sample(damaged: Path) -> None:
         list(EvalLoader(split, config(damaged), batch=8))
 
 
-def test_opening_a_bad_shard_raises_an_error_that_names_it(intact: Path, tmp_path: Path) -> None:
-    def damaged_by(change: object) -> str:
-        for path in intact.iterdir():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
-        change(tmp_path / "train-000001.tar")  # type: ignore[operator]
-        with pytest.raises((ValueError, FileNotFoundError)) as error:
-            open_split(tmp_path, "train")
-        assert "train-000001.tar" in str(error.value)
-        return str(error.value)
-
+def test_a_shard_that_was_replaced_raises_an_error_that_names_it(
+    intact: Path, tmp_path: Path
+) -> None:
+    for path in intact.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     size = Manifest.read(intact).shards[1].bytes
-    first = (intact / "train-000000.tar").read_bytes()
-    assert "is missing" in damaged_by(lambda path: path.unlink())
-    assert "but the manifest lists" in damaged_by(lambda path: path.write_bytes(first[:9999]))
-    same_size = first[:size].ljust(size, b"\0")
-    assert "was replaced by another file" in damaged_by(lambda p: p.write_bytes(same_size))
+    other = (intact / "train-000000.tar").read_bytes()[:size].ljust(size, b"\0")
+    (tmp_path / "train-000001.tar").write_bytes(other)
+    with pytest.raises(ValueError, match=r"train-000001\.tar was replaced by another file"):
+        open_split(tmp_path, "train")
 
 
 def test_a_shard_with_a_damaged_first_sample_is_opened(intact: Path, tmp_path: Path) -> None:

@@ -136,10 +136,9 @@ def test_every_epoch_is_a_permutation_of_the_same_epoch_unsorted(
             assert found == ours[position - epoch * num]
 
 
-@pytest.mark.parametrize("window", [1, 3, 50])
-@pytest.mark.parametrize("batch", [5, 7, 16, 100])
-@pytest.mark.parametrize("modality", ["images", "texts"])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("window", [3, 50])
+@pytest.mark.parametrize("batch", [7, 100])
+@pytest.mark.parametrize(("modality", "world_size"), [("images", 1), ("texts", 3)])
 def test_every_epoch_reads_every_sample_once(
     modality: str, batch: int, window: int, world_size: int, texts: Path, shards: Path
 ) -> None:
@@ -152,7 +151,7 @@ def test_every_epoch_reads_every_sample_once(
         assert sorted(read[epoch * num : (epoch + 1) * num]) == list(range(num))
 
 
-@pytest.mark.parametrize("batch", [5, 16])
+@pytest.mark.parametrize("batch", [16])
 @pytest.mark.parametrize("changes", ["sampling", "mixture"])
 def test_sorting_by_length_does_not_change_which_samples_an_epoch_draws(
     changes: str, batch: int, texts: Path
@@ -225,15 +224,6 @@ def test_evaluation_reads_every_text_once_sorted_by_length(texts: Path) -> None:
                     assert np.array_equal(batch.labels, split.labels[batch.indices.numpy()])
             assert sorted(seen) == list(range(len(split)))
             assert len(batches) == 1
-
-
-def test_ranks_without_a_text_get_empty_batches(texts: Path) -> None:
-    with open_split(texts / "shards", "train") as split:
-        loader = TrainLoader(
-            split, config(texts), global_batch=2, rank=0, world_size=5, cursor=Cursor(0)
-        )
-        batch = next(loader)
-    assert batch.inputs["input_ids"].shape == batch.inputs["attention_mask"].shape == (0, 8)
 
 
 def test_texts_are_padded_to_a_multiple_of_eight() -> None:

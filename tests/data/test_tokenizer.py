@@ -12,7 +12,6 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from data.shards.index import open_index
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
@@ -20,6 +19,7 @@ from data.sources import EmojiNames
 from data.text.tokenizer import Tokenizer, open_tokenizer
 from data.text.tokenizer_training import TrainedTokenizer, train_tokenizer
 from data.text.wordpiece import train_wordpiece
+from tests.data.conftest import open_index
 from tests.shards import image_shards
 
 TEXTS = [

@@ -91,21 +91,10 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
                 }
 
 
-def test_every_image_is_stored_once_in_shuffled_order(shards: Path, images: Path) -> None:
-    found = []
-    for name in ("train", "test"):
-        with open_split(shards, name) as split:
-            found += [split.read(i)[0] for i in range(len(split))]
-            if name == "train":
-                assert len(set(split.labels[:10])) > 2
-    assert sorted(found) == sorted(p.read_bytes() for p in images.glob("*/*"))
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_writing_twice_gives_the_same_bytes(
-    shards: Path, images: Path, tmp_path: Path, workers: int
+def test_writing_with_several_processes_gives_the_same_bytes(
+    shards: Path, images: Path, tmp_path: Path
 ) -> None:
-    written = write(images, tmp_path / "again", workers)
+    written = write(images, tmp_path / "again", 2)
     assert not written.complete_before
     assert contents(tmp_path / "again") == contents(shards)
 
@@ -162,18 +151,6 @@ def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
     assert len(skipped.splitlines()) == 6
 
 
-def test_writing_with_other_parameters_raises_and_changes_nothing(
-    shards: Path, images: Path, tmp_path: Path
-) -> None:
-    write(images, tmp_path / "out")
-    with pytest.raises(
-        ValueError, match=r"test_fraction=0\.2.*, not .*test_fraction=0\.5"
-    ) as error:
-        write_shards(ImageFolder(images, test_fraction=0.5), tmp_path / "out", workers=1)
-    assert "\n" not in str(error.value)
-    assert contents(tmp_path / "out") == contents(shards)
-
-
 def test_writing_with_other_parameters_also_raises_for_an_unfinished_folder(
     images: Path, tmp_path: Path
 ) -> None:
@@ -217,21 +194,7 @@ def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_
     assert len(again.manifest.shards) == 11
 
 
-def test_two_writers_cannot_use_the_same_folder(images: Path, tmp_path: Path) -> None:
-    errors = []
-
-    def meanwhile(done: int, total: int) -> None:
-        if done == 5:
-            with pytest.raises(ValueError, match="being written by another kway shard") as error:
-                write_shards(ImageFolder(images), tmp_path / "out", workers=1)
-            errors.append(error)
-
-    write_shards(ImageFolder(images), tmp_path / "out", workers=1, report=meanwhile)
-    assert len(errors) == 1
-
-
-@pytest.mark.parametrize("exists", [False, True])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("exists", "workers"), [(False, 1), (True, 2)])
 def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, workers: int) -> None:
     for i in range(12):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
@@ -245,21 +208,6 @@ def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, wo
         write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
     assert out.exists() == exists
     assert not exists or contents(out) == {}
-
-
-def test_bad_images_are_counted_when_skipped(tmp_path: Path) -> None:
-    for i in range(12):
-        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
-    (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
-    written = write_shards(
-        ImageFolder(tmp_path / "in", skip_bad=True),
-        tmp_path / "out",
-        samples_per_shard=1,
-        workers=1,
-    )
-    assert written.num_skipped == 1
-    assert sum(shard.samples for shard in written.manifest.shards) == 12
-    assert not (tmp_path / "out" / UNFINISHED).exists()
 
 
 def test_the_other_samples_stay_listed_when_a_lost_shard_is_written_again(tmp_path: Path) -> None:
@@ -307,9 +255,13 @@ def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
 
 
 @pytest.mark.parametrize(
-    "lost", ["train-000000.tar", "train-000001.index.safetensors", "test-000000.tar"]
+    ("lost", "cut"),
+    [
+        ("train-000000.tar", False),
+        ("test-000000.tar", True),
+        ("train-000001.index.safetensors", True),
+    ],
 )
-@pytest.mark.parametrize("cut", [False, True])
 def test_lost_files_of_a_finished_folder_are_written_again(
     shards: Path, images: Path, tmp_path: Path, lost: str, cut: bool
 ) -> None:

@@ -1,15 +1,20 @@
 """Device fixtures, which run tests on a CUDA device and on the CPU.
 
-The runs on the CPU show that the tests still work, even on machines without a GPU.
+The runs on the CPU show that the tests still work, even on machines without a GPU. They are slow
+tests, because other tests check the same claims on the CPU.
 """
 
 import pytest
 import torch
 
 _REASON = "needs a CUDA device, which torch does not find"
+_DEVICES = [
+    pytest.param("cuda", marks=pytest.mark.gpu),
+    pytest.param("cpu", marks=pytest.mark.slow),
+]
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+@pytest.fixture(params=_DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device of a test that runs both on CUDA and on the CPU."""
     if request.param == "cuda" and not torch.cuda.is_available():
@@ -25,7 +30,7 @@ def cuda() -> torch.device:
     return torch.device("cuda")
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu), "cpu"])
+@pytest.fixture(params=_DEVICES)
 def two(request: pytest.FixtureRequest) -> str:
     """The device type of a test with two ranks, each with its own device."""
     if request.param == "cuda" and torch.cuda.device_count() < 2:

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, FusedSGD
-from heads.append import append_classes
-from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.losses import LOSSES, CrossEntropy, SmoothTopK
 from heads.rows.initial_rows import normal_rows
 from heads.rows.node_values import FP8
-from heads.slc import ClassMeasures, block_measures, pooled_thresholds
-from heads.topk import largest_columns
-from tests.heads import test_hierarchical, test_logits, test_sampling, test_smooth_topk
+from tests.heads import test_logits, test_smooth_topk
 from tests.heads.cases import (
     LOGIT_MAPS,
     LOSS_KINDS,
@@ -94,37 +90,6 @@ def test_compiled_tiles_equal_the_definition(device, kind):
                 assert error <= tolerance * np.linalg.norm(want), name
 
 
-@pytest.mark.parametrize("weighting", ["utree", "vtree"])
-def test_hierarchical_softmax_equals_its_definition(device, weighting):
-    head, features, labels, _ = test_hierarchical.make_head(weighting, 70, 4, device=device)
-    *expected, log_p = test_hierarchical.expected(weighting, 70, 4)
-    check(step(head, features, labels), expected, **EXACT)
-    for block in head.score_blocks(features.to(device), 7):
-        want = log_p[:, block.class_ids.cpu().numpy()]
-        np.testing.assert_allclose(block.scores.cpu(), want, **EXACT)
-
-
-@pytest.mark.parametrize("weighting", ["dense", "vtree"])
-@pytest.mark.parametrize("kind", test_sampling.LOSSES)
-def test_sampled_steps_draw_the_same_classes_as_on_the_cpu(device, kind, weighting):
-    here, features, labels, _ = test_sampling.sampled_head(kind, weighting, 150)
-    there, *_ = test_sampling.sampled_head(kind, weighting, 150)
-    there.to(device)
-    for _ in range(3):
-        check(step(there, features, labels), step(here, features, labels), **EXACT)
-    assert there.draw == here.draw == 3
-
-
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_a_head_moved_to_the_device_matches_a_head_created_there(device, kind):
-    options = {"class_weights": torch.arange(1, 14.0), "gradient_damping": 0.5}
-    tree = label_tree("vtree", 13)
-    made = ClassHead(5, tree, make_loss(kind, 13), device=device, **options)
-    moved = ClassHead(5, tree, make_loss(kind, 13), **options).to(device)
-    features, labels, _ = problem(tree, num_rows=9, dim=5)
-    check(step(moved, features.float(), labels), step(made, features.float(), labels))
-
-
 @pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=["fp32", "bf16", "fp8"])
@@ -173,35 +138,6 @@ def test_a_head_created_on_the_meta_device_can_be_moved_to_the_device(device, we
     check(step(head, features.float(), labels), step(made, features.float(), labels))
 
 
-@pytest.mark.parametrize("weighting", ["dense", "vtree"])
-@pytest.mark.parametrize("kind", [*LOSS_KINDS, "hierarchical_softmax"])
-def test_autocast_computes_in_bf16_and_keeps_float32_weights_and_gradients(device, kind, weighting):
-    if kind == "hierarchical_softmax":
-        head = HierarchicalSoftmaxHead(64, label_tree("vtree", 90), device=device, init_std=0.1)
-    else:
-        tree = label_tree(weighting, 90)
-        head = ClassHead(64, tree, make_loss(kind, 90), device=device, init_std=0.1)
-    generator = torch.Generator().manual_seed(0)
-    features = torch.randn(32, 64, generator=generator)
-    labels = torch.randint(90, (32,), generator=generator)
-    exact = step(head, features, labels)
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        inside = step(head, features, labels)
-        loss = head(features.to(device), labels.to(device))
-    assert {tensor.dtype for tensor in inside} == {torch.float32}
-    head.zero_grad()
-    loss.backward()
-    # Autocast has no effect on backward, because the head sets its own precision.
-    torch.testing.assert_close(gradient_of_nodes(head).cpu(), inside[2], rtol=0, atol=0)
-    assert not torch.equal(inside[2], exact[2])
-    torch.testing.assert_close(inside[0], exact[0], rtol=2e-2, atol=2e-2)
-    for ours, theirs in zip(inside[1:], exact[1:], strict=True):
-        assert ours.isfinite().all()
-        # If two logits round to the same value, a different one may become the largest and get the
-        # gradient.
-        assert kind in LARGEST or (ours - theirs).norm() < 5e-2 * theirs.norm()
-
-
 @pytest.mark.parametrize("blocks", [1, 6])
 def test_smooth_topk_is_accurate_in_float32_for_every_temperature_and_scale(device, blocks):
     generator = torch.Generator().manual_seed(0)
@@ -222,17 +158,6 @@ def test_smooth_topk_is_accurate_in_float32_for_every_temperature_and_scale(devi
             assert (error <= 1e-4 * gradients.norm(dim=1).clamp(min=1e-6)).all()
 
 
-@pytest.mark.parametrize("std", [1.0, 3.0, 30.0])
-@pytest.mark.parametrize("tau", [0.001, 0.01, 0.1, 1.0])
-def test_smooth_topk_is_finite_in_bf16(device, tau, std):
-    head = ClassHead(16, 300, SmoothTopK(5, tau), init_std=std / 4, device=device)
-    features = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    with torch.autocast(device.type, dtype=torch.bfloat16):
-        got = step(head, features, torch.arange(8))
-    assert all(tensor.isfinite().all() for tensor in got)
-    assert (got[1] != 0).any()
-
-
 def test_invalid_input_raises_an_exception_instead_of_a_device_side_assertion(device):
     head = ClassHead(5, 13, CrossEntropy(), device=device)
     features = torch.zeros(3, 5, device=device)
@@ -246,82 +171,3 @@ def test_invalid_input_raises_an_exception_instead_of_a_device_side_assertion(de
 
 def labels_of(head: ClassHead) -> Tensor:
     return torch.arange(3, device=head.weight.device)
-
-
-def test_tensors_on_another_device_are_rejected(device):
-    head = ClassHead(5, 13, CrossEntropy(), device=device)
-    features, labels = torch.zeros(3, 5), torch.arange(3)
-    elsewhere = "meta" if device.type == "cpu" else "cpu"
-    for pair in (
-        (features.to(elsewhere), labels.to(device)),
-        (features.to(device), labels.to(elsewhere)),
-    ):
-        with pytest.raises(ValueError, match=f"on {elsewhere}.*all on {device.type}"):
-            head(*pair)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_class_rows_scores_and_appended_classes_match_the_cpu(device, weighting):
-    here, there = (grown(weighting, each) for each in ("cpu", device))
-    assert there.num_classes == here.num_classes == 15
-    expected, got = {}, {}
-    features = torch.randn(4, 6, generator=torch.Generator().manual_seed(3))
-    for head, found in ((here, expected), (there, got)):
-        moved = features.to(head.weight.device)
-        blocks = zip(head.class_rows(5), head.score_blocks(moved, 5), strict=True)
-        for rows, scores in blocks:
-            assert rows.rows.device.type == scores.scores.device.type == head.weight.device.type
-            assert torch.equal(rows.class_ids, scores.class_ids)
-            for i, class_id in enumerate(rows.class_ids.tolist()):
-                found[class_id] = torch.cat([rows.rows[i], scores.scores[:, i]]).cpu()
-    assert sorted(got) == sorted(expected) == list(range(15))
-    for class_id, values in expected.items():
-        torch.testing.assert_close(got[class_id], values, rtol=1e-4, atol=1e-5)
-
-
-def grown(weighting: str, device: torch.device | str) -> ClassHead:
-    """A head trained with momentum for one step before and one step after appending two classes."""
-    head = ClassHead(6, label_tree(weighting, 13), make_loss("ce", 13), device=device, init_std=0.5)
-    optimizer = torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
-    generator = torch.Generator().manual_seed(2)
-    features = torch.randn(8, 6, generator=generator)
-    for labels in (torch.arange(8), torch.arange(7, 15)):
-        step(head, features, labels)
-        optimizer.step()
-        if head.num_classes == 13:
-            append_classes(head, [-1, 0] if weighting != "dense" else [-1, -1], optimizer=optimizer)
-    assert optimizer.state[head.weight]["momentum_buffer"].shape == head.weight.shape
-    return head
-
-
-def measured(scores: Tensor, labels: Tensor) -> ClassMeasures:
-    ids = torch.arange(scores.shape[1], device=scores.device).flip(0)
-    halves = zip(scores.split(20, 1), ids.split(20), strict=True)
-    return ClassMeasures.concatenate([block_measures(part, labels, of) for part, of in halves])
-
-
-def test_slc_measures_match_the_cpu(device):
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(400, 30, generator=generator).round(decimals=1)
-    labels = torch.randint(-1, 25, (400,), generator=generator)
-    here, there = measured(scores, labels), measured(scores.to(device), labels.to(device))
-    for name in ("class_ids", "positives", "threshold", "precision_at", "average_precision"):
-        got = getattr(there, name)
-        assert got.device.type == device.type, name
-        torch.testing.assert_close(
-            got.cpu(), getattr(here, name), rtol=1e-12, atol=0, equal_nan=True
-        )
-    assert there.summary() == pytest.approx(here.summary(), rel=1e-12)
-    pooled = pooled_thresholds(scores[:, 0].to(device))
-    assert torch.equal(pooled.cpu(), pooled_thresholds(scores[:, 0]))
-
-
-def test_ties_among_the_largest_go_to_the_lowest_id(device):
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(4, (50, 40), generator=generator).float()
-    ids = torch.randperm(40, generator=generator)
-    got = ids[largest_columns(scores.to(device), ids.to(device), 5).cpu()]
-    order = sorted(range(40), key=lambda column: int(ids[column]))
-    for row, found in zip(scores, got, strict=True):
-        best = sorted(order, key=lambda column: -float(row[column]))[:5]
-        assert sorted(found.tolist()) == sorted(int(ids[column]) for column in best)

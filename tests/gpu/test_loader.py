@@ -10,7 +10,7 @@ from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Batch, Cursor
-from data.loading.loader import EvalLoader, TrainLoader
+from data.loading.loader import TrainLoader
 from data.shards.split import open_split
 
 
@@ -41,15 +41,4 @@ def test_training_batches_are_on_the_device_and_in_the_order_of_the_cursor(
                 batches.append(list(islice(loader, 9)))
                 # Prefetched batches do not advance the cursor.
                 assert loader.cursor == Cursor(3, samples=63)
-    assert_same(*batches, device)
-
-
-def test_evaluation_includes_the_last_partial_batch_on_the_device(
-    glyphs: Path, device: torch.device
-) -> None:
-    with open_split(glyphs, "test") as split:
-        batches = [
-            list(EvalLoader(split, config(glyphs, 0), batch=5, device=target))
-            for target in (device, torch.device("cpu"))
-        ]
     assert_same(*batches, device)

@@ -53,10 +53,3 @@ def test_a_step_allocates_at_most_300_mb_beyond_weights_and_gradient(cuda, kind)
     assert head.weight.grad is not None
     extra = torch.cuda.max_memory_allocated() - before - head.weight.grad.nbytes
     assert extra <= MOST_BYTES
-
-
-def test_all_measured_heads_can_take_a_step(device):
-    for kind in (*LOSS_KINDS, "ce over a vtree", "hierarchical_softmax"):
-        head = make_head(kind, 1000, device)
-        step(head)
-        assert head.weight.grad.isfinite().all()

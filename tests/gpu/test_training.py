@@ -25,12 +25,10 @@ from tests.heads.cases import (
 )
 from tests.ranks import run_on_ranks
 from tests.shards import glyph_recipe
-from tests.trainer.training import full_entries, images, take_steps
+from tests.trainer.training import full_entries, take_steps
 from trainer.checkpoints import find_checkpoint, restore_random_state, save_checkpoint
 from trainer.checkpoints.entries import training_entries
-from trainer.evaluation import evaluate_split
 from trainer.run.training_data import label_vectors_of
-from trainer.step import compute_gradients
 from trainer.task import Task, build_task
 from trainer.world import World, open_world
 
@@ -88,30 +86,6 @@ def test_a_task_trains_as_it_does_on_the_cpu(device, glyphs, changes):
     check(trained(glyphs, one_process(device), changes), expected)
 
 
-def test_a_task_in_bf16_trains_float32_weights(device, glyphs):
-    task = make_task(glyphs, one_process(device), train__precision="bf16")
-    exact = make_task(glyphs, one_process(device))
-    rounded, expected = (
-        compute_gradients(each, images(0, 12), step=1).loss for each in (task, exact)
-    )
-    torch.testing.assert_close(rounded, expected, rtol=2e-2, atol=0)
-    assert {parameter.grad.dtype for parameter in task.parameters()} == {torch.float32}
-
-
-def test_an_evaluation_gives_the_same_measures_as_on_the_cpu(device, glyphs):
-    found = []
-    for each in (torch.device("cpu"), device):
-        world = one_process(each)
-        task = make_task(glyphs, world)
-        recipe = glyph_recipe(glyphs, Path("unused"))
-        vectors = label_vectors_of(recipe, Manifest.load(glyphs))
-        with torch.backends.cudnn.flags(allow_tf32=False):
-            found.append(evaluate_split(task, recipe, world, label_vectors=vectors))
-    expected, got = found
-    assert got.num_samples == expected.num_samples > 0
-    assert got.metrics == pytest.approx(expected.metrics, rel=1e-4)
-
-
 def draws(device: torch.device) -> list[list[float]]:
     return [torch.rand(3, device=kind).tolist() for kind in ("cpu", device)]
 
@@ -136,39 +110,6 @@ def one_rank(device: str) -> World:
     context = world_of_one_rank(torch.device(device))
     _OPEN.append(context)
     return context.__enter__()
-
-
-ALONE: list[tuple[dict, str]] = [
-    ({"kind": "ddp"}, "fp32"),
-    ({"kind": "fsdp"}, "fp32"),
-    ({"kind": "fsdp", "param_dtype": "bf16", "reduce_dtype": "bf16"}, "bf16"),
-]
-
-
-def tasks_with_one_rank(device: str, shards: Path) -> list[dict]:
-    world = one_rank(device)
-    return [
-        trained(shards, world, {"train__strategy": kind, "train__precision": precision})
-        for kind, precision in ALONE
-    ]
-
-
-def test_a_task_trains_in_groups_of_one_rank_as_without_groups(device, glyphs):
-    """The buckets of DDP, the shards of FSDP and all collectives are on the device."""
-    (answers,) = run_on_ranks(1, tasks_with_one_rank, device.type, glyphs)
-    for answer, (_, precision) in zip(answers, ALONE, strict=True):
-        tolerance = {} if precision == "fp32" else {"rtol": 0.02, "atol": 0.02}
-        expected = trained(glyphs, one_process(device), {"train__precision": precision})
-        check(answer, expected, **tolerance)
-
-
-def heads_with_one_rank(device: str) -> dict:
-    world = one_rank(device)
-    return results_of_heads(world, world.mesh)
-
-
-def test_heads_in_groups_of_one_rank_equal_their_definitions(device):
-    check_heads(run_on_ranks(1, heads_with_one_rank, device.type))
 
 
 def opened_world(device: str, port: int) -> World:

@@ -1,4 +1,4 @@
-"""Host synchronizations, kernel launches and idle time, counted in a trace of torch's profiler.
+"""Host synchronizations, counted in a trace of torch's profiler.
 
 `torch.cuda.set_sync_debug_mode` does not detect synchronizations in `torch.distributed`; a trace
 contains every call of the CUDA runtime.
@@ -23,7 +23,6 @@ _CALLS = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _SYNCHRONIZES = re.compile(r"cu(da)?(Device|Stream|Event|Ctx)Synchronize")
 _COPIES_TO_HOST = re.compile(r"Memcpy DtoH .*Pageable")
-_LAUNCHES = re.compile(r"(cuda|cu)Launch\w*Kernel")
 # These operations read a value of a tensor. On a GPU, each of them synchronizes.
 _READS = ("aten::_local_scalar_dense", "aten::nonzero")
 _SOURCES = ("heads/", "trainer/", "data/")
@@ -49,24 +48,6 @@ class Trace:
         if not self._calls:
             found = [(each["name"], each) for each in self._of("cpu_op") if each["name"] in _READS]
         return Counter(f"{kind} at {self._site(each)}" for kind, each in found)
-
-    def launches(self) -> int:
-        """Return the number of launched kernels, or of operations if there is no device."""
-        if not self._calls:
-            return len(self._of("cpu_op"))
-        return sum(bool(_LAUNCHES.match(each["name"])) for each in self._calls)
-
-    def idle_share(self) -> float | None:
-        """Return the share of the time between the first and the last kernel in which the device
-        runs nothing, or None if there is no device."""
-        spans = sorted((each["ts"], each["ts"] + each["dur"]) for each in self._of(*_ON_DEVICE))
-        if not spans:
-            return None
-        busy, end = 0.0, spans[0][0]
-        for start, stop in spans:
-            busy += max(0.0, stop - max(start, end))
-            end = max(end, stop)
-        return 1 - busy / (end - spans[0][0])
 
     @cached_property
     def _calls(self) -> list[Event]:

@@ -1,7 +1,6 @@
 """The blocks of a head fit the memory limit and fill a GPU, and do not change the results."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from heads import ClassHead, Cosine
 from heads.engine.block_size import Processor
 from heads.losses import CrossEntropy
-from tests.heads.cases import LOSS_KINDS, make_loss
+from tests.heads.cases import make_loss
 from trainer.devices import DEVICES
 
 TILE = 128
@@ -33,13 +32,6 @@ def test_the_default_limit_is_a_share_of_the_memory_of_a_gpu(name: str, mib: int
     assert CPU.default_memory_mib == 512
 
 
-@pytest.mark.parametrize("name", GPUS)
-def test_a_driver_that_reports_less_memory_does_not_change_the_default(name: str) -> None:
-    gpu = GPUS[name]
-    less = replace(gpu, memory_bytes=int(0.985 * gpu.memory_bytes))
-    assert less.default_memory_mib == gpu.default_memory_mib >= gpu.memory_bytes / 32 / 2**20
-
-
 @pytest.mark.parametrize("memory_mib", LIMITS_MIB)
 @pytest.mark.parametrize("name", GPUS)
 def test_a_block_on_a_gpu_is_the_largest_that_fits_and_fills_the_gpu(
@@ -60,29 +52,12 @@ def test_a_block_on_a_gpu_is_the_largest_that_fits_and_fills_the_gpu(
         assert classes < wave or tiles % gpu.num_sms == 0
 
 
-@pytest.mark.parametrize("processor", [CPU, *GPUS.values()], ids=["cpu", *GPUS])
-def test_one_more_row_usually_does_not_change_the_blocks(processor: Processor) -> None:
-    limit = limit_of(processor, None)
-    sizes = [processor.classes_at_once(4 * rows, limit) for rows in range(128, 8193)]
-    # The size halves with each of 6 doublings of the rows. Between waves and powers of two, there
-    # is one more step.
-    assert 6 <= sum(before != after for before, after in pairwise(sizes)) <= 7
-    assert sizes == sorted(sizes, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("rows", "memory_mib", "classes"),
     [(256, 512, 16_384), (1024, 512, 4096), (256, 64, 8192), (256, 0, 64), (1, 1, 32_768)],
 )
 def test_a_block_on_a_cpu_fits_the_cache(rows: int, memory_mib: int, classes: int) -> None:
     assert CPU.classes_at_once(4 * rows, memory_mib << 20) == classes
-
-
-def blocks_of(head: ClassHead, num_rows: int, num_classes: int) -> list[int]:
-    """Return the number of classes of each block of a step."""
-    features = torch.zeros(num_rows, head.dim, requires_grad=True)
-    loss = head(features, torch.arange(num_rows) % num_classes)
-    return [len(block.class_ids) for block in loss.grad_fn.step.walk.blocks]
 
 
 def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], list[Tensor]]:
@@ -95,7 +70,7 @@ def step(head: ClassHead, features: Tensor, labels: Tensor) -> tuple[list[int], 
     return sizes, [loss.detach(), features.grad, head.weight.grad, head.bias.grad]
 
 
-@pytest.mark.parametrize("kind", LOSS_KINDS)
+@pytest.mark.parametrize("kind", ["ce", "topk_hinge", "smooth_topk"])
 def test_gpus_with_other_blocks_compute_the_same(kind: str) -> None:
     num_classes, dim = 4000, 5
     features, labels = torch.randn(9, dim, dtype=torch.float64), torch.randint(num_classes, (9,))

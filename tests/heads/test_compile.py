@@ -12,25 +12,27 @@ from heads.hierarchical import HierarchicalSoftmaxHead
 from tests.heads.cases import label_tree, make_loss
 
 NUM_STEPS = 12  # exceeds torch.compile's recompilation limit
+# Only the backbone is compiled, so one case with inductor suffices. It compiles C++ for a minute.
 CASES = [
-    ("ce", "dense"),
-    ("ce", "vtree"),
-    ("batch_ce", "dense"),
-    ("smooth_topk", "vtree"),
-    ("hierarchical_softmax", "vtree"),
+    ("ce", "vtree", "eager"),
+    ("hierarchical_softmax", "vtree", "eager"),
+    ("batch_ce", "dense", "aot_eager"),
+    pytest.param(
+        "batch_ce",
+        "dense",
+        "inductor",
+        marks=[
+            pytest.mark.slow,
+            pytest.mark.skipif(
+                not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
+            ),
+            pytest.mark.filterwarnings(
+                "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` "
+                "or `torch.export`.:DeprecationWarning"
+            ),
+        ],
+    ),
 ]
-INDUCTOR = pytest.param(
-    "inductor",
-    marks=[
-        pytest.mark.skipif(
-            not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler"
-        ),
-        pytest.mark.filterwarnings(
-            "ignore:`torch.jit.script_method` is deprecated. Please switch to `torch.compile` or "
-            "`torch.export`.:DeprecationWarning"
-        ),
-    ],
-)
 
 
 class Backbone(nn.Module):
@@ -100,41 +102,13 @@ def check(model: nn.Module, kind: str, weighting: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-# Only the backbone is compiled, so one case with inductor suffices.
-COMPILED = [
-    *((*case, "eager") for case in CASES),
-    *(pytest.param(*case, "aot_eager", marks=pytest.mark.slow) for case in CASES),
-    pytest.param("batch_ce", "dense", "inductor", marks=INDUCTOR.marks),
-]
-
-
-@pytest.mark.parametrize(
-    ("kind", "weighting", "backend"),
-    COMPILED,
-)
+@pytest.mark.parametrize(("kind", "weighting", "backend"), CASES)
 def test_a_compiled_model_trains_like_an_eager_one_and_is_compiled_once(kind, weighting, backend):
     check(torch.compile(Model(kind, weighting), backend=backend), kind, weighting)
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        pytest.param("eager", marks=pytest.mark.slow),
-        "aot_eager",
-        pytest.param("inductor", marks=[*INDUCTOR.marks, pytest.mark.slow]),
-    ],
-)
-def test_a_backbone_compiled_in_place_trains_with_an_eager_head(backend):
+def test_a_backbone_compiled_in_place_trains_with_an_eager_head():
     model = Model("ce", "vtree")
-    model.backbone.compile(backend=backend)
+    model.backbone.compile(backend="aot_eager")
     check(model, "ce", "vtree")
     assert list(model.state_dict()) == list(Model("ce", "vtree").state_dict())
-
-
-def test_a_compiled_model_in_bf16_is_as_accurate_as_an_eager_one():
-    model = torch.compile(Model("ce", "dense"), backend="aot_eager")
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        got, expected = trained(model), trained(Model("ce", "dense"))
-    for ours, theirs in zip(got, expected, strict=True):
-        assert {tensor.dtype for tensor in ours.values()} == {torch.float32}
-        torch.testing.assert_close(ours["loss"], theirs["loss"], rtol=2e-2, atol=0)

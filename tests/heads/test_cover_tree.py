@@ -135,24 +135,6 @@ def test_vtree_is_the_explicit_cover_tree_without_its_one_child_nodes(seed, kind
     assert tree.vtree().digest() == expected.digest()
 
 
-def test_rows_are_sums_of_u_and_satisfy_the_bound_of_lemma_2():
-    rng = np.random.default_rng(5)
-    weights = rng.normal(size=(200, 6)) * rng.uniform(0, 3, (200, 1))
-    for base in BASES:
-        tree = build_cover_tree(rng.normal(size=(200, 4)), base=base)
-        parent = tree.center_parent
-        # Eq. 2 of paper 000, with the sign corrected: u_i = w_i - w_parent(i).
-        u = np.where(parent[:, None] < 0, weights, weights - weights[parent])
-        label_tree = tree.utree()
-        nodes = u[label_tree.class_of_node]
-        for c in range(200):
-            node = int(label_tree.node_of_class[c])
-            summed = nodes[[*label_tree.ancestors(node), node]].sum(0)  # Eq. 3
-            assert summed == pytest.approx(weights[c], abs=1e-12)
-        bound = np.linalg.norm(weights, axis=1).max()
-        assert np.linalg.norm(u) <= 2 * np.sqrt(200) * bound  # Eq. 11
-
-
 def test_one_class_is_one_node():
     tree = build_cover_tree([[3.0, 4.0]])
     assert tree.center_parent.tolist() == [-1]
@@ -160,22 +142,6 @@ def test_one_class_is_one_node():
     for label_tree in (tree.utree(), tree.vtree()):
         assert label_tree.parent.tolist() == [-1]
         assert label_tree.class_of_node.tolist() == [0]
-
-
-def test_the_scaled_distance_of_two_classes_is_one_over_base():
-    tree = build_cover_tree([[1.0, 0.0], [0.0, 1.0]], base=2)
-    assert tree.center_parent.tolist() == [-1, 0]
-    assert tree.level.tolist() == [0, 1]
-    assert tree.scale == pytest.approx(1 / (2 * np.sqrt(2)))
-    assert tree.vtree().parent.tolist() == [-1, 0, 0]
-    assert tree.vtree().class_of_node.tolist() == [-1, 0, 1]
-
-
-def test_equal_classes_share_one_pseudoclass():
-    tree = build_cover_tree(np.ones((5, 3)))
-    assert tree.center_parent.tolist() == [-1, 0, 0, 0, 0]
-    assert tree.vtree().parent.tolist() == [-1, 0, 0, 0, 0, 0]
-    assert build_cover_tree(np.zeros((5, 3))).center_parent.tolist() == [-1, 0, 0, 0, 0]
 
 
 def test_a_duplicate_is_a_child_of_the_equal_class_one_level_below_all_others():
@@ -193,57 +159,6 @@ def test_parallel_vectors_are_equal_under_the_cosine_metric_in_every_dtype(dtype
     twins = np.flatnonzero(tree.level == tree.level.max())
     assert len(twins) == 30
     assert (tree.center_parent[twins] % 10 == twins % 10).all()
-
-
-def test_the_length_of_vectors_affects_only_the_euclidean_metric():
-    rows = np.random.default_rng(2).normal(size=(30, 3))
-    lengths = np.exp(np.random.default_rng(3).normal(size=(30, 1)))
-    assert build_cover_tree(rows).level.tolist() == build_cover_tree(rows * lengths).level.tolist()
-    one = build_cover_tree(rows, metric="euclidean")
-    other = build_cover_tree(rows * lengths, metric="euclidean")
-    assert one.level.tolist() != other.level.tolist()
-
-
-@pytest.mark.parametrize("factor", [1e-200, 1e200])
-def test_scaling_by_very_small_and_large_factors_does_not_change_the_tree(factor):
-    rows = np.random.default_rng(4).normal(size=(30, 3))
-    for metric in ("cosine", "euclidean"):
-        tree = build_cover_tree(rows, metric=metric)
-        scaled = build_cover_tree(rows * factor, metric=metric)
-        assert scaled.center_parent.tolist() == tree.center_parent.tolist()
-        assert scaled.level.tolist() == tree.level.tolist()
-
-
-def test_a_smaller_base_gives_a_deeper_tree():
-    rows = np.random.default_rng(6).normal(size=(300, 5))
-    depths = [build_cover_tree(rows, base=base).vtree().depth.mean() for base in (1.2, 2, 10)]
-    assert depths[0] > depths[1] > depths[2]
-
-
-def test_clusters_are_subtrees_of_the_vtree():
-    rng = np.random.default_rng(7)
-    cluster = rng.permutation(np.arange(200) % 20)
-    rows = rng.normal(size=(20, 32))[cluster] + 0.01 * rng.normal(size=(200, 32))
-    tree = build_cover_tree(rows).vtree()
-    above = [tree.ancestors(int(node)).tolist() for node in tree.node_of_class]
-    for members in (np.flatnonzero(cluster == c).tolist() for c in range(20)):
-        lowest_common = max(set.intersection(*(set(above[i]) for i in members)))
-        assert [i for i in range(200) if lowest_common in above[i]] == members
-
-
-def test_permuting_the_classes_permutes_the_tree():
-    rng = np.random.default_rng(8)
-    rows = rng.normal(size=(150, 6))
-    shuffle = rng.permutation(150)
-    tree, other = build_cover_tree(rows), build_cover_tree(rows[shuffle])
-    assert other.level.tolist() == tree.level[shuffle].tolist()
-    expected = [shuffle.tolist().index(p) if p >= 0 else -1 for p in tree.center_parent[shuffle]]
-    assert other.center_parent.tolist() == expected
-
-
-def test_the_same_vectors_give_the_same_tree():
-    rows = np.random.default_rng(9).integers(-1, 2, size=(300, 4))  # with many ties
-    assert build_cover_tree(rows).vtree().digest() == build_cover_tree(rows).vtree().digest()
 
 
 def test_ties_go_to_the_lowest_class_id():

@@ -14,7 +14,7 @@ from heads.append import append_classes
 from heads.factored import FactoredHead
 from heads.losses import CrossEntropy
 from tests.heads.cases import make_loss
-from tests.ranks import RankError, rank_mesh, run_on_ranks
+from tests.ranks import rank_mesh, run_on_ranks
 
 DIM, CLASSES, LR, DECAY = 6, 40, 0.1, 0.02
 KINDS = ("quadratic", "ccql", "taylor_softmax", "spherical_softmax", "spherical_bound")
@@ -76,58 +76,19 @@ def assert_equal_to_sgd(kind: str, parts: int = 1, scale: float = 1.0, **options
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_with_weight_decay(kind):
-    assert_equal_to_sgd(kind)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_step_equals_sgd_with_class_weights_ignored_rows_loss_scaling_and_two_backward_passes(
     kind,
 ):
     weights = torch.linspace(0, 2, CLASSES)
     assert_equal_to_sgd(kind, parts=2, scale=0.3, class_weights=weights, ignore_index=-100)
-    assert_equal_to_sgd(kind, ignore_index=3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_if_every_step_consolidates(kind):
-    head = assert_equal_to_sgd(kind, max_singular_value=1.0)
-    assert head.num_consolidations == 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_equals_sgd_if_some_steps_consolidate(kind):
     most = {"taylor_softmax": 1.02, "spherical_softmax": 1.05, "spherical_bound": 1.1}
-    head = assert_equal_to_sgd(kind, max_singular_value=most.get(kind, 1.5))
+    head = assert_equal_to_sgd(kind, max_singular_value=most.get(kind, 1.5), ignore_index=3)
     assert 2 < head.num_consolidations < 28
-
-
-@pytest.mark.parametrize("lr", [0.05, 0.2])
-def test_the_ratio_of_singular_values_stays_within_the_bound(lr):
-    most = 1.5
-    head, consolidations = make_factored("quadratic", max_singular_value=most), [0]
-    for features, labels in batches(60):
-        pass_through(head, features, labels)
-        head.step(lr, DECAY)
-        consolidations.append(head.num_consolidations)
-        if head._factors is not None:
-            values = torch.linalg.svdvals(head._factors.transform)
-            assert values[0] / values[-1] <= most**2
-    # Some steps consolidate and some do not.
-    assert {b - a for a, b in pairwise(consolidations)} == {0, 1}
-
-
-def test_a_step_that_would_make_u_singular_is_applied_to_the_rows():
-    """The step sets one direction of all rows to zero."""
-    ours, plain = make_factored("quadratic"), make_plain("quadratic")
-    features = torch.eye(DIM, dtype=torch.float64)
-    labels = torch.arange(DIM)
-    for head in (ours, plain):
-        pass_through(head, features, labels)
-    ours.step(DIM)
-    torch.optim.SGD([plain.weight], lr=DIM).step()
-    np.testing.assert_allclose(current_rows(ours), plain.weight.detach(), **EXACT)
-    assert ours.num_consolidations == 1
+    assert head.weight.grad is None
 
 
 def test_scaling_the_gradients_equals_scaling_the_loss():
@@ -160,19 +121,6 @@ def test_a_step_without_a_gradient_changes_nothing():
     np.testing.assert_array_equal(current_rows(head), before)
 
 
-def test_features_may_have_no_gradient_and_optimizers_skip_the_weight():
-    ours, plain = make_factored("quadratic"), make_plain("quadratic")
-    adam = torch.optim.AdamW(ours.parameters(), weight_decay=1.0)
-    (features, labels), *_ = batches(1)
-    ours(features, labels).backward()
-    adam.step()
-    ours.step(LR, DECAY)
-    plain(features, labels).backward()
-    torch.optim.SGD(plain.parameters(), lr=LR, weight_decay=DECAY).step()
-    np.testing.assert_allclose(ours.weight.detach(), plain.weight.detach(), **EXACT)
-    assert ours.weight.grad is None
-
-
 def test_computing_only_the_gradient_of_the_features_records_nothing():
     head = make_factored("quadratic")
     (features, labels), *_ = batches(1)
@@ -181,43 +129,6 @@ def test_computing_only_the_gradient_of_the_features_records_nothing():
     assert head.squared_gradient_norm() == 0
     np.testing.assert_array_equal(alone, pass_through(head, features.detach(), labels)[1])
     assert head.squared_gradient_norm() > 0
-
-
-def test_training_continues_after_evaluation_in_inference_mode():
-    ours, plain = make_factored("taylor_softmax"), make_plain("taylor_softmax")
-    sgd = torch.optim.SGD(plain.parameters(), lr=LR)
-    for features, labels in batches(4):
-        with torch.inference_mode():
-            loss = ours(features, labels)
-            assert len(list(ours.score_blocks(features, 7))) == 6
-        want, _ = pass_through(plain, features, labels)
-        np.testing.assert_allclose(loss, want, **EXACT)
-        pass_through(ours, features, labels)
-        ours.step(LR)
-        sgd.step()
-        sgd.zero_grad()
-    np.testing.assert_allclose(ours.weight.detach(), plain.weight.detach(), **EXACT)
-
-
-def test_features_may_be_overwritten_between_backward_and_step():
-    ours, other = make_factored("quadratic"), make_factored("quadratic")
-    (features, labels), *_ = batches(1)
-    for head, after in ((ours, 0), (other, 1)):
-        static = features.clone()
-        head(static, labels).backward()
-        static *= after
-        head.step(LR)
-    np.testing.assert_array_equal(current_rows(ours), current_rows(other))
-
-
-def test_a_frozen_head_returns_gradients_of_the_features_and_does_not_change():
-    head = make_factored("quadratic").requires_grad_(False)
-    (features, labels), *_ = batches(1)
-    before = current_rows(head)
-    _, gradient = pass_through(head, features, labels)
-    head.step(LR)
-    assert np.abs(gradient).max() > 0
-    np.testing.assert_array_equal(current_rows(head), before)
 
 
 def test_reading_the_weight_or_its_rows_returns_plain_rows():
@@ -245,10 +156,9 @@ def test_reading_the_weight_or_its_rows_returns_plain_rows():
         np.testing.assert_allclose(read(head).detach(), want, atol=tolerance, err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_resumed_head_stays_bitwise_equal_to_the_head_that_was_saved(dtype):
-    ours = make_factored("spherical_softmax", dtype=dtype)
-    resumed = make_factored("spherical_softmax", dtype=dtype, seed=1)
+def test_a_resumed_head_stays_bitwise_equal_to_the_head_that_was_saved():
+    ours = make_factored("spherical_softmax", dtype=torch.float32)
+    resumed = make_factored("spherical_softmax", dtype=torch.float32, seed=1)
     for features, labels in batches(20):
         pass_through(ours, features, labels)
         ours.step(LR, DECAY)
@@ -305,21 +215,6 @@ def test_backward_through_a_graph_built_before_a_step_raises_an_error():
     head.step(LR)
     with pytest.raises(RuntimeError, match="took a step between"):
         early.backward()
-
-
-def test_reading_the_weight_between_forward_backward_and_step_changes_nothing():
-    ours, plain = make_factored("quadratic"), make_plain("quadratic")
-    sgd = torch.optim.SGD(plain.parameters(), lr=LR)
-    for features, labels in batches(5):
-        loss = ours(features, labels)
-        _ = ours.weight
-        loss.backward()
-        _ = ours.weight
-        ours.step(LR)
-        pass_through(plain, features, labels)
-        sgd.step()
-        sgd.zero_grad()
-    np.testing.assert_allclose(ours.weight.detach(), plain.weight.detach(), **EXACT)
 
 
 def test_bfloat16_features_autocast_and_compile_give_the_results_of_float64():
@@ -389,12 +284,9 @@ def test_non_finite_features_raise_an_error_that_names_their_rows():
 # Two losses: the statistics of only one of them include the sum of the logits.
 SHARDED_KINDS = ("ccql", "taylor_softmax")
 SHARDED = [
-    (1, 13, 1, 11),
-    (2, 13, 1, 11),
     (3, 13, 1, 11),
     (4, 5, 1, 11),  # chunks of 2: the last rank has no classes
-    (4, 13, 2, 11),  # two class groups of two
-    (4, 13, 2, 3),  # some ranks have no rows
+    (4, 13, 2, 3),  # two class groups of two, and some ranks without rows
     (4, 13, 4, 11),  # every rank holds all classes
 ]
 
@@ -465,13 +357,3 @@ def change_the_weight_of_one_rank():
 
 def test_an_invalid_change_on_one_rank_raises_an_error_on_all_ranks():
     assert run_on_ranks(2, change_the_weight_of_one_rank) == ["raised"] * 2
-
-
-def label_outside_on_one_rank():
-    head = make_factored("quadratic", mesh=rank_mesh())
-    head(torch.zeros(1, DIM), torch.tensor([CLASSES if dist.get_rank() else 0]))
-
-
-def test_labels_outside_the_classes_are_rejected():
-    with pytest.raises(RankError, match="1 in the global batch"):
-        run_on_ranks(2, label_outside_on_one_rank)

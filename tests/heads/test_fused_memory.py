@@ -10,14 +10,9 @@ from tests.heads.fused_memory import CLASSES, DIM, MEMORY_MIB
 BYTES = {"fp32": 4, "bf16": 2, "fp8": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "when"),
-    [
-        ("bf16", "in_backward"),
-        pytest.param("fp32", "in_backward", marks=pytest.mark.slow),
-        pytest.param("fp32", "deferred", marks=pytest.mark.slow),
-        pytest.param("fp8", "deferred", marks=pytest.mark.slow),
-    ],
+    ("dtype", "when"), [("bf16", "in_backward"), ("fp32", "deferred"), ("fp8", "deferred")]
 )
 def test_a_step_needs_less_memory_than_the_gradient_of_the_rows(dtype, when):
     command = [sys.executable, "-m", "tests.heads.fused_memory", dtype, when]

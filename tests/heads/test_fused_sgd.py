@@ -1,6 +1,8 @@
 """Updating class rows during the backward pass equals SGD on the complete gradient."""
 
 import copy
+from functools import partial
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -73,30 +75,33 @@ def assert_same(got, want):
         torch.testing.assert_close(mine, other, **EXACT)
 
 
+CASES = [
+    *zip(KINDS, cycle([None]), cycle(WEIGHTINGS)),
+    *zip(cycle(["ce"]), LOGIT_MAPS, cycle(WEIGHTINGS)),
+    *zip(cycle(["ce"]), LOGIT_MAPS, cycle([*WEIGHTINGS[1:], WEIGHTINGS[0]])),
+]
+
+
 @pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_equal_those_of_sgd(kind, weighting, deferred):
-    head, plain = make_head(kind, weighting), make_head(kind, weighting)
+@pytest.mark.parametrize(("kind", "logits", "weighting"), CASES)
+def test_steps_equal_those_of_sgd(kind, logits, weighting, deferred):
+    options = {"logits": LOGIT_MAPS.get(logits), "damping": 0.5 if logits else 0.0}
+    head, plain = (make_head(kind, weighting, **options) for _ in range(2))
     features, labels, _ = problem(head.tree, num_rows=11, dim=5)
     fused = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
     assert_same(train(head, fused, features, labels), train(plain, sgd(plain), features, labels))
     assert head.weight.grad is None
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
-@pytest.mark.parametrize("logits", LOGIT_MAPS.values(), ids=LOGIT_MAPS)
-def test_steps_equal_those_of_sgd_with_every_logit_map(logits, deferred):
-    for weighting in WEIGHTINGS:
-        head, plain = (make_head("ce", weighting, logits=logits, damping=0.5) for _ in range(2))
-        features, labels, _ = problem(head.tree, num_rows=11, dim=5)
-        fused = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=deferred)
-        want = train(plain, sgd(plain), features, labels)
-        assert_same(train(head, fused, features, labels), want)
+def all_sharded_steps(data_axis):
+    return [
+        (deferred, sharded_steps(weighting, data_axis, deferred))
+        for weighting, deferred in product(WEIGHTINGS, (False, True))
+    ]
 
 
 def sharded_steps(weighting, data_axis, deferred):
-    """The gathered weights of both optimizers, and the norms of their last gradients."""
+    """The weights of this rank with both optimizers, and the norms of their last gradients."""
     mesh, found = rank_mesh(data_axis), []
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     share = slice(11 * rank // world, 11 * (rank + 1) // world)
@@ -114,11 +119,10 @@ def sharded_steps(weighting, data_axis, deferred):
     return found
 
 
-@pytest.mark.parametrize("deferred", [False, True], ids=["in backward", "deferred"])
-@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (3, 1), (4, 1), (4, 2), (2, 2)])
-def test_steps_on_ranks_equal_those_of_sgd(world_size, data_axis, deferred):
-    for weighting in WEIGHTINGS:
-        for fused, plain in run_on_ranks(world_size, sharded_steps, weighting, data_axis, deferred):
+@pytest.mark.parametrize(("world_size", "data_axis"), [(3, 1), (4, 2), (2, 2)])
+def test_steps_on_ranks_equal_those_of_sgd(world_size, data_axis):
+    for found in run_on_ranks(world_size, all_sharded_steps, data_axis):
+        for deferred, (fused, plain) in found:
             np.testing.assert_allclose(fused[1], plain[1], **EXACT)
             np.testing.assert_allclose(fused[2], plain[2], **EXACT)
             if deferred:  # otherwise, the last backward pass has updated the rows
@@ -154,23 +158,6 @@ def test_a_loss_that_is_not_finite_changes_no_row(deferred):
     optimizer.found_inf = torch.ones(())  # the caller's flag, for all other parameters
     optimizer.step()
     assert torch.equal(head.weight, before)
-
-
-def test_a_deferred_step_divides_and_skips_as_torch_s_fused_optimizers_do():
-    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
-    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
-    optimizer = FusedSGD(head, lr=LR, deferred=True)
-    for skips in (1.0, 0.0):
-        before = [p.detach().clone() for p in head.parameters()]
-        optimizer.zero_grad()
-        head(features.clone().requires_grad_(), labels).backward()
-        optimizer.grad_scale, optimizer.found_inf = torch.tensor(4.0), torch.tensor(skips)
-        optimizer.step()
-        if skips:
-            assert all(map(torch.equal, before, head.parameters()))
-    want = train(plain, torch.optim.SGD(plain.parameters(), lr=LR / 4), features, labels, 1)
-    for mine, other in zip(head.parameters(), want[0], strict=True):
-        torch.testing.assert_close(mine, other, **EXACT)
 
 
 def test_only_a_deferred_gradient_can_be_scaled():
@@ -260,25 +247,17 @@ def test_two_backward_passes_per_step_are_an_error(deferred):
     head(features, labels).backward()
 
 
-def test_a_frozen_weight_is_not_updated():
+@pytest.mark.parametrize(
+    "change", [ClassHead.eval, partial(ClassHead.requires_grad_, requires_grad=False)]
+)
+def test_a_head_that_is_frozen_or_in_evaluation_mode_is_not_updated(change):
     head = make_head("ce", "dense")
     FusedSGD(head, lr=LR)
-    head.requires_grad_(False)
-    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
-    before = head.weight.clone()
-    head(features.requires_grad_(), labels).backward()
-    assert torch.equal(head.weight, before)
-
-
-def test_a_head_in_evaluation_mode_is_not_updated():
-    head = make_head("ce", "dense")
-    FusedSGD(head, lr=LR)
-    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
+    change(head)
+    leaf, labels, _ = problem(head.tree, num_rows=11, dim=5)
     before = head.weight.detach().clone()
-    leaf = features.requires_grad_()
-    head.eval()(leaf, labels).backward()
+    head(leaf.requires_grad_(), labels).backward()
     assert torch.equal(head.weight, before)
-    assert head.weight.grad is not None
     assert leaf.grad is not None
 
 
@@ -329,21 +308,6 @@ def test_zero_grad_forgets_a_backward_pass_without_a_step():
     assert torch.equal(head.weight, before)
 
 
-def test_a_closure_computes_gradients():
-    head, plain = make_head("ce", "dense"), make_head("ce", "dense")
-    features, labels, _ = problem(head.tree, num_rows=11, dim=5)
-
-    def closure():
-        loss = head(features, labels)
-        loss.backward()
-        return loss
-
-    optimizer = FusedSGD(head, lr=LR, weight_decay=DECAY, deferred=True)
-    assert optimizer.step(closure) > 0
-    want = train(plain, sgd(plain), features, labels, num_steps=1)
-    torch.testing.assert_close(head.weight, want[0][0], **EXACT)
-
-
 def test_only_the_newest_optimizer_of_a_head_can_step():
     head = make_head("ce", "dense")
     features, labels, _ = problem(head.tree, num_rows=11, dim=5)
@@ -359,25 +323,6 @@ def test_only_the_newest_optimizer_of_a_head_can_step():
 def test_modules_without_updates_in_the_backward_pass_are_rejected(module):
     with pytest.raises(TypeError, match="pass a ClassHead"):
         FusedSGD(module, lr=LR)
-
-
-@pytest.mark.parametrize("options", [{"lr": -1.0}, {"lr": LR, "weight_decay": -1.0}])
-def test_negative_rates_are_rejected(options):
-    with pytest.raises(ValueError, match="it must be at least 0"):
-        FusedSGD(make_head("ce", "dense"), **options)
-
-
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-def test_float64_features_update_float32_rows(weighting):
-    tree = label_tree(weighting, 9)
-    heads = [ClassHead(5, tree, make_loss("ce", 9), init_std=0.5) for _ in range(2)]
-    features, labels, _ = problem(tree, num_rows=11, dim=5)
-    optimizers = FusedSGD(heads[0], lr=LR, weight_decay=DECAY), sgd(heads[1])
-    got, want = (
-        train(head, optimizer, features.double(), labels)
-        for head, optimizer in zip(heads, optimizers, strict=True)
-    )
-    torch.testing.assert_close(got[0][0], want[0][0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_copy_of_a_head_and_its_optimizer_is_independent():

@@ -91,9 +91,7 @@ def test_hierarchical_softmax_equals_its_definition(weighting, blocks):
     check(weighting, 70, [results(weighting, 70, 4, blocks, sharded=False)])
 
 
-@pytest.mark.parametrize(
-    ("world_size", "num_classes"), [(2, 13), (3, 13), (4, 13), (4, 2)], ids=str
-)
+@pytest.mark.parametrize(("world_size", "num_classes"), [(3, 13), (4, 2)], ids=str)
 def test_sharded_hierarchical_softmax_equals_its_definition(world_size, num_classes):
     ranks = run_on_ranks(world_size, sharded_results, num_classes)
     for weighting in ranks[0]:
@@ -111,11 +109,6 @@ def check(weighting: str, num_classes: int, ranks) -> None:
             np.testing.assert_allclose(values, log_p[:, class_ids], **EXACT)
             seen.extend(class_ids.tolist())
     assert sorted(seen) == list(range(num_classes))
-
-
-def test_the_probabilities_of_all_classes_add_up_to_one():
-    _, _, _, log_p = expected("vtree", 13, 4)
-    np.testing.assert_allclose(np.exp(log_p).sum(1), 1, rtol=1e-12)
 
 
 def test_labels_outside_the_classes_are_rejected():
@@ -136,13 +129,3 @@ def test_an_ignored_row_has_no_effect(ignore_index):
         torch.cat([features, features[:1]]), torch.cat([labels, torch.tensor([ignore_index])])
     )
     torch.testing.assert_close(alone, more, rtol=1e-12, atol=0)
-
-
-def test_labels_of_any_integer_dtype_are_class_ids_and_others_are_rejected():
-    head, features, labels, _ = make_head("vtree", 13, 4)
-    expected_loss = head(features, labels)
-    for dtype in (torch.uint8, torch.int16, torch.int32):
-        torch.testing.assert_close(head(features, labels.to(dtype)), expected_loss)
-    for dtype in (torch.bool, torch.float32, torch.complex64):
-        with pytest.raises(ValueError, match="inputs are invalid"):
-            head(features, labels.to(dtype))

@@ -10,54 +10,6 @@ import torch
 from heads import ClassHead
 from heads.losses import LOSSES, ClassFacts, HierarchicalSoftmax, NoiseContrastiveEstimation
 
-NOT_FINITE = (math.nan, math.inf, -math.inf)
-# (loss, hyperparameter) -> values outside its bounds, and a value at or near a bound.
-BOUNDS: dict[tuple[str, str], tuple[tuple[float, ...], float]] = {
-    ("ce", "label_smoothing"): ((-0.1, 1.0), 0.0),
-    ("ce", "z_loss"): ((-1e-9,), 0.0),
-    ("ce", "sample_rate"): ((0.0, 1.5), 1.0),
-    ("self_norm", "alpha"): ((0.0, -1.0), 1e-9),
-    ("max_margin", "gamma"): ((0.0, -1.0), 1e-9),
-    ("batch_max_margin", "gamma"): ((0.0, -1.0), 1e-9),
-    ("nce", "t"): ((0, 0.5, -3), 1),
-    ("topk_hinge", "k"): ((0, -1), 1),
-    ("topk_hinge", "alpha"): ((-1e-9,), 0.0),
-    ("smooth_topk", "k"): ((0, 101), 1),
-    ("smooth_topk", "tau"): ((0.0, -1.0), 1e-9),
-    ("smooth_topk", "alpha"): ((-1e-9,), 0.0),
-    ("ccql", "w"): ((-1e-9,), 0.0),
-    ("spherical_softmax", "eps"): ((0.0, -1.0), 1e-9),
-    ("spherical_bound", "xi"): ((0.0, -1.0), 1e-9),
-    ("simloss", "lower"): ((-1.1, 1.0), -1.0),
-}
-OUT_OF_BOUNDS = [
-    (kind, name, value)
-    for (kind, name), (outside, _) in BOUNDS.items()
-    for value in (*outside, *NOT_FINITE)
-]
-
-
-@pytest.mark.parametrize(("kind", "name", "value"), OUT_OF_BOUNDS)
-def test_an_option_out_of_bounds_raises_an_error(kind, name, value):
-    with pytest.raises(ValueError, match=name):
-        LOSSES[kind](**{name: value})
-
-
-@pytest.mark.parametrize(("kind", "name"), BOUNDS)
-def test_an_option_at_its_bound_is_accepted(kind, name):
-    _, bound = BOUNDS[kind, name]
-    assert getattr(LOSSES[kind](**{name: bound}), name) == bound
-
-
-def test_an_unknown_option_raises_an_error():
-    with pytest.raises(ValueError, match="gama"):
-        LOSSES["max_margin"](gama=1.0)
-
-
-def test_w_and_samples_may_be_none():
-    assert LOSSES["ccql"](w=None).w is None
-    assert LOSSES["nce"](samples=None).samples is None
-
 
 def test_noise_is_proportional_to_the_class_counts_and_positive():
     counts = torch.tensor([3.0, 0.0, 1.5])
@@ -65,13 +17,6 @@ def test_noise_is_proportional_to_the_class_counts_and_positive():
     torch.testing.assert_close(q, torch.tensor([0.6, 0.1, 0.3], dtype=torch.float64))
     uniform = NoiseContrastiveEstimation(noise="uniform").prepare(ClassFacts(3, counts)).q
     torch.testing.assert_close(uniform, torch.full((3,), 1 / 3, dtype=torch.float64))
-
-
-def test_counts_that_sum_to_1_are_used_as_the_noise():
-    shares = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    torch.testing.assert_close(
-        NoiseContrastiveEstimation().prepare(ClassFacts(3, shares)).q, shares
-    )
 
 
 @pytest.mark.parametrize(

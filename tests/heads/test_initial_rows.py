@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead, CrossEntropy
+from heads import ClassHead
 from heads.losses import BinaryCrossEntropy
 from heads.rows.initial_rows import initial_rows, normal_rows
 from heads.tree import LabelTree
@@ -67,15 +67,6 @@ def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
     assert torch.equal(torch.cat(shards), want)
 
 
-def test_a_head_has_the_same_rows_in_every_dtype():
-    float32, float64, bf16 = (
-        ClassHead(8, 50, CrossEntropy(), seed=2, dtype=dtype).weight.detach()
-        for dtype in (torch.float32, torch.float64, torch.bfloat16)
-    )
-    assert torch.equal(float64, float32.double())
-    assert torch.equal(bf16, float32.bfloat16())
-
-
 def test_the_moments_are_those_of_a_normal_distribution():
     """Each tolerance is five standard deviations of the estimate."""
     rows = rows_of(20_000).double()
@@ -106,11 +97,6 @@ def test_rows_columns_and_seeds_are_uncorrelated():
     cosines = (unit @ unit.T).fill_diagonal_(0)
     assert 0.99 < cosines.std() * math.sqrt(DIM) < 1.01
     assert cosines.abs().max() < 0.85
-
-
-def test_no_two_rows_are_equal():
-    rows = rows_of(200_000, dim=2)
-    assert len(rows.unique(dim=0)) == len(rows)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

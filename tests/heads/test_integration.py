@@ -150,8 +150,6 @@ def after_a_clipped_step(how: str) -> list[torch.Tensor]:
         HeadIntegration(head, optimizer, max_norm=0.01)
     if how == "closure":
         optimizer.step(closure)
-    elif how == "named closure":
-        optimizer.step(closure=closure)
     elif how == "loss scale":  # of a GradScaler, for torch's fused optimizers
         (1024 * head(backbone(inputs), labels)).backward()
         optimizer.grad_scale, optimizer.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
@@ -159,7 +157,7 @@ def after_a_clipped_step(how: str) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in parameters]
 
 
-@pytest.mark.parametrize("how", ["closure", "named closure", "loss scale"])
+@pytest.mark.parametrize("how", ["closure", "loss scale"])
 def test_gradients_of_a_closure_and_scaled_gradients_are_clipped(how):
     for one, other in zip(after_a_clipped_step(how), after_a_clipped_step("by torch"), strict=True):
         torch.testing.assert_close(one, other)

@@ -1,10 +1,11 @@
-"""Every combination of logit map, loss and class weights matches its float64 definition.
+"""Logit maps match their float64 definitions.
 
-test_logits_sharded.py tests the same combinations on several ranks.
+test_sharded.py tests every map with every loss and all class weights on several ranks.
 """
 
 import math
 from functools import cache
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -30,7 +31,6 @@ from tests.heads.cases import (
     problem,
     set_nodes,
 )
-from tests.ranks import rank_mesh, run_on_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 DIM, ROWS = 5, 11
@@ -63,10 +63,10 @@ def counts_of(num_classes: int) -> Tensor:
 
 
 @cache
-def expected(name: str, kind: str, tree: LabelTree) -> list[np.ndarray]:
+def expected(name: str, kind: str, tree: LabelTree, num_rows: int = ROWS) -> list[np.ndarray]:
     """The loss and its gradients with respect to features, nodes, log scale and offset."""
     logits = LOGIT_MAPS[name]
-    features, labels, nodes = problem(tree, ROWS, DIM)
+    features, labels, nodes = problem(tree, num_rows, DIM)
     features, nodes = features.requires_grad_(), nodes.requires_grad_()
     log_scale = torch.tensor(math.log(logits.scale), dtype=torch.float64, requires_grad=True)
     offset = torch.tensor(logits.offset, dtype=torch.float64, requires_grad=True)
@@ -102,21 +102,18 @@ def step(head: ClassHead, features: Tensor, labels: Tensor) -> list[np.ndarray]:
     return [each.numpy() for each in found]
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("kind", LOSS_KINDS)
 @pytest.mark.parametrize("name", LOGIT_MAPS)
-def test_loss_and_gradients_equal_the_definition(name, kind, weighting):
-    head = make_head(name, kind, weighting, 13)
-    features, labels, nodes = problem(head.tree, ROWS, DIM)
-    set_nodes(head, nodes)
-    for got, want in zip(
-        step(head, features, labels), expected(name, kind, head.tree), strict=True
-    ):
-        np.testing.assert_allclose(got, want, **EXACT)
+def test_loss_and_gradients_equal_the_definition(name):
+    for kind, weighting in zip(LOSS_KINDS, cycle(WEIGHTINGS)):
+        head = make_head(name, kind, weighting, 13)
+        features, labels, nodes = problem(head.tree, ROWS, DIM)
+        set_nodes(head, nodes)
+        found = step(head, features, labels)
+        for got, want in zip(found, expected(name, kind, head.tree), strict=True):
+            np.testing.assert_allclose(got, want, **EXACT, err_msg=f"{kind} {weighting}")
 
 
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
-@pytest.mark.parametrize("name", LOGIT_MAPS)
+@pytest.mark.parametrize(("name", "weighting"), list(zip(LOGIT_MAPS, cycle(WEIGHTINGS))))
 def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
     head = make_head(name, "ce", weighting, 150)
     # The logits of the first 64 classes are saved until backward.
@@ -127,27 +124,6 @@ def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
         step(head, features, labels), expected(name, "ce", head.tree), strict=True
     ):
         np.testing.assert_allclose(got, want, **EXACT)
-
-
-def test_accumulated_gradients_are_summed_over_data_once():
-    """This includes the gradients of the scalars."""
-    ranks = run_on_ranks(2, accumulated)
-    for got, want in ranks:
-        np.testing.assert_allclose(got, want, **EXACT)
-
-
-def accumulated() -> tuple[np.ndarray, np.ndarray]:
-    found = []
-    for accumulates in (False, True):
-        head = make_head("cosine", "ce", "dense", 13, rank_mesh(2))
-        features, labels, nodes = problem(head.tree, ROWS, DIM)
-        set_nodes(head, nodes)
-        head.accumulates = accumulates
-        head(features, labels).backward()
-        head.reduce_gradients()
-        scalars = [head.log_scale.grad.item(), head.offset.grad.item()]
-        found.append(np.append(head.weight.grad.numpy(), scalars))
-    return found[0], found[1]
 
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)
@@ -214,50 +190,6 @@ def test_a_zero_vector_has_a_cosine_of_zero_and_a_zero_gradient():
     assert (vectors.grad[1] != 0).all()
 
 
-@pytest.mark.parametrize("name", LOGIT_MAPS)
-def test_bf16_products_are_close_to_float32(name):
-    tree = label_tree("vtree", 90)
-    features, labels, nodes = problem(tree, 32, 64)
-    found = {}
-    for enabled in (False, True):
-        options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(90)}
-        head = ClassHead(64, tree, CrossEntropy(), **options)
-        set_nodes(head, nodes)
-        mine = features.float().requires_grad_()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            loss = head(mine, labels)
-        loss.backward()
-        found[enabled] = loss.detach(), mine.grad, gradient_of_nodes(head)
-        assert {each.dtype for each in found[enabled]} == {torch.float32}
-    for exact, rounded in zip(found[False], found[True], strict=True):
-        assert not torch.equal(rounded, exact)
-        assert (rounded - exact).norm() < 3e-2 * exact.norm()
-
-
-@pytest.mark.parametrize("name", ["dot", "cosine"])
-def test_the_features_of_an_ignored_row_have_no_effect(name):
-    options = {"logits": LOGIT_MAPS[name], "class_counts": counts_of(13), "init_std": 0.5}
-    head = ClassHead(DIM, 13, CrossEntropy(), ignore_index=-1, **options)
-    features = torch.randn(3, DIM)
-    features[1] = torch.nan
-    features.requires_grad_()
-    loss = head(features, torch.tensor([0, -1, 2]))
-    loss.backward()
-    torch.testing.assert_close(loss, head(features[[0, 2]], torch.tensor([0, 2])))
-    assert (features.grad[1] == 0).all()
-    assert all(p.grad.isfinite().all() for p in head.parameters())
-
-
-def test_a_learned_scale_is_trained_with_frozen_features():
-    head = make_head("cosine", "ce", "dense", 13)
-    features, labels, nodes = problem(head.tree, ROWS, DIM)
-    set_nodes(head, nodes)
-    head(features, labels).backward()
-    want = expected("cosine", "ce", head.tree)
-    np.testing.assert_allclose(head.log_scale.grad, want[3], **EXACT)
-    np.testing.assert_allclose(head.weight.grad, want[2], **EXACT)
-
-
 @pytest.mark.parametrize("learned", ["scale", "offset"])
 def test_a_scale_or_an_offset_that_is_learned_alone_is_evaluated(learned):
     head = ClassHead(DIM, 4, CrossEntropy(), logits=Dot(**{f"learn_{learned}": True}))
@@ -285,14 +217,6 @@ def test_a_prior_requires_counts_of_every_class_and_does_not_support_appending()
     head = ClassHead(DIM, 13, CrossEntropy(), logits=Dot(prior=1.0), class_counts=torch.ones(13))
     with pytest.raises(ValueError, match="prior for 13 classes, but none for new classes"):
         append_classes(head, [-1])
-
-
-def test_classes_can_be_appended_to_a_cosine_head():
-    head = ClassHead(DIM, 13, CrossEntropy(), logits=ArcFace(learn_scale=True))
-    append_classes(head, [-1])
-    head(torch.randn(2, DIM), torch.tensor([0, 13])).backward()
-    assert head.bias is None
-    assert head.log_scale.grad is not None
 
 
 def test_presets_have_default_margins_that_can_be_combined():
@@ -329,7 +253,34 @@ def test_a_factored_head_has_no_bias_by_default():
     assert head.bias is None
 
 
-@pytest.mark.parametrize("name", ["__call__", "evaluated", "of_one_class"])
+class HalvedMargin(LogitMap):
+    normalizes = True
+
+    @property
+    def has_margin(self) -> bool:
+        return True
+
+    def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
+        return (3 * cosine - 1) / 2
+
+
+def test_a_user_s_map_changes_the_true_logit_in_training_and_is_a_cosine_in_evaluation():
+    config = HeadConfig(logits=HalvedMargin(scale=3))
+    assert not config.bias
+    assert config.model_dump()["logits"]["kind"] == f"{__name__}:HalvedMargin"
+    head = ClassHead(DIM, 13, CrossEntropy(), logits=config.logits, dtype=torch.float64)
+    features, labels, _ = problem(head.tree, ROWS, DIM)
+    cosine = unit_vectors(features) @ unit_vectors(head.weight.detach()).T
+    true = torch.nn.functional.one_hot(labels, 13).bool()
+    z = 3 * torch.where(true, (3 * cosine - 1) / 2, cosine)
+    expectation = torch.nn.functional.cross_entropy(z, labels)
+    torch.testing.assert_close(head(features, labels).detach(), expectation)
+    assert head.evaluated_map() == Cosine(scale=3)
+    scores = torch.cat([block.scores for block in head.score_blocks(features)], dim=1)
+    torch.testing.assert_close(scores, 3 * cosine)
+
+
+@pytest.mark.parametrize("name", ["__call__", "evaluated", "normalized"])
 def test_a_logit_map_that_overrides_what_training_does_not_call_is_rejected(name):
     with pytest.raises(TypeError, match=f"overrides {name}"):
         type("Mine", (Dot,), {name: lambda *_: None, "__module__": __name__})
@@ -341,19 +292,18 @@ def test_an_invalid_logit_map_is_the_only_error_of_a_head():
     assert [error["loc"] for error in caught.value.errors()] == [("logits",)]
 
 
-@pytest.mark.parametrize("fuses", [False, True], ids=["SGD", "FusedSGD"])
 @pytest.mark.parametrize(
-    ("loss", "logits"),
+    ("loss", "logits", "fuses"),
     [
-        (CrossEntropy(), Cosine(learn_scale=True)),
-        (CrossEntropy(), ArcFace(learn_scale=True)),
-        (CrossEntropy(), Dot(learn_scale=True)),
+        (CrossEntropy(), ArcFace(learn_scale=True), False),
+        (CrossEntropy(), Dot(learn_scale=True), True),
         (
             BinaryCrossEntropy(),
             Cosine(scale=10, offset=-10, learn_scale=True, learn_offset=True),
+            False,
         ),
     ],
-    ids=["cosine", "arcface", "dot", "bce"],
+    ids=["arcface", "dot", "bce"],
 )
 def test_a_learned_scale_and_offset_stay_in_range_under_sgd(loss, logits, fuses):
     num_classes, lr = 200, 0.2

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 from heads.build import build_head, build_tree
@@ -38,17 +37,6 @@ def test_a_tree_file_restores_the_tree_and_its_names(tmp_path, kind):
     assert loaded.tree.digest() == named.tree.digest()
     assert (loaded.classes, loaded.pseudoclasses) == (named.classes, named.pseudoclasses)
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.tree"]
-
-
-def test_a_pseudoclass_of_a_cover_tree_is_named_after_a_class_below_it(named):
-    names = named.node_names
-    below: dict[int, set[str]] = {}
-    for i, node in enumerate(named.tree.node_of_class):
-        for above in named.tree.ancestors(int(node)):
-            below.setdefault(int(above), set()).add(NAMES[i])
-    assert len(below) == len(named.pseudoclasses)
-    assert all(names[node] in classes for node, classes in below.items())
-    assert names[0] == NAMES[build_cover_tree(ROWS).root]
 
 
 def test_a_tree_can_be_renumbered_for_another_order_of_classes(named):
@@ -118,14 +106,6 @@ def test_a_tree_file_with_other_classes_or_of_another_kind_is_rejected(named, tm
     assert tree.digest() == build_cover_tree(ROWS).utree().digest()
 
 
-def test_a_recipe_cannot_set_both_a_base_and_a_tree_file():
-    weights = {"kind": "vtree", "tree": {"base": 2, "file": "a.tree"}}
-    with pytest.raises(ValidationError, match="remove base or file"):
-        HeadConfig.model_validate({"weights": weights})
-    given = config("vtree", Path("a.tree"))
-    assert HeadConfig.model_validate(given.model_dump(mode="json")) == given
-
-
 HIERARCHY = {"weights": {"kind": "vtree", "tree": {"kind": "hierarchy"}}}
 PATHS = [("a", "left"), ("a", "left"), ("a", "right"), ("b",), ("b",)]
 
@@ -141,19 +121,6 @@ def test_a_head_can_use_the_hierarchy_of_the_class_list():
     assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
     with pytest.raises(ValueError, match="needs class paths"):
         build_tree(given, **options)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"kind": "utree", "tree": {"kind": "hierarchy"}}, "set weights.kind=vtree"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "base": 2}}, "remove base or kind"),
-        ({"kind": "vtree", "tree": {"kind": "hierarchy", "file": "a"}}, "remove file or kind"),
-    ],
-)
-def test_options_that_conflict_with_a_hierarchy_are_rejected(weights, message):
-    with pytest.raises(ValidationError, match=message):
-        HeadConfig.model_validate({"weights": weights})
 
 
 def test_near_trivial_trees_are_detected():

@@ -1,4 +1,4 @@
-"""The alignment of losses with the Principle of Logit Separation, and lemmas of the papers.
+"""The alignment of losses with the Principle of Logit Separation.
 
 Paper 002 proves alignment. These tests check definition 1 with a search over logits, for
 several hyperparameters of each loss.
@@ -14,7 +14,6 @@ import torch
 from scipy.optimize import LinearConstraint, minimize
 from torch import Tensor
 
-from heads import ClassHead
 from heads.losses import (
     LOSSES,
     BatchCrossEntropy,
@@ -147,23 +146,6 @@ def test_a_loss_of_differences_does_not_change_if_rows_are_shifted(loss, labels)
     assert value(loss, shifted, labels) == pytest.approx(value(loss, logits, labels), abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("loss", "infimum"),
-    [
-        (CrossEntropy(), 0),
-        (MaxMargin(), 0),
-        (SoftmaxCauchySchwarz(), 0),
-        (SoftmaxTanimoto(), -1),
-    ],
-)
-def test_the_counterexample_of_paper_002_reaches_the_infimum(loss, infimum):
-    alpha = 40.0
-    logits = torch.tensor([[2 * alpha, alpha], [-2 * alpha, -alpha]], dtype=torch.float64)
-    labels = torch.tensor([0, 1])
-    assert value(loss, logits, labels) == pytest.approx(infimum, abs=1e-12)
-    assert not separated(logits, labels)
-
-
 @pytest.mark.parametrize("kind", ["topk_hinge", "smooth_topk"])
 @pytest.mark.parametrize("k", [2, 3])
 def test_top_k_losses_reach_their_infimum_with_k_minus_1_false_logits_above_the_true_one(kind, k):
@@ -242,23 +224,18 @@ def nce_infimum(t: int, label: int) -> float:
 # Losses, and the infimum of a row with a given label.
 ALIGNED = [
     *(
-        (CrossEntropy(smoothing, z_loss), lambda _, e=smoothing: smoothed_entropy(e))
-        for smoothing in (0.0, 0.1, 0.9)
-        for z_loss in (1e-3, 1.0)
+        (CrossEntropy(smoothing, 1e-3), lambda _, e=smoothing: smoothed_entropy(e))
+        for smoothing in (0.0, 0.9)
     ),
-    *((CrossEntropy(z_loss=z_loss, sample_rate=0.1), lambda _: 0.0) for z_loss in (1e-3, 1.0)),
-    *((SelfNormalization(alpha), lambda _: 0.0) for alpha in (1e-3, 0.1, 3.0)),
+    (CrossEntropy(z_loss=1e-3, sample_rate=0.1), lambda _: 0.0),
+    *((SelfNormalization(alpha), lambda _: 0.0) for alpha in (1e-3, 3.0)),
     (BatchCrossEntropy(), lambda _: 0.0),
     (BatchMaxMargin(0.1), lambda _: 0.0),
-    (BatchMaxMargin(1.0), lambda _: 0.0),
-    *(
-        (NoiseContrastiveEstimation(t).prepare(FACTS), lambda y, t=t: nce_infimum(t, y))
-        for t in (1, 10)
-    ),
+    (NoiseContrastiveEstimation(10).prepare(FACTS), lambda y: nce_infimum(10, y)),
     (BinaryCrossEntropy(), lambda _: 0.0),
     (SigmoidTanimoto(), lambda _: -1.0),
     (Quadratic(), lambda _: 0.0),
-    *((CorrectClassQuadratic(w), lambda _: 0.0) for w in (0.0, 3.0, None)),
+    *((CorrectClassQuadratic(w), lambda _: 0.0) for w in (3.0, None)),
 ]
 
 
@@ -321,84 +298,9 @@ def test_separated_logits_reach_the_infimum_of_an_aligned_loss(loss, infimum, la
     assert least_separated(loss, torch.tensor(labels)) == pytest.approx(bound, abs=1e-6)
 
 
-def test_cross_entropy_with_z_loss_is_self_normalization():
-    logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
-    labels = torch.tensor([0, 1])
-    expected = value(SelfNormalization(0.3), logits, labels)
-    assert value(CrossEntropy(z_loss=0.3), logits, labels) == pytest.approx(expected, rel=1e-12)
-
-
-def test_sampled_noise_contrastive_estimation_is_unbiased():
-    logits = torch.randn(2, NUM_CLASSES, dtype=torch.float64)
-    labels = torch.tensor([0, 1])
-    exact, sampled = (NoiseContrastiveEstimation(samples=n).prepare(FACTS) for n in (None, 2))
-    expected = value(exact, logits, labels)
-    assert value(sampled, logits, labels) == pytest.approx(expected, rel=1e-12)
-    assert sampled.aligned
-
-
-@pytest.mark.parametrize(("smoothing", "rate"), [(0.9, 0.1), (0.5, 0.05)])
-def test_the_minimum_with_smoothing_and_sampling_may_be_at_unseparated_logits(smoothing, rate):
+def test_the_minimum_with_smoothing_and_sampling_may_be_at_unseparated_logits():
     """A class without a row gets its share of the target only in the few steps that draw it."""
-    loss = CrossEntropy(label_smoothing=smoothing, z_loss=1e-3, sample_rate=rate)
+    loss = CrossEntropy(label_smoothing=0.9, z_loss=1e-3, sample_rate=0.1)
     assert not loss.aligned
     labels = torch.tensor([0, 0])
     assert least_unseparated(loss, labels) < least_separated(loss, labels) - 0.01
-
-
-# ------------------------------------------------------------------ lemmas of paper 001
-
-
-def mixture(num_classes: int, dim: int, sigma: float, seed: int = 0):
-    """Centers M [K, d] of unit length, and points whose mean and covariance in each class are
-    exactly mu_k and sigma^2 I. For a quadratic loss they are equivalent to the population of
-    definition 3.1."""
-    generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(num_classes, dim, generator=generator, dtype=torch.float64)
-    centers = torch.nn.functional.normalize(centers, dim=1)
-    steps = sigma * math.sqrt(dim) * torch.cat([torch.eye(dim), -torch.eye(dim)]).double()
-    points = (centers[:, None, :] + steps).reshape(-1, dim)
-    return centers, points, torch.arange(num_classes).repeat_interleave(2 * dim)
-
-
-def linear_head(loss: Loss, rows: Tensor) -> ClassHead:
-    head = ClassHead(rows.shape[1], len(rows), loss, bias=False, dtype=torch.float64)
-    with torch.no_grad():
-        head.weight.copy_(rows)
-    return head
-
-
-@pytest.mark.parametrize(("num_classes", "dim"), [(12, 5), (4, 9)])
-@pytest.mark.parametrize("sigma", [0.05, 0.5])
-def test_lemma_3_4_gives_the_minimum_of_the_quadratic_loss(num_classes, dim, sigma):
-    """Paper 001, corrected: M (M'M + K sigma^2 I)^-1 and 1/2 sum sigma^2 / (K sigma^2 +
-    lambda(MM'))."""
-    centers, points, labels = mixture(num_classes, dim, sigma)
-    ridge = centers.T @ centers + num_classes * sigma**2 * torch.eye(dim, dtype=torch.float64)
-    head = linear_head(Quadratic(), centers @ torch.linalg.inv(ridge))
-    loss = head(points, labels)
-    loss.backward()
-    eigenvalues = torch.linalg.eigvalsh(centers @ centers.T)
-    minimum = (sigma**2 / (num_classes * sigma**2 + eigenvalues)).sum() / 2
-    torch.testing.assert_close(loss.detach(), minimum, rtol=1e-9, atol=1e-10)
-    assert head.weight.grad.abs().max() < 1e-10
-
-
-def test_lemma_3_5_fails_for_a_large_w():
-    """The bound does not grow with w, but noise at the true class makes the loss at the centers
-    grow."""
-    centers, points, labels = mixture(num_classes=6, dim=20, sigma=0.3)
-    gram = centers @ centers.T - torch.eye(6, dtype=torch.float64)
-    bound = float(gram.square().sum() / 6 + 6 * 0.3**2)
-    values = {
-        w: float(linear_head(CorrectClassQuadratic(w=w), centers)(points, labels).detach())
-        for w in (1.0, 100.0)
-    }
-    assert values[1.0] < bound < values[100.0]
-
-
-def test_lemma_3_of_the_tree_loss_fails_for_two_classes():
-    """Paper 000: for two close classes of norm B, ||U|| >= B, but the bound is B / sqrt(2)."""
-    w = np.array([[1.0, 0.0], [1.0, 1e-3]])
-    u = np.stack([w[0], w[1] - w[0]])
-    assert np.linalg.norm(u) > 1 / math.sqrt(2) * 1.0 * math.sqrt(math.log2(2))

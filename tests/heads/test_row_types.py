@@ -1,5 +1,7 @@
 """Class rows in bf16 and fp8: rounding, reading, training, sharding and new classes."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -70,8 +72,8 @@ def test_rounding_gives_an_adjacent_number_and_the_expected_value(dtype, values)
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
 def test_the_mean_over_all_random_bits_is_the_unrounded_number(dtype, first, step, sign):
     num_bits = NUM_RANDOM_BITS[dtype]
-    every = torch.arange(1 << num_bits, dtype=torch.int32).expand(20, -1)
-    random = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    every = torch.arange(1 << num_bits, dtype=torch.int32).expand(5, -1)
+    random = torch.rand(5, generator=torch.Generator().manual_seed(0))
     values = sign * (first + 8 * step * random)  # fp8 numbers are `step` apart
     rows = values.unsqueeze(1).expand(every.shape).contiguous()
     means = rounded(rows, dtype, every).double().mean(1)
@@ -80,15 +82,6 @@ def test_the_mean_over_all_random_bits_is_the_unrounded_number(dtype, first, ste
         assert not errors.any()
     # Subnormal fp8 numbers have more than 20 bits of float32 below their spacing.
     assert errors.abs().max() < 0.6 * 2**-num_bits
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
-def test_an_update_that_changes_a_float32_number_is_not_lost(dtype):
-    """Over all random bits, the mean of 1 + 2^-23, the float32 number after 1, is exact."""
-    num_bits = NUM_RANDOM_BITS[dtype]
-    every = torch.arange(1 << num_bits, dtype=torch.int32).unsqueeze(0)
-    found = rounded(torch.full(every.shape, 1 + 2**-23), dtype, every).double()
-    assert found.mean() == 1 + 2**-23
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
@@ -159,8 +152,7 @@ def steps(dtype, weighting, logits, deferred=False, mesh=None, share=slice(None)
 MAPS = {name: LOGIT_MAPS[name] for name in ("normface", "arcface")} | {"dot": None}
 
 
-@pytest.mark.parametrize("logits", MAPS.values(), ids=MAPS)
-@pytest.mark.parametrize("weighting", WEIGHTINGS)
+@pytest.mark.parametrize(("weighting", "logits"), list(zip(WEIGHTINGS, MAPS.values(), strict=True)))
 @pytest.mark.parametrize(("dtype", "error"), [(BF16, 1e-2), (FP8, 0.15)], ids=["bf16", "fp8"])
 def test_steps_equal_those_of_float32_rows_up_to_rounding(dtype, error, weighting, logits):
     rows, grads = steps(dtype, weighting, logits)
@@ -193,21 +185,22 @@ def test_every_step_draws_other_random_numbers(dtype):
     assert not torch.equal(*results)
 
 
-def steps_on_a_rank(dtype, weighting, data_axis):
+SHARDED = list(product((BF16, FP8), ("dense", "vtree")))
+
+
+def steps_on_a_rank(data_axis):
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    share = slice(12 * rank // world, 12 * (rank + 1) // world)
-    return steps(dtype, weighting, None, mesh=rank_mesh(data_axis), share=share)
+    share, mesh = slice(12 * rank // world, 12 * (rank + 1) // world), rank_mesh(data_axis)
+    return [steps(*case, None, mesh=mesh, share=share)[0] for case in SHARDED]
 
 
-@pytest.mark.parametrize(("world_size", "data_axis"), [(2, 1), (3, 1), (4, 2)])
-@pytest.mark.parametrize("dtype", [BF16, FP8], ids=["bf16", "fp8"])
-def test_ranks_draw_the_same_random_numbers(dtype, world_size, data_axis):
-    for weighting in ("dense", "vtree"):
-        alone, _ = steps(dtype, weighting, None)
-        ranks = run_on_ranks(world_size, steps_on_a_rank, dtype, weighting, data_axis)
-        rows = np.concatenate([part for part, _ in ranks[: world_size // data_axis]])
+@pytest.mark.parametrize(("world_size", "data_axis"), [(3, 1), (4, 2)])
+def test_ranks_draw_the_same_random_numbers(world_size, data_axis):
+    ranks = run_on_ranks(world_size, steps_on_a_rank, data_axis)[: world_size // data_axis]
+    for case, *parts in zip(SHARDED, *ranks, strict=True):
+        alone, _ = steps(*case, None)
         # The sums of gradients differ in their last bits, so a few numbers round differently.
-        assert (rows != alone).mean() < 0.01
+        assert (np.concatenate(parts) != alone).mean() < 0.01
 
 
 def test_fp8_rows_have_no_gradient():

@@ -1,4 +1,7 @@
-"""Row weights, which mixed labels require, work with every loss and every head."""
+"""Weights of rows and classes, and ignored rows, work with every loss and every head."""
+
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,96 +10,188 @@ from torch import Tensor
 
 from heads import ClassHead, FactoredHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.losses import LOSSES
+from heads.losses import LOSSES, SphericalSoftmax
 from tests.heads.cases import (
+    LOSS_KINDS,
     gradient_of_nodes,
     label_tree,
     make_loss,
+    naive_logits,
     naive_loss_and_gradients,
     problem,
+    set_nodes,
 )
+from tests.host_reads import host_reads
 from tests.ranks import rank_world, run_on_ranks
 
-CLASSES, DIM, ROWS = 13, 5, 7
+CLASSES, DIM, ROWS, IGNORED = 13, 5, 7, 3
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 WEIGHTS = torch.tensor([0.2, 1.0, 0.0, 3.0, 0.5, 1.5, 0.7], dtype=torch.float64)
-# hierarchical_softmax has a separate head.
-ROW_BY_ROW = [
-    kind
-    for kind, loss in LOSSES.items()
-    if not loss.couples_rows and kind != "hierarchical_softmax"
-]
+OF_CLASSES = torch.linspace(0.5, 2, CLASSES, dtype=torch.float64)
+ROW_BY_ROW = [kind for kind in LOSS_KINDS if not LOSSES[kind].couples_rows]
+# The first row is ignored, and so are all rows of the first of two ranks.
+COUNTS = torch.tensor([False, False, True, True, False, True, True])
 
 
-def make_head(kind: str, mesh=None) -> tuple[ClassHead, Tensor, Tensor]:
-    tree = label_tree("vtree", CLASSES)
-    loss = make_loss(kind, CLASSES)
-    head = ClassHead(DIM, tree, loss, mesh=mesh, dtype=torch.float64, init_std=0.4)
-    features, labels, _ = problem(tree, num_rows=ROWS, dim=DIM)
-    return head, features, labels
+def make_head(kind: str, mesh: Any = None, **options: Any) -> ClassHead:
+    options = {"init_std": 0.4, "dtype": torch.float64} | options
+    return ClassHead(
+        DIM, label_tree("vtree", CLASSES), make_loss(kind, CLASSES), mesh=mesh, **options
+    )
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    """Return features [7, d] and labels [7]. The features of ignored rows are NaN."""
+    features, labels, _ = problem(label_tree("vtree", CLASSES), num_rows=ROWS, dim=DIM)
+    labels = labels.where(labels != IGNORED, 0).where(COUNTS, IGNORED)
+    return features.where(COUNTS[:, None], torch.nan), labels
 
 
 @pytest.mark.parametrize("kind", ROW_BY_ROW)
 def test_row_weights_give_a_weighted_mean_of_the_rows(kind: str) -> None:
-    head, features, labels = make_head(kind)
+    """As in torch.nn.functional.cross_entropy, the divisor is the sum of the weights. The weight of
+    a row is multiplied by that of its class."""
+    head = make_head(kind, class_weights=OF_CLASSES)
+    features, labels, _ = problem(head.tree, num_rows=ROWS, dim=DIM)
     nodes = torch.cat([head.weight.detach(), head.bias.detach()[:, None]], dim=1)
-    features.requires_grad_()
-    value = head(features, labels, WEIGHTS)
+    leaf = features.clone().requires_grad_()
+    value = head(leaf, labels, WEIGHTS)
     value.backward()
-    shares = (WEIGHTS / WEIGHTS.sum()).tolist()
+    weights = WEIGHTS * OF_CLASSES[labels]
+    shares = (weights / weights.sum()).tolist()
     alone = [
-        naive_loss_and_gradients(
-            kind, head.tree, features.detach()[i : i + 1], labels[i : i + 1], nodes
-        )
+        naive_loss_and_gradients(kind, head.tree, features[i : i + 1], labels[i : i + 1], nodes)
         for i in range(ROWS)
     ]
     want = sum(share * loss for share, (loss, _, _) in zip(shares, alone, strict=True))
     np.testing.assert_allclose(value.item(), want, **EXACT)
     for row, (share, (_, by_features, _)) in enumerate(zip(shares, alone, strict=True)):
-        np.testing.assert_allclose(features.grad[row], share * by_features[0], **EXACT)
+        np.testing.assert_allclose(leaf.grad[row], share * by_features[0], **EXACT)
     by_nodes = sum(share * grad for share, (_, _, grad) in zip(shares, alone, strict=True))
     np.testing.assert_allclose(gradient_of_nodes(head), by_nodes, **EXACT)
 
 
-SHARDED = ("ce", "batch_ce", "bce")
+def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_target() -> None:
+    head = make_head("batch_ce", class_weights=torch.arange(13.0, dtype=torch.float64))
+    features, _, nodes = problem(head.tree, num_rows=4, dim=DIM)
+    set_nodes(head, nodes)
+    labels = torch.tensor([1, 2, 3, 2])
+    p = torch.tensor([1, 2, 3, 2], dtype=torch.float64) / 8
+    q = naive_logits(head.tree, features, nodes).flatten().softmax(0).view(4, CLASSES)
+    want = (p * (p / q[torch.arange(4), labels]).log()).sum()
+    torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
 
 
-def values_and_gradients() -> dict[str, list[np.ndarray]]:
-    return {kind: value_and_gradients(kind) for kind in SHARDED}
+def results(
+    head: ClassHead, rows: Any, row_weights: Tensor | None, *, deferred: bool
+) -> list[Tensor]:
+    """Return the loss of some rows of the batch, and the gradients of features and nodes."""
+    features, labels = (each[rows] for each in batch())
+    features = features.to(head.weight.dtype).requires_grad_()
+    weights = None if row_weights is None else row_weights[rows]
+    loss = head(features, labels, weights, rows_of_ranks=[len(labels)] if deferred else None)
+    head.zero_grad()
+    loss.backward()
+    return [loss.detach(), features.grad, gradient_of_nodes(head)]
 
 
-def value_and_gradients(kind: str) -> list[np.ndarray]:
-    world = rank_world()
-    rank, world_size = world.rank, world.size
-    head, features, labels = make_head(kind, world.mesh)
-    # Uneven; with three ranks, rank 1 has no rows.
-    cuts = {1: [0, ROWS], 2: [0, 2, ROWS], 3: [0, 3, 3, ROWS]}[world_size]
-    mine = slice(cuts[rank], cuts[rank + 1])
-    part = features[mine].requires_grad_()
-    value = head(part, labels[mine], WEIGHTS[mine])
-    value.backward()
-    return [value.detach().numpy(), part.grad.numpy(), gradient_of_nodes(head).numpy()]
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_ignored_rows_have_no_effect(kind: str) -> None:
+    for class_weights in (None, OF_CLASSES):
+        head = make_head(kind, ignore_index=IGNORED, class_weights=class_weights)
+        for row_weights, deferred in product((None, WEIGHTS), (False, True)):
+            expected = results(head, COUNTS, row_weights, deferred=deferred)
+            found = results(head, slice(None), row_weights, deferred=deferred)
+            assert (found[1][~COUNTS] == 0).all()
+            found[1] = found[1][COUNTS]
+            for mine, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, theirs, **EXACT)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_weighted_rows_give_the_same_results_on_uneven_ranks(world_size: int) -> None:
-    ranks = run_on_ranks(world_size, values_and_gradients)
-    for kind in SHARDED:
-        value, by_features, by_nodes = value_and_gradients(kind)
-        parts = [found[kind] for found in ranks]
-        for got, *_ in parts:
-            np.testing.assert_allclose(got, value, **EXACT, err_msg=kind)
-        for index, expected in ((1, by_features), (2, by_nodes)):
-            got = np.concatenate([part[index] for part in parts])
-            np.testing.assert_allclose(got, expected, **EXACT, err_msg=kind)
+@pytest.mark.parametrize("deferred", [False, True])
+def test_an_ignored_row_whose_loss_would_be_infinite_has_no_effect(deferred: bool) -> None:
+    head = make_head("spherical_softmax", ignore_index=IGNORED).float()
+    # In float32, eps is 0, so the loss of a row whose logits are 0 contains log 0.
+    object.__setattr__(head.engine, "loss", SphericalSoftmax(eps=1e-50))
+    with torch.no_grad():
+        head.bias.zero_()
+    found = results(head, slice(None), None, deferred=deferred)
+    assert all(each.isfinite().all() for each in found)
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "spherical_softmax"])
-def test_the_factored_head_weights_rows_like_the_dense_head(kind: str) -> None:
-    options = {"dtype": torch.float64, "init_std": 0.4}
-    ours = FactoredHead(DIM, CLASSES, make_loss(kind, CLASSES), **options)
-    plain = ClassHead(DIM, CLASSES, make_loss(kind, CLASSES), bias=False, **options)
-    features, labels, _ = problem(plain.tree, num_rows=ROWS, dim=DIM)
+def test_a_batch_loss_needs_two_rows_that_are_not_ignored() -> None:
+    features, labels = batch()
+    with pytest.raises(ValueError, match="at least 2 rows, got 1"):
+        make_head("batch_ce", ignore_index=IGNORED)(features[1:3], labels[1:3])
+
+
+def test_the_host_does_not_wait_for_the_number_of_ignored_rows() -> None:
+    for kind in LOSS_KINDS:
+        head = make_head(kind, ignore_index=IGNORED, class_weights=OF_CLASSES)
+        features, labels = batch()
+        with host_reads() as reads:
+            head(features.requires_grad_(), labels, WEIGHTS, rows_of_ranks=[ROWS]).backward()
+        assert reads == [], kind
+
+
+def on_ranks(class_ranks: int | None = None) -> dict[str, list[np.ndarray]]:
+    """Return each loss and the gradients of this rank. The first of two ranks has two rows, both of
+    which are ignored, and the second has five."""
+    world = rank_world(class_ranks)
+    mine = slice(0, ROWS) if world.size == 1 else (slice(0, 2), slice(2, 7))[world.rank]
+    found = {}
+    for kind in LOSS_KINDS:
+        head = make_head(kind, world.mesh, ignore_index=IGNORED)
+        for rows_of_ranks in (None, [2, 5] if world.size == 2 else [ROWS]):
+            features, labels = (each[mine] for each in batch())
+            features.requires_grad_()
+            head.zero_grad()
+            loss = head(features, labels, WEIGHTS[mine], rows_of_ranks=rows_of_ranks)
+            loss.backward()
+            found[f"{kind}, {rows_of_ranks is None}"] = [
+                loss.detach().numpy(), features.grad.numpy(), gradient_of_nodes(head).numpy()
+            ]  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("class_ranks", [1, 2])
+def test_uneven_ranks_give_the_same_results_with_known_row_counts_and_without(
+    class_ranks: int,
+) -> None:
+    alone = on_ranks()
+    first, second = run_on_ranks(2, on_ranks, class_ranks)
+    for case, (loss, by_features, by_nodes) in alone.items():
+        for found in (first, second):
+            np.testing.assert_allclose(found[case][0], loss, **EXACT, err_msg=case)
+        got = np.concatenate([first[case][1], second[case][1]])
+        np.testing.assert_allclose(got, by_features, **EXACT, err_msg=case)
+        parts = [first[case][2]] if class_ranks == 1 else [first[case][2], second[case][2]]
+        np.testing.assert_allclose(np.concatenate(parts), by_nodes, **EXACT, err_msg=case)
+    for found in (first, second):
+        for kind in LOSS_KINDS:
+            for one, other in zip(found[f"{kind}, True"], found[f"{kind}, False"], strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", LOSS_KINDS)
+def test_rows_of_a_class_with_weight_zero_get_a_zero_gradient_and_no_nan(kind: str) -> None:
+    weights = torch.ones(CLASSES, dtype=torch.float64)
+    weights[0] = 0
+    head = make_head(kind, class_weights=weights)
+    features, _, _ = problem(head.tree, num_rows=4, dim=DIM)
+    features.requires_grad_()
+    head(features, torch.tensor([0, 3, 0, 5])).backward()
+    assert gradient_of_nodes(head).isfinite().all()
+    if kind in ROW_BY_ROW:  # the others compare rows with each other
+        assert (features.grad[[0, 2]] == 0).all()
+
+
+def test_the_factored_head_weights_and_ignores_rows_like_the_dense_head() -> None:
+    options = {"dtype": torch.float64, "init_std": 0.4, "ignore_index": IGNORED}
+    ours = FactoredHead(DIM, CLASSES, make_loss("spherical_softmax", CLASSES), **options)
+    loss = make_loss("spherical_softmax", CLASSES)
+    plain = ClassHead(DIM, CLASSES, loss, bias=False, **options)
+    features, labels = batch()
     found = []
     for head in (ours, plain):
         leaf = features.clone().requires_grad_()
@@ -105,9 +200,8 @@ def test_the_factored_head_weights_rows_like_the_dense_head(kind: str) -> None:
         found.append((value.detach(), leaf.grad))
     for mine, theirs in zip(*found, strict=True):
         np.testing.assert_allclose(mine, theirs, **EXACT)
-    np.testing.assert_allclose(
-        ours.squared_gradient_norm(), plain.weight.grad.square().sum(), **EXACT
-    )
+    norm = plain.weight.grad.square().sum()
+    np.testing.assert_allclose(ours.squared_gradient_norm(), norm, **EXACT)
 
 
 def test_hierarchical_softmax_weights_rows() -> None:
@@ -122,39 +216,37 @@ def test_hierarchical_softmax_weights_rows() -> None:
     "weights",
     [
         torch.ones(ROWS - 1),
-        torch.ones(ROWS, 1),
         torch.full((ROWS,), -1.0),
         torch.full((ROWS,), torch.nan),
         torch.ones(ROWS, dtype=torch.int64),
-        torch.full((ROWS,), 1e308, dtype=torch.float64),  # their sum is infinite
+        torch.full((ROWS,), 1e16),  # sums and products could overflow
     ],
 )
 def test_invalid_row_weights_are_rejected(weights: Tensor) -> None:
-    head, features, labels = make_head("ce")
+    head = make_head("ce")
+    features, labels, _ = problem(head.tree, num_rows=ROWS, dim=DIM)
     with pytest.raises(ValueError, match="any row weights as a float"):
         head(features, labels, weights)
 
 
-def test_row_weights_that_are_all_zero_are_rejected() -> None:
-    head, features, labels = make_head("ce")
-    with pytest.raises(ValueError, match="no rows with a positive weight"):
-        head(features, labels, torch.zeros(ROWS))
-    small = ClassHead(DIM, CLASSES, make_loss("ce", CLASSES))
-    with pytest.raises(ValueError, match="no rows with a positive weight"):
-        # The head computes in float32, in which these weights are zero.
-        small(features.float(), labels, torch.full((ROWS,), 1e-50, dtype=torch.float64))
+@pytest.mark.parametrize(
+    "weights", [[1.0] * 3, [1.0, -1, 1, 1], [0.0] * 4, [1.0, 1, 1, torch.inf], [1e-60] * 4]
+)
+def test_invalid_class_weights_are_rejected(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="class_weights of shape"):
+        ClassHead(3, 4, make_loss("ce", 4), class_weights=torch.tensor(weights).double())
 
 
-def weights_on_one_rank() -> str:
-    world = rank_world()
-    head, features, labels = make_head("ce", world.mesh)
-    try:
-        head(features, labels, WEIGHTS if world.rank else None)
-    except ValueError as error:
-        return str(error)
-    return "no error"
-
-
-def test_row_weights_on_only_some_ranks_raise_an_error_on_all_ranks() -> None:
-    for answer in run_on_ranks(2, weights_on_one_rank):
-        assert "use of row weights" in answer
+def test_a_batch_without_a_row_of_positive_weight_is_rejected() -> None:
+    features, labels = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    loss = make_loss("ce", 4)
+    of_classes = ClassHead(3, 4, loss, class_weights=torch.tensor([0.0, 1, 1, 1]))
+    # The head computes in float32, in which the last weights are zero.
+    for head, weights in (
+        (of_classes, None),
+        (ClassHead(3, 4, loss, ignore_index=0), None),
+        (ClassHead(3, 4, loss), torch.zeros(2)),
+        (ClassHead(3, 4, loss), torch.full((2,), 1e-50, dtype=torch.float64)),
+    ):
+        with pytest.raises(ValueError, match="no rows with a positive weight"):
+            head(features, labels, weights)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from heads import ClassHead
-from heads.losses import CrossEntropy, HeldClasses
+from heads.losses import CrossEntropy
 from heads.losses.binary_cross_entropy import NoiseContrastiveEstimation
 from heads.losses.sampling import uniform
 from tests.heads.cases import (
@@ -130,31 +130,12 @@ def test_evaluation_uses_all_classes(kind):
 @pytest.mark.parametrize("kind", LOSSES)
 def test_the_expected_weight_of_every_class_is_one(kind):
     head, _, labels, _ = sampled_head(kind, "dense", 40)
-    draws = torch.stack([drawn(head, labels, draw) for draw in range(4000)])
-    error = draws.std(0) / 4000**0.5
+    draws = torch.stack([drawn(head, labels, draw) for draw in range(1000)])
+    error = draws.std(0) / 1000**0.5
     # Within five standard errors for 40 classes. With ce, classes that have a row have weight 1.
     assert ((draws.mean(0) - 1).abs() <= 5 * error + 1e-12).all()
     if kind == "ce":
         assert (draws[:, labels] == 1).all()
-
-
-def test_the_bias_of_sampled_cross_entropy_matches_its_docstring():
-    num_classes, rate = 200, 0.25
-    z = torch.randn(1, num_classes, generator=torch.Generator().manual_seed(0)).double()
-    labels = torch.tensor([7])
-    classes = torch.arange(num_classes)
-    held = HeldClasses(classes, classes, 0)
-    loss, estimates = CrossEntropy(sample_rate=rate), []
-    for draw in range(3000):
-        choice = loss.choose(held, labels, draw)
-        estimates.append((choice.weights * z[0, choice.positions].exp()).sum().log())
-    found = torch.stack(estimates)
-    p = z.softmax(1)[0]
-    p[7] = 0
-    predicted = -(1 / rate - 1) / 2 * p.square().sum()
-    bias, error = found.mean() - z.logsumexp(1), found.std() / 3000**0.5
-    assert abs(bias - predicted) < 4 * error
-    assert bias < -4 * error  # significant, so the test can detect a wrong prediction
 
 
 def test_hashed_numbers_are_uniform_and_independent_between_draws():
@@ -165,11 +146,3 @@ def test_hashed_numbers_are_uniform_and_independent_between_draws():
     assert ((counts - 2000).abs() < 5 * 2000**0.5).all()
     assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 5 / 100_000**0.5
     assert abs(torch.corrcoef(torch.stack([first[1:], first[:-1]]))[0, 1]) < 5 / 100_000**0.5
-
-
-def test_invalid_sampling_options_are_rejected():
-    for rate in (0.0, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="sample_rate"):
-            CrossEntropy(sample_rate=rate)
-    with pytest.raises(ValueError, match="samples"):
-        NoiseContrastiveEstimation(samples=0)

@@ -39,33 +39,6 @@ def test_similarity_matches_the_full_matrix(lower, chunk, monkeypatch):
     assert accuracy.item() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_the_similarity_of_a_class_to_itself_is_exactly_one_in_every_dtype(dtype):
-    vectors = torch.randn(50, 20, generator=torch.Generator().manual_seed(3)).to(dtype)
-    vectors[7] = 0
-    classes = torch.arange(50)
-    assert (similarity(vectors, classes, classes, 0.9) == 1).all()
-    assert similarity_accuracy(vectors, classes, classes) == 1
-
-
-def test_similarity_accuracy_with_orthogonal_vectors_is_accuracy():
-    labels, predicted = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 2, 2, 1])
-    assert similarity_accuracy(torch.eye(4), labels, predicted) == 0.5
-
-
-@pytest.mark.parametrize("factor", [1e-30, 1e30])
-def test_similarity_does_not_depend_on_the_length_of_vectors(factor):
-    vectors = torch.randn(10, 4, generator=torch.Generator().manual_seed(4))
-    a, b = torch.arange(10), torch.arange(10).flip(0)
-    assert torch.allclose(similarity(vectors * factor, a, b), similarity(vectors, a, b), atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
-def test_classes_of_unsigned_dtypes_are_class_ids(dtype):
-    vectors, a, b = torch.randn(4, 3), torch.tensor([0, 1, 2, 3]), torch.tensor([3, 1, 0, 0])
-    torch.testing.assert_close(similarity(vectors, a.to(dtype), b), similarity(vectors, a, b))
-
-
 def test_invalid_input_is_rejected():
     vectors, a = torch.eye(3), torch.tensor([0, 1])
     for lower in (1.0, -1.1, math.nan):

@@ -1,4 +1,4 @@
-"""The smooth top-k loss and the top-k marginals match their definitions, including in float32."""
+"""The smooth top-k loss matches its definition, including in float32."""
 
 import math
 
@@ -6,16 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from heads import ClassHead
 from heads.losses import (
     Block,
-    ClassFacts,
-    CrossEntropy,
     Loss,
     Rows,
     SmoothTopK,
     TopKHinge,
-    topk_marginals,
 )
 from heads.losses.log_polynomials import log_polynomials
 from heads.losses.symmetric import symmetric_statistics
@@ -82,9 +78,7 @@ def by_recursion(logits: Tensor, labels: Tensor, k: int, tau: Tensor, alpha: flo
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-@pytest.mark.parametrize(
-    ("k", "num_classes"), [(1, 2), (1, 9), (2, 3), (2, 14), (3, 7), (5, 6), (5, 12), (6, 11)]
-)
+@pytest.mark.parametrize(("k", "num_classes"), [(1, 2), (1, 9), (2, 14), (5, 6), (5, 12)])
 def test_loss_and_gradient_equal_the_sum_over_all_tuples(k, num_classes, blocks):
     labels = torch.randint(num_classes, (4,), generator=generator())
     for tau in (0.01, 0.3, 10.0):
@@ -118,8 +112,8 @@ def test_float32_is_accurate_for_every_temperature_and_scale_of_the_logits(block
             assert (error <= 2e-6 * gradients[i, j].norm(dim=1).clamp(min=1e-6)).all()
 
 
-@pytest.mark.parametrize(("k", "num_classes"), [(12, 40), (50, 160), (100, 130), (100, 900)])
-@pytest.mark.parametrize("std", [0.0, 1.0, 30.0])
+@pytest.mark.parametrize(("k", "num_classes"), [(12, 40), (100, 130), (100, 900)])
+@pytest.mark.parametrize("std", [0.0, 30.0])
 def test_float32_is_accurate_for_large_k(k, num_classes, std):
     logits = torch.randn(6, num_classes, generator=generator()) * std
     labels = torch.randint(num_classes, (6,), generator=generator(1))
@@ -131,37 +125,6 @@ def test_float32_is_accurate_for_large_k(k, num_classes, std):
             assert abs(float(value) / float(values.mean()) - 1) < 1e-5
             error = (6 * gradient.double() - gradients).norm(dim=1)
             assert (error <= 1e-5 * gradients.norm(dim=1).clamp(min=1e-6)).all()
-
-
-def test_a_common_offset_of_the_logits_does_not_reduce_the_accuracy():
-    # Multiples of 1/256, so that the offset is exact.
-    logits = (torch.randn(20, 300, generator=generator()) * 256).round() / 256
-    labels = torch.randint(300, (20,), generator=generator(1))
-    for tau in (0.001, 0.1):
-        near = loss_and_gradient(SmoothTopK(5, tau), logits, labels, 3)
-        far = loss_and_gradient(SmoothTopK(5, tau), logits + 4096, labels, 3)
-        torch.testing.assert_close(far, near, rtol=1e-6, atol=1e-9)
-
-
-def test_smooth_topk_with_k_1_and_no_margin_is_cross_entropy():
-    logits = 3 * torch.randn(9, 50, generator=generator(), dtype=torch.float64)
-    labels = torch.randint(50, (9,), generator=generator(1))
-    for blocks in (1, 4):
-        got = loss_and_gradient(SmoothTopK(k=1, tau=1, alpha=0), logits, labels, blocks)
-        expected = loss_and_gradient(CrossEntropy(), logits, labels, blocks)
-        torch.testing.assert_close(got, expected, **EXACT)
-
-
-def test_smooth_topk_tends_to_the_hinge_as_the_temperature_decreases():
-    logits = 2 * torch.randn(30, 40, generator=generator(), dtype=torch.float64)
-    labels = torch.cat([torch.randint(40, (15,), generator=generator(1)), logits[15:].argmax(1)])
-    hinge = loss_and_gradient(TopKHinge(5, 0.8), logits, labels)
-    for tau in (1.0, 0.1, 0.01, 1e-6):
-        smooth = loss_and_gradient(SmoothTopK(5, tau, 0.8), logits, labels)
-        # Each of the two smoothed maxima exceeds its maximum by at most tau log(tuples).
-        assert abs(smooth[0] - hinge[0]) <= tau * math.log(math.comb(40, 5))
-    torch.testing.assert_close(smooth[0], hinge[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(smooth[1], hinge[1], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("tau", [0.001, 1.0])
@@ -178,32 +141,6 @@ def test_tied_scores_share_the_gradient(tau, k, num_false):
     expected = torch.full_like(gradient, share / num_false)
     expected[[0, 1], labels] = -share
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=0)
-
-
-def test_bf16_logits_give_finite_losses_and_gradients_at_every_temperature():
-    for std in STDS:
-        logits = (std * torch.randn(32, 300, generator=generator())).bfloat16().float()
-        labels = torch.randint(300, (32,), generator=generator(1))
-        for tau in TAUS:
-            taus = torch.full((32,), tau, dtype=torch.float64)
-            value, gradient = loss_and_gradient(SmoothTopK(5, tau), logits, labels, 2)
-            expected, gradients = by_recursion(logits, labels, 5, taus, 1.0)
-            torch.testing.assert_close(value.double(), expected.mean(), rtol=1e-6, atol=0)
-            error = (32 * gradient.double() - gradients).norm(dim=1)
-            assert (error <= 2e-6 * gradients.norm(dim=1).clamp(min=1e-6)).all()
-
-
-def test_a_head_under_bf16_autocast_has_finite_gradients():
-    for tau in (0.001, 1.0):
-        head = ClassHead(16, 300, SmoothTopK(5, tau), init_std=10)
-        features = torch.randn(8, 16, generator=generator(), requires_grad=True)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = head(features, torch.arange(8))
-        value.backward()
-        assert value.dtype == torch.float32
-        for tensor in (value, features.grad, head.weight.grad, head.bias.grad):
-            assert tensor.isfinite().all()
-        assert (features.grad != 0).any()
 
 
 def test_impossible_classes_have_a_zero_gradient_in_any_block():
@@ -238,21 +175,10 @@ def test_a_nan_logit_gives_a_nan_loss():
             assert loss_and_gradient(SmoothTopK(3), logits, labels, blocks)[0].isnan()
 
 
-def test_merging_the_statistics_of_no_classes_changes_nothing():
-    loss = SmoothTopK(4, 0.5)
-    logits = torch.randn(3, 9, generator=generator(), dtype=torch.float64)
-    labels = torch.tensor([0, 1, 8])
-    stats = loss.statistics(logits, Block.of(torch.arange(9), labels, labels, logits))
-    for parts in ([loss.identity(stats[-1]), stats], [stats, loss.identity(stats[-1])]):
-        for merged, own in zip(loss.merge(parts), stats, strict=True):
-            torch.testing.assert_close(merged, own, **EXACT)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (4, 0.05), (20, 1.0)])
-def test_the_merge_is_associative_and_commutative(k, tau, dtype):
+def test_the_merge_is_associative_and_commutative(k, tau):
     loss = SmoothTopK(k, tau)
-    logits = torch.randn(5, 90, generator=generator(), dtype=dtype)
+    logits = torch.randn(5, 90, generator=generator())
     labels = torch.tensor([0, 30, 45, 88, 89])
     # The first block has fewer than k classes, and the second has fewer than 2k.
     bounds = [0, max(1, k - 2), 2 * k, 60, 90]
@@ -272,19 +198,6 @@ def test_the_merge_is_associative_and_commutative(k, tau, dtype):
         torch.testing.assert_close(merged, expected)
 
 
-@pytest.mark.parametrize(("k", "num_classes"), [(7, 90), (12, 300), (50, 120), (50, 600)])
-def test_float64_is_exact_for_large_k(k, num_classes):
-    labels = torch.randint(num_classes, (6,), generator=generator())
-    for tau, std in ((0.05, 1.0), (1.0, 1.0), (1.0, 0.0), (1.0, 100.0)):
-        logits = torch.randn(6, num_classes, generator=generator(1), dtype=torch.float64) * std
-        taus = torch.full((6,), tau, dtype=torch.float64)
-        values, gradients = by_recursion(logits, labels, k, taus, 1.0)
-        for blocks in (1, 3):
-            value, gradient = loss_and_gradient(SmoothTopK(k, tau), logits, labels, blocks)
-            torch.testing.assert_close(value, values.mean(), **EXACT)
-            torch.testing.assert_close(6 * gradient, gradients, **EXACT)
-
-
 @pytest.mark.parametrize("blocks", [1, 4])
 @pytest.mark.parametrize("k", [1, 5])
 def test_huge_logits_have_the_loss_and_the_gradient_of_the_hinge(k, blocks):
@@ -301,68 +214,6 @@ def test_huge_logits_have_the_loss_and_the_gradient_of_the_hinge(k, blocks):
     torch.testing.assert_close(smooth[1].sum(1), torch.zeros(8), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(("k", "num_classes"), [(1, 5), (2, 5), (3, 8), (5, 5), (5, 12)])
-@pytest.mark.parametrize("tau", [0.05, 1.0])
-def test_marginals_equal_the_sum_over_all_tuples(k, num_classes, tau):
-    logits = torch.randn(4, num_classes, generator=generator(), dtype=torch.float64)
-    tuples = torch.combinations(torch.arange(num_classes), k)
-    probability = (logits[:, tuples].sum(2) / (k * tau)).softmax(1)
-    expected = torch.stack(
-        [(probability * (tuples == j).any(1)).sum(1) for j in range(num_classes)], 1
-    )
-    torch.testing.assert_close(topk_marginals(logits, k, tau), expected, **EXACT)
-
-
-def test_marginals_sum_to_k_and_tend_to_the_k_largest():
-    logits = 3 * torch.randn(20, 500, generator=generator()).bfloat16()
-    for tau in (0.01, 1.0):
-        marginals = topk_marginals(logits, 5, tau)
-        assert marginals.dtype == torch.float32
-        torch.testing.assert_close(marginals.sum(1), torch.full((20,), 5.0))
-        assert ((marginals >= 0) & (marginals <= 1 + 1e-6)).all()
-    logits = torch.arange(500.0).expand(2, -1)
-    assert (
-        topk_marginals(logits, 5, 0.001).round().nonzero()[:, 1].tolist() == [*range(495, 500)] * 2
-    )
-
-
-def test_marginals_reject_an_invalid_k_or_temperature():
-    with pytest.raises(ValueError, match=r"^k is 4 for 3 classes"):
-        topk_marginals(torch.zeros(1, 3), 4)
-    with pytest.raises(ValueError, match="tau is 0"):
-        topk_marginals(torch.zeros(1, 3), 2, tau=0)
-
-
-@pytest.mark.parametrize("num_classes", [3, 5])
-def test_a_k_that_is_not_less_than_the_number_of_classes_raises_an_error(num_classes):
-    loss = SmoothTopK(k=5)
-    with pytest.raises(
-        ValueError, match=f"k is 5, but there are only {num_classes} classes: lower k"
-    ):
-        loss_and_gradient(loss, torch.zeros(2, num_classes), torch.tensor([0, 1]))
-    with pytest.raises(
-        ValueError, match=f"k is 5, but there are only {num_classes} classes: lower k"
-    ):
-        loss.prepare(ClassFacts(num_classes))
-    assert loss.prepare(ClassFacts(6)) == loss
-
-
-def test_rows_with_few_possible_classes_do_not_change_the_other_rows():
-    """On a CPU, the largest scores are found in groups of columns, even in rows with fewer than 2k
-    scores above -inf."""
-    logits = torch.randn(30, 300, generator=generator())
-    logits[::2, :297] = -torch.inf
-    nothing = torch.full((30,), -1)
-    together = symmetric_statistics(logits, nothing, 5, 0.2)
-    for row in range(0, 30, 7):
-        part = slice(row, row + 1)
-        alone = symmetric_statistics(logits[part], nothing[part], 5, 0.2)
-        torch.testing.assert_close(together.leaders[part], alone.leaders)
-        torch.testing.assert_close(together.power_sums[part], alone.power_sums)
-        assert torch.equal(together.leaders[row].sort().values, logits[row].sort().values[-10:])
-    assert (together.power_sums[::2] == 0).all()
-
-
 @pytest.mark.parametrize("name", ["leaders", "power_sums"])
 def test_a_nan_in_the_statistics_gives_nan_in_its_row_only(name):
     nothing = torch.full((4,), -1)
@@ -370,8 +221,3 @@ def test_a_nan_in_the_statistics_gives_nan_in_its_row_only(name):
     getattr(stats, name)[2, 0] = torch.nan
     _, last = log_polynomials(stats, 0.5)
     assert last.isnan().tolist() == [False, False, True, False]
-
-
-def test_the_loss_of_an_empty_batch_has_an_empty_gradient():
-    _, gradient = loss_and_gradient(SmoothTopK(5), torch.zeros(0, 30), torch.zeros(0).long())
-    assert gradient.shape == (0, 30)

@@ -31,6 +31,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 COMPONENTS = (
     "my_package.backbones:ConvNet",
     "my_package.losses:ScaledCrossEntropy",
+    "my_package.logits:GrowingMargin",
     "my_package.optimizers:Adagrad",
     "my_package.schedules:InverseSqrt",
     "my_package.augmentations:Noise",
@@ -96,6 +97,7 @@ def test_the_commands_of_the_page_work(here, kway, capsys):
         assert kway(*command[1:]) == 0, capsys.readouterr().err
     spec = json.loads((here / "bundle" / "bundle.json").read_text())["model"]
     assert spec["loss"]["kind"] == COMPONENTS[1]
+    assert (spec["logits"]["kind"], spec["logits"]["scale"]) == ("cosine", 8)
     assert spec["backbone"]["kind"] == COMPONENTS[0]
     assert spec["backbone"]["options"] == {"width": 32, "channels": 1}
 

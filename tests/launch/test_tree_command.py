@@ -118,7 +118,6 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
         ),
         (["build", "t.csv", "-o", "a.tree", "--missing", "mean"], "--missing: only for label"),
         (["build", "t.csv", "-o", "a.tree", "--kind", "utree"], "--kind: only for label vectors"),
-        (["build", ".", "-o", "a.tree", "--missing", "zero"], "--missing: only for files of"),
         (["build", "t.csv", "-o", "n.txt/a.tree"], "choose another path with --out"),
         (["build", "t.csv", "-o", "full.tree"], "full.tree cannot be written (Is a directory)"),
         (["build", "t.csv", "-o", "a.tree", "--classes", "n.txt"], "class '0' is not in t.csv"),
@@ -129,7 +128,7 @@ def test_an_almost_flat_tree_prints_a_warning_and_projection_fixes_it(kway, tmp_
         (["build", "v.npy", "-o", "a.tree", "--from", "hierarchy"], "v.npy contains vectors"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "gone.txt"], "gone.txt does not exist"),
         (["build", "v.npy", "-o", "a.tree", "--classes", "twice.txt"], "twice.txt"),
-        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "has no config.json"),
+        (["build", ".", "-o", "a.tree", "--classes", "n.txt"], "is neither a folder of shards"),
     ],
 )
 def test_invalid_arguments_print_a_one_line_error(

@@ -19,18 +19,15 @@ from experiments.papers.experiments import (
     spherical_tables,
     temperature,
     topk_sizes,
-    trained,
-    tree_base,
-    tree_metric,
     tree_norms,
-    tree_regimes,
+    tree_synthetic,
     tree_tables,
 )
-from experiments.papers.experiments.synthetic import Arm, Regime
-from experiments.papers.experiments.trained import Trained, own, pooled, shared
+from experiments.papers.experiments.tree_synthetic import Arm, Trained
 from experiments.papers.intervals import Mean, difference
 from experiments.papers.job import Measures
 from experiments.papers.section import Claim, Kind, agreed, verdict
+from experiments.papers.tree_simulation import Regime, more_rates
 
 # Arm -> measure (`split/measure`) -> level of its runs. `around` spreads the runs around it.
 Levels = Mapping[str, Mapping[str, float]]
@@ -281,235 +278,81 @@ def test_quadratic_differences_match_a_manual_computation() -> None:
 
 # ---------------------------------------------------------------- synthetic experiments
 
-_VTREE, _CE, _CHAINS = Arm("vtree"), Arm("ce"), Arm("vtree_chains")
-_READINGS = [
-    pytest.param(own(), id="own rates"),
-    *(pytest.param(shared(rate), id=f"at {rate:g}") for rate in (0.01, 0.1)),
-]
-_OTHERS = tuple(Arm(loss) for loss in ("utree", "ce", "simloss", "hierarchical_softmax"))
+_POINTS = {
+    name: [(value, [Arm(Regime(n=int(value)), "text", loss) for loss in ("tree", "ce")])
+           for value in (16, 64)]
+    for name in ("n",)
+}  # fmt: skip
 
 
-def measured(
-    levels: Mapping[Arm, float], *, flat: Sequence[Arm] = (), regime: Regime | None = None
-) -> Trained:
-    """Return arms whose averaged weights reach an accuracy near their level at every rate.
-
-    The last weights reach the mirrored accuracy. flat: arms whose trees have a single pseudoclass
-    above all classes.
-    """
-    regime = regime or Regime()
-    found = Trained(regime, list(levels), (0.01, 0.1))
-    accuracies = [around(level, number) for number, level in enumerate(levels.values())]
-    for draw in range(_SEEDS):
-        arms = []
-        for arm, of_arm in zip(levels, accuracies, strict=True):
-            at = {"averaged": float(of_arm[draw]), "last": 1 - float(of_arm[draw])}
-            tree = {"nodes": regime.k + 5, "depth": 2.0}
-            same = arm in flat or arm.loss == "ce"
-            arms.append({**tree, "is_cross_entropy": same, "runs": {"0.01": at, "0.1": at}})
-        found.draws.append({"bayes": 1.0, "arms": arms})
-    found.searched = found.draws[:1]
-    return found
+def measured(levels: Mapping[Arm, float], *, at_authors_rate: Mapping[Arm, float]) -> Trained:
+    """Return arms with accuracies near these levels at their own and at the authors' rate."""
+    return Trained(
+        {arm: {0.01: 0.1, 0.1: 0.9, 1.0: 0.2} for arm in levels},
+        {
+            arm: {"accuracy": [around(levels[arm], n).tolist(),
+                               around(at_authors_rate[arm], n).tolist()]}
+            for n, arm in enumerate(levels)
+        },
+    )  # fmt: skip
 
 
-def in_regime(tree: float, others: float) -> Trained:
-    return measured({_VTREE: tree, _CHAINS: tree, **dict.fromkeys(_OTHERS, others)})
-
-
-_WINS, _LOSES = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
-
-
-def test_regime_claims_hold_if_the_tree_loss_wins() -> None:
-    assert verdicts(tree_regimes._claims([_WINS, _WINS])) == [_HOLDS] * 5
-    assert verdicts(tree_regimes._claims([_LOSES, _LOSES])) == [_NOT] * 5
-
-
-@pytest.mark.parametrize("read", _READINGS)
-def test_the_mean_over_regimes_is_a_mean_of_differences(read: Any) -> None:
-    over = pooled([_WINS, in_regime(0.5, 0.6)], _VTREE, _CE, read)
-    assert over is not None
-    assert over.value == pytest.approx((0.4 - 0.1) / 2, abs=0.01)
-    assert over.n == _SEEDS
-
-
-def test_a_regime_claim_counts_the_settled_regimes() -> None:
-    for ours, theirs, expected in ((_VTREE, _CE, _HOLDS), (_CE, _VTREE, _NOT)):
-        found = tree_regimes._against(ours, theirs, [_WINS, in_regime(0.5, 0.6)])
-        assert found.verdict == expected
-        assert "higher in 1 and lower in 1" in found.evidence
-
-
-def one_sided(better_at: str) -> Trained:
-    """Return a regime in which the tree is better at the rate `better_at` and worse elsewhere."""
-    found, mirrored = in_regime(0.9, 0.5), in_regime(0.5, 0.9)
-    for draw, other in zip(found.draws, mirrored.draws, strict=True):
-        for arm, mirrored_arm in zip(draw["arms"], other["arms"], strict=True):
-            for rate in arm["runs"]:
-                if rate != better_at:
-                    arm["runs"][rate] = mirrored_arm["runs"][rate]
-    return found
-
-
-@pytest.mark.parametrize("rate", ["0.01", "0.1"])
-def test_a_synthetic_claim_is_settled_only_if_all_rates_agree(rate: str) -> None:
-    assert tree_regimes._against(_VTREE, _CE, [one_sided(rate)]).verdict == _OPEN
-    assert tree_regimes._everywhere([one_sided(rate)]).verdict == _OPEN
-    assert tree_base._against(one_sided(rate), "vtree").verdict == _OPEN
-    assert tree_metric._claim(one_sided(rate), one_sided(rate), "vtree").verdict == _OPEN
-
-
-def test_cross_entropy_compared_with_itself_is_degenerate() -> None:
-    softmax = Arm("hierarchical_softmax")
-    same = measured(
-        {_VTREE: 0.5, _CHAINS: 0.9, **dict.fromkeys(_OTHERS, 0.5)}, flat=[_VTREE, softmax]
-    )
-    (against_ce, chains, against_simloss, against_softmax, _) = tree_regimes._claims([same])
-    assert against_ce.verdict == against_softmax.verdict == "degenerate"
-    assert chains.verdict == _HOLDS
-    assert against_simloss.verdict == _OPEN  # a different loss for any tree
-    assert tree_metric._claim(same, same, "vtree").verdict == "degenerate"
-
-    over = pooled([_WINS, same], _VTREE, _CE, own())
-    assert over is not None
-    assert over.value == pytest.approx(0.4, abs=0.01)
-    assert tree_regimes._everywhere([_WINS, same]).verdict == _OPEN  # only because of SimLoss
-
-
-def test_degenerate_draws_are_ignored() -> None:
-    some = in_regime(0.9, 0.5)
-    some.draws[0]["arms"][0]["is_cross_entropy"] = True  # the V-tree of the first draw
-    assert list(trained.gaps((some, _VTREE), (some, _CE), own())) == [1, 2]
-    assert list(trained.gaps((some, _CHAINS), (some, _CE), own())) == [0, 1, 2]
-    found = some.advantage(_VTREE, _CE, own())
-    assert found is not None
-    assert found.n == _SEEDS - 1
-
-
-def test_a_claim_about_all_regimes_requires_each_regime() -> None:
-    even = in_regime(0.501, 0.5)
-    assert tree_regimes._everywhere([_WINS, _WINS]).verdict == _HOLDS
-    assert tree_regimes._everywhere([_WINS, even]).verdict == "not settled"
-    assert tree_regimes._everywhere([_WINS, even, _LOSES]).verdict == _NOT
-
-
-def by_base(levels: Mapping[float, float], *, flat: Sequence[float] = ()) -> Trained:
-    """Return trees with different bases at these levels, and cross entropy at 0.5."""
-    arms = {Arm("vtree", base): level for base, level in levels.items()}
-    return measured({_CE: 0.5, **arms}, flat=[Arm("vtree", base) for base in flat])
-
-
-def test_a_claim_about_all_bases_ignores_flat_trees() -> None:
-    def found(trained: Trained) -> str:
-        return tree_base._against(trained, "vtree").verdict
-
-    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.5}, flat=[3.0])) == _HOLDS
-    assert found(by_base({1.3: 0.5, 3.0: 0.5}, flat=[1.3, 3.0])) == "degenerate"
-    assert found(by_base({1.05: 0.7, 1.3: 0.9, 3.0: 0.3})) == _NOT
-    assert found(by_base({1.05: 0.7, 1.3: 0.501})) == "not settled"
+def test_a_tree_beats_cross_entropy_everywhere_only_if_no_gain_is_unsettled() -> None:
+    ((_, (tree, plain)), (_, (other_tree, other_plain))) = _POINTS["n"]
+    for levels, expected in (
+        ((0.9, 0.5, 0.8, 0.6), _HOLDS),
+        ((0.9, 0.5, 0.5, 0.8), _NOT),
+        ((0.9, 0.5, 0.6, 0.6), _OPEN),
+    ):
+        own = dict(zip((tree, plain, other_tree, other_plain), levels, strict=True))
+        mirrored_levels = {arm: 1 - level for arm, level in own.items()}
+        found = measured(own, at_authors_rate=mirrored_levels)
+        gains = tree_synthetic._gains(found, _POINTS["n"], 1, own=True)
+        assert tree_synthetic._everywhere(gains) == expected
+        if expected == _HOLDS:
+            at_rate = tree_synthetic._gains(found, _POINTS["n"], 1, own=False)
+            assert tree_synthetic._everywhere(at_rate) == _NOT
 
 
 @pytest.mark.parametrize(
     ("levels", "expected"),
     [
-        ({1.05: 0.6, 1.3: 0.9, 2.0: 0.7}, _HOLDS),
-        ({1.05: 0.7, 1.3: 0.5, 2.0: 0.8}, _NOT),
-        # Above the mean of the others, but not the highest.
-        ({1.05: 0.3, 1.3: 0.8, 2.0: 0.9}, "not settled"),
+        ({1.1: 0.6, 1.3: 0.9, 2.0: 0.7}, _HOLDS),
+        ({1.1: 0.7, 1.3: 0.5, 2.0: 0.8}, _NOT),
+        ({1.1: 0.6, 1.3: 0.9, 2.0: 0.899}, _OPEN),
     ],
 )
-def test_the_published_base_is_best_if_no_other_is_higher(
+def test_a_base_of_about_1_3_is_best_if_all_others_are_worse(
     levels: Mapping[float, float], expected: str
 ) -> None:
-    assert tree_base._best_base(by_base(levels), "vtree", 1.3).verdict == expected
+    arms = {base: Arm(Regime(), "text", "tree", base) for base in levels}
+    found = measured({arms[base]: level for base, level in levels.items()},
+                     at_authors_rate=dict.fromkeys(arms.values(), 0.5))  # fmt: skip
+    points = [(base, [arm]) for base, arm in arms.items()]
+    assert tree_synthetic._best_base(found, points, "", own=True).verdict == expected
 
 
-@pytest.mark.parametrize("tree", ["vtree", "vtree_chains"])
-def test_a_metric_claim_holds_if_the_worst_tree_beats_cross_entropy(tree: str) -> None:
-    for of_tree, of_ce, expected in ((0.9, 0.5, _HOLDS), (0.5, 0.9, _NOT)):
-        worst = measured({Arm("utree"): 0.7, Arm(tree): of_tree}, regime=Regime(epsilon=1.0))
-        plain = measured({_CE: of_ce})
-        assert tree_metric._claim(plain, worst, tree).verdict == expected
+def test_a_search_adds_rates_until_the_best_one_has_worse_neighbors() -> None:
+    limits = 1e-6, 1e3
+    assert more_rates({0.1: 0.5, 1.0: 0.9, 10.0: 0.5}, limits) == []
+    assert more_rates({0.1: 0.5, 1.0: 0.9}, limits) == [3.2, 10.0]
+    assert more_rates({0.1: 0.9, 1.0: 0.5}, limits) == [0.032, 0.01]
+    assert more_rates({1e-6: 0.9, 1.0: 0.5}, limits) == []
 
-
-# ---------------------------------------------------------------- norms
 
 _CLASSES = (10, 100, 1000)
 
 
-def powers(power: float, number: int) -> np.ndarray:
+def powers(power: float, number: int) -> list[list[float]]:
     """Return norms [draw, number of classes] that grow about as this power of the class count."""
-    return np.stack([np.array(_CLASSES) ** exact for exact in around(power, number)])
+    return [(np.array(_CLASSES) ** exact).tolist() for exact in around(power, number)]
 
 
-def norms(
-    exact: Mapping[str, float],
-    of_trained: Mapping[str, np.ndarray],
-    *,
-    own: Mapping[str, float] | None = None,
-    factor: Mapping[str, float] | None = None,
-) -> tree_norms._Norms:
-    """Return norms with these values.
-
-    exact: exponents of the norms at the optimum. of_trained: norms [draw, number of classes] of the
-    trained `W` and `V`, the same at every rate unless `factor` scales one ("W 0.3": 2). own: the
-    best rates.
-    """
-    own, factor = own or {"W": 0.1, "V": 0.1}, factor or {}
-    by_classes = []
-    for index, classes in enumerate(_CLASSES):
-        found = Trained(Regime(k=classes), [_CE, _VTREE], (0.001, 0.01, 0.1, 0.3, 1.0))
-        for draw in range(_SEEDS):
-            arms = []
-            for name in ("W", "V"):
-                norm = of_trained[name][draw, index]
-                runs = {
-                    f"{rate:g}": {
-                        "averaged": 0.9 if rate == own[name] else 0.5,
-                        "averaged_norm": norm * (factor.get(f"{name} {rate:g}", 1)),
-                    }
-                    for rate in found.rates
-                }
-                arms.append({"runs": runs})
-            found.draws.append({"arms": arms})
-        found.searched = found.draws[:1]
-        by_classes.append(found)
-    at_optimum = {name: powers(power, n).tolist() for n, (name, power) in enumerate(exact.items())}
-    return tree_norms._Norms(_CLASSES, at_optimum, by_classes)
-
-
-@pytest.mark.parametrize("ours", ["V*", "U*"])
-def test_a_norm_grows_more_slowly_if_its_exponent_is_smaller(ours: str) -> None:
+def test_a_norm_grows_more_slowly_if_its_exponent_is_smaller() -> None:
     for power, expected in ((0.5, _HOLDS), (0.2, _NOT)):
-        found = norms({"W*": power, "V*": 0.3, "U*": 0.4}, dict.fromkeys("WV", powers(0.5, 7)))
-        assert tree_norms._slower_at_optimum(found, ours, "").verdict == expected
-
-
-def test_a_trained_norm_grows_more_slowly_if_its_exponent_is_smaller() -> None:
-    fast, slow = powers(0.5, 7), 10 * powers(0.3, 8)
-    assert tree_norms._slower_trained(norms({}, {"W": fast, "V": slow})).verdict == _HOLDS
-    assert tree_norms._slower_trained(norms({}, {"W": slow, "V": fast})).verdict == _NOT
-
-
-def test_norms_are_compared_at_the_largest_number_of_classes() -> None:
-    short, long = powers(0.3, 7), powers(0.5, 8)
-    long[:, 0] /= 10  # the order is reversed at the smallest number
-    assert tree_norms._smaller_trained(norms({}, {"V": short, "W": long})).verdict == _HOLDS
-    assert tree_norms._smaller_trained(norms({}, {"V": long, "W": short})).verdict == _NOT
-
-
-def test_a_claim_about_norms_at_different_rates_is_settled_only_if_common_rates_agree() -> None:
-    # At every common rate, V has the larger norm. At their own best rates, W has the larger one.
-    level = powers(0.4, 7)
-    found = norms(
-        {},
-        {"V": 1.1 * level, "W": level},
-        own={"W": 0.3, "V": 0.1},
-        factor={"W 0.3": 2.0, "V 0.3": 2.0},
-    )
-    claim = tree_norms._smaller_trained(found)
-    assert claim.verdict == _OPEN
-    assert "own best rates (W 0.3, V 0.1) 0.45" in claim.evidence
-    assert "both at rate 0.3 -0.1" in claim.evidence
+        found = {"W*": powers(power, 1), "V*": powers(0.3, 2)}
+        claim = tree_norms._slower(_CLASSES, found, "V*", "W*", "")
+        assert claim.verdict == expected
 
 
 # ---------------------------------------------------------------- searches

@@ -161,12 +161,12 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     assert "001-one: 1 of 1 jobs" in error.splitlines()[-1]
     assert "min elapsed, budget used " in error.splitlines()[-1]
     first = page.read_text()
-    assert "`python -m experiments.papers 001 --data DATA --budget 2`" in first
-    assert "| it is doubled | paper | holds | 8642 |" in first
-    assert "![A blank.](papers/001-one.png)" in first
-    assert [path.name for path in (page.parent / "papers").iterdir()] == ["001-one.png"]
-    assert "| 002-two | four |" in first  # in the catalog, although it was not run
-    assert "### Experiment 002-two" not in first
+    assert "[Details](papers/001.md)" in first
+    details = (page.parent / "papers" / "001.md").read_text()
+    assert "| it is doubled | holds | 8642 |" in details
+    assert "![A blank.](001-one.png)" in details
+    written = {path.name for path in (page.parent / "papers").iterdir()}
+    assert written == {"001-one.png", "001.md"}
 
     # Run it again. Then run another experiment with the same job, and write its page to another
     # folder.
@@ -174,24 +174,22 @@ def test_a_page_is_written_with_figures_and_results_are_reused(
     elsewhere = tmp_path / "docs" / "of papers.md"
     assert papers("002-two", *given, "--page", elsewhere) == 0
     assert capsys.readouterr().out.endswith("of papers.md: 2 experiments\n")
-    both = elsewhere.read_text()
-    assert both.index("### Experiment 001-one") < both.index("### Experiment 002-two")
-    images = {path.name for path in (elsewhere.parent / "papers").iterdir()}
-    assert images == {"001-one.png", "002-two.png"}
+    written = {path.name for path in (elsewhere.parent / "papers").iterdir()}
+    assert written == {"001-one.png", "001.md", "002-two.png", "002.md"}
 
     # An error stops the command, but the page contains the experiments that finished before it.
-    page.unlink()
+    details_of_two = page.parent / "papers" / "002.md"
     assert papers("all", *given) == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert last == "error: no numbers are left: add more"
-    assert "### Experiment 002-two" in page.read_text()
+    assert "## Experiment 002-two" in details_of_two.read_text()
 
     # Write only the page, while another runner is running.
-    page.unlink()
+    details_of_two.unlink()
     with JobRunner(data, tmp_path / "out", workers=0):
         assert papers("--page-only", "--out", "out") == 0
     assert capsys.readouterr().out == "out/papers.md: 2 experiments\n"
-    assert "### Experiment 002-two" in page.read_text()
+    assert "## Experiment 002-two" in details_of_two.read_text()
 
     assert (data / "done").read_text() == "4321\n"  # the job ran once
 

@@ -17,9 +17,9 @@ from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import difference, mean
 from experiments.papers.job import Folders, Job, Results
 from experiments.papers.job_runner import JobRunner
-from experiments.papers.page import page_text
+from experiments.papers.page import details_text
 from experiments.papers.run_experiments import run_experiments, stored_sections
-from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
+from experiments.papers.section import Section, Table, verdict
 from tests.dispositions import default_signals
 from tests.system.processes import ROOT, environment
 from tests.waiting import wait_until
@@ -57,7 +57,6 @@ def _table(numbers: Sequence[float]) -> Table:
 
 
 ONE = Experiment("one", "001", "One", 1, "Ten of them", procedure)
-_COMMAND = "python -m experiments.papers all"
 
 
 def test_results_are_reused(tmp_path: Path) -> None:
@@ -92,9 +91,9 @@ def test_a_result_from_older_code_is_marked_and_measured_again_on_request(
         stored.write_text(json.dumps(result))
         (section,) = run_experiments([ONE], runner, 60)
     assert section.outdated == ["1 of 4 results: older code, torch 1.0"]
-    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "**Older code:** 1 of 4 results: older code, torch 1.0." in text
-    assert "`python -m experiments.papers NAME --again`" in text
+    assert "**Older code:** 1 of 4 results: older code, torch 1.0." in details_text(
+        "001", [section]
+    )
     assert (tmp_path / "done").read_text().split() == ["1", "0", "2", "3"]
 
     with JobRunner(tmp_path, out, workers=0, again=True) as runner:
@@ -236,38 +235,3 @@ def test_intervals_use_students_t() -> None:
         "does not hold",
         "not settled",
     ]
-
-
-def test_a_page_contains_every_claim_and_table_with_escaped_cells() -> None:
-    section = Section(
-        "one",
-        "001",
-        "One",
-        "As it was.",
-        claims=[Claim("a|b", "holds", "1 > 0", Kind.PAPER)],
-        tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
-        remarks=["A remark."],
-    )
-    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "| one | a\\|b | paper | holds | 1 > 0 |" in text
-    assert "| 1 | 2\\|3 |" in text
-    assert f"`{_COMMAND}`" in text
-    assert "- A remark." in text
-    assert "1 claims from the papers" in text
-    assert "| one | Ten of them | CPU |" in text
-
-
-def test_only_paper_claims_that_are_not_degenerate_are_counted() -> None:
-    wanted: list[tuple[Kind, Verdict]] = [
-        (Kind.PAPER, "holds"),
-        (Kind.PAPER, "not settled"),
-        (Kind.PAPER, "degenerate"),
-        *((kind, "holds") for kind in Kind if kind is not Kind.PAPER),
-    ]
-    claims = [Claim("a", verdict, "", kind) for kind, verdict in wanted]
-    section = Section("one", "001", "One", "", claims=claims)
-    text = page_text([section], [ONE], command=_COMMAND, machine="a machine")
-    assert "2 claims from the papers" in text
-    assert "1 hold, 0 do not hold, and 1 cannot be settled" in text
-    assert "| paper | 1 | 0 | 1 | 1 |" in text
-    assert "| stand-in | 1 | 0 | 0 | 0 |" in text

@@ -69,10 +69,9 @@ def _scores_of(trained: TrainedRun) -> Scores:
             trained.task,
             loader,
             world,
-            separate_views=False,
             progress=lambda samples: None,
             should_stop=never_stop,
         )
-        (block,) = head.score_blocks(rows.features.mean(1), head.num_classes)
+        (block,) = head.score_blocks(rows.features, head.num_classes)
     scores: Scores = block.scores[:, block.class_ids.argsort()].numpy()
     return scores

@@ -9,12 +9,14 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
 import cv2
+import grpc
 import httpx
 import numpy as np
 import torch
@@ -27,6 +29,24 @@ from serving.metrics import Metric, Metrics
 from serving.tokens import Clients
 from serving.versions import ServedModel
 from tests.waiting import wait_until
+
+
+@dataclass
+class Call:
+    """The context of a gRPC call, as a servicer method sees it."""
+
+    metadata: dict[str, str]
+    code: grpc.StatusCode | None = None
+
+    def invocation_metadata(self) -> list[tuple[str, str]]:
+        return list(self.metadata.items())
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        self.code = code
+
+    def set_details(self, details: str) -> None: ...
+
+    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
 
 
 class Recorder:

@@ -99,23 +99,6 @@ def test_texts_are_classified(tmp_path: Path) -> None:
         assert ranked.classes[0].class_id == best.class_id
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"images": [], "top": 1}, "no_input"),
-        ({"images": ["AAAA"], "top": 0}, "invalid_query"),
-        ({"images": ["AAAA"], "top": MAX_TOP + 1}, "invalid_query"),
-        ({"images": ["AAAA"], "classes": ["husky"]}, "invalid_query"),
-        ({"images": ["AAAA"]}, "not_a_picture"),
-        ({"texts": ["a cat"]}, "not_a_text_model"),
-    ],
-)
-def test_invalid_requests_are_rejected(url: str, body: dict, code: str) -> None:
-    answer = httpx.post(f"{url}/v1/classify", json=body)
-    assert answer.is_client_error
-    assert answer.json()["error"]["code"] == code
-
-
 def test_parameters_in_the_url_of_a_json_body_are_rejected(url: str) -> None:
     answer = httpx.post(f"{url}/v1/classify?top=3", json={"images": ["AAAA"]})
     assert answer.status_code == 422

@@ -1,6 +1,5 @@
 """How the client handles invalid and unexpected responses."""
 
-import gzip
 import json
 from collections.abc import Callable
 
@@ -59,19 +58,6 @@ def test_any_invalid_response_raises_oserror_or_rejected_error(
         assert issubclass(found.type, OSError | RejectedError)
         if b"200 OK" not in answer and b"429" not in answer:
             assert issubclass(found.type, error)
-
-
-def test_a_response_that_is_too_large_is_not_read_completely(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("serving.client.transport._MAX_RESPONSE_BYTES", 10_000)
-    small = gzip.compress(b" " * 10**6)
-    with (
-        answering(http_response(small, head=b"Content-Encoding: gzip\r\n")) as (url, _),
-        Client(url) as client,
-        pytest.raises(RejectedError, match="larger than 10000 bytes"),
-    ):
-        client.served()
 
 
 def test_a_gallery_that_changes_between_two_pages_raises_an_error() -> None:

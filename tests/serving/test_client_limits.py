@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from tritonclient.grpc import service_pb2 as pb
@@ -16,13 +15,12 @@ from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
 from serving.tokens import Clients
 from serving.versions import ServedModel
-from tests.serving.in_process import Recorder, application, listening, occupied
+from tests.serving.in_process import Call, Recorder, application, listening, occupied
 from tests.serving.page_driver import image
 from tests.serving.started import error_of
 from tests.waiting import wait_until
 
 ADDRESS = "x-client"
-TOKENS = ("a" * 32, "b" * 32)
 MAX_BODY = 20_000
 BATCH_WAIT = 3.0  # a query occupies its slot for this long
 LIMITS = {
@@ -37,21 +35,12 @@ LIMITS = {
 Headers = dict[str, str]
 
 
-@pytest.fixture(scope="module", params=["tokens", "addresses"])
-def served(
-    request: pytest.FixtureRequest, bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[str, Headers, Headers]]:
+@pytest.fixture(scope="module")
+def served(bundle: Path) -> Iterator[tuple[str, Headers, Headers]]:
     """The URL of a server, and the headers of two clients."""
-    clients = [{ADDRESS: "192.0.2.1"}, {ADDRESS: "192.0.2.2"}]
-    options: dict[str, object] = {"client_address_header": "X-Client"}
-    if request.param == "tokens":
-        file = tmp_path_factory.mktemp("tokens") / "tokens"
-        file.touch(0o600)
-        file.write_text("\n".join(TOKENS))
-        clients = [{"authorization": f"Bearer {token}"} for token in TOKENS]
-        options = {"token_file": file}
-    with listening(application(bundle, batch_wait_seconds=BATCH_WAIT, **options, **LIMITS)) as url:
-        yield url, clients[0], clients[1]
+    limits = {"batch_wait_seconds": BATCH_WAIT, "client_address_header": "X-Client", **LIMITS}
+    with listening(application(bundle, **limits)) as url:
+        yield url, {ADDRESS: "192.0.2.1"}, {ADDRESS: "192.0.2.2"}
 
 
 def query(url: str, headers: Headers) -> httpx.Response:
@@ -77,7 +66,6 @@ def test_a_client_at_its_limit_of_requests_leaves_requests_for_others(
     wait_until(lambda: query(url, one).status_code == 200)
 
 
-@pytest.mark.parametrize("served", ["addresses"], indirect=True)
 def test_the_last_address_counts_and_the_rest_is_ignored(
     served: tuple[str, Headers, Headers],
 ) -> None:
@@ -105,24 +93,6 @@ def test_the_limit_key_of_an_address_is_its_network() -> None:
 # ---------------------------------------------------------------------------- gRPC
 
 
-class Call:
-    """The context of a gRPC call, as a servicer method sees it."""
-
-    def __init__(self, **metadata: str) -> None:
-        self._metadata = metadata
-        self.code: grpc.StatusCode | None = None
-
-    def invocation_metadata(self) -> list[tuple[str, str]]:
-        return [(name.replace("_", "-"), value) for name, value in self._metadata.items()]
-
-    def set_code(self, code: grpc.StatusCode) -> None:
-        self.code = code
-
-    def set_details(self, details: str) -> None: ...
-
-    def set_trailing_metadata(self, trailing_metadata: list[tuple[str, str]]) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def methods(bundle: Path) -> InferenceMethods:
     config = ServingConfig(threads=1, **{**LIMITS, "max_requests_per_client": 2})  # type: ignore[arg-type]
@@ -133,16 +103,17 @@ def methods(bundle: Path) -> InferenceMethods:
 def request(num_bytes: int) -> bytes:
     """Build a request that is about `num_bytes` long."""
     found = pb.ModelInferRequest(model_name="pets", id="x" * num_bytes)
-    images = found.inputs.add(name="images", datatype="BYTES", shape=[1])
-    images.contents.bytes_contents.append(image(0))
-    ids = found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
-    ids.contents.int64_contents.append(2)
+    found.inputs.add(name="images", datatype="BYTES", shape=[1])
+    found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
+    file = image(0)
+    found.raw_input_contents.append(len(file).to_bytes(4, "little") + file)
+    found.raw_input_contents.append((2).to_bytes(8, "little"))
     return found.SerializeToString()
 
 
 def codes(methods: InferenceMethods, *calls: tuple[str, int]) -> list[str]:
     """Make the calls at the same time, each with an address and a size, and return their codes."""
-    contexts = [Call(x_client=address) for address, _ in calls]
+    contexts = [Call({ADDRESS: address}) for address, _ in calls]
 
     async def all_at_once() -> None:
         pairs = zip(contexts, calls, strict=True)

@@ -1,20 +1,15 @@
 """Deployment on a cluster, and replicas that start and stop."""
 
-import asyncio
-import base64
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import cv2
 import httpx
-import numpy as np
 import psutil
 import pytest
 
@@ -23,12 +18,8 @@ from serving.config import ServingConfig
 from serving.on_ray import variables
 from tests.dispositions import default_signals
 from tests.serving.started import (
-    Server,
     as_json,
-    end,
-    replicas_of,
     run,
-    start,
 )
 from tests.system.processes import ROOT
 
@@ -132,40 +123,3 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
             _, remaining = psutil.wait_procs(children, timeout=60)
             for child in remaining:
                 child.kill()
-
-
-@pytest.fixture
-def server(bundle: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    running = start(bundle, tmp_path / "stderr", *request.param)
-    yield running
-    end(running)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("server", [("--replicas", "1:2", "--max-requests", 64)], indirect=True)
-def test_a_second_replica_starts_under_load(server: Server) -> None:
-    assert len(replicas_of(server)) == 1
-    # Decoding the images takes the server longer than sending them takes the client.
-    pixels = np.random.default_rng(0).integers(0, 256, (600, 600, 3), dtype=np.uint8)
-    image = base64.b64encode(cv2.imencode(".jpg", pixels)[1].tobytes()).decode()
-    body = json.dumps({"classes": ["husky"], "images": [image] * 5}).encode()
-    headers, enough = {"content-type": "application/json"}, asyncio.Event()
-
-    async def send(client: httpx.AsyncClient) -> set[int]:
-        statuses = set()
-        while not enough.is_set():
-            statuses.add(
-                (await client.post("/v1/query", content=body, headers=headers)).status_code
-            )
-        return statuses
-
-    async def send_until(deadline: float) -> set[int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
-            sending = [asyncio.create_task(send(client)) for _ in range(40)]
-            while time.monotonic() < deadline and len(replicas_of(server)) < 2:
-                await asyncio.sleep(0.5)
-            enough.set()
-            return set().union(*await asyncio.gather(*sending))
-
-    assert asyncio.run(send_until(time.monotonic() + 90)) == {200}
-    assert len(replicas_of(server)) == 2

@@ -20,7 +20,6 @@ from tests.data.bad_images import encoded
 from tests.serving.in_process import application, refusal
 from tests.tiny_bundle import NAMES, write, write_of_texts
 
-EXAMPLES, MANY_EXAMPLES = 200, 3_000
 LIMITS = {"max_body_bytes": 20_000, "max_pixels": 100_000, "max_inputs": 3, "max_classes": 4}
 FILES = [
     encoded(Image.radial_gradient("L").resize((24, 20)).convert(mode), kind)
@@ -190,10 +189,16 @@ def check(answer: httpx.Response) -> None:
     assert len(answer.content) < 2000
 
 
-def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
+def test_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
     seen = set()
 
-    @bounded(examples)
+    @settings(
+        max_examples=200,
+        deadline=None,
+        database=None,
+        derandomize=True,  # the same bodies in every run
+        suppress_health_check=list(HealthCheck),
+    )
     @given(request=requests, query=st.just([]) | parameters)
     def queries(request: tuple[str, bytes], query: list[tuple[str, str]]) -> None:
         kind, body = request
@@ -203,47 +208,3 @@ def fuzz_queries(apis: list[FastAPI], examples: int) -> None:
 
     queries()
     assert {200, 400, 422} <= seen
-
-
-def bounded(examples: int) -> settings:
-    # The default suite sends the same bodies in every run, but the long suite sends different ones.
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        derandomize=examples == EXAMPLES,
-        suppress_health_check=list(HealthCheck),
-    )
-
-
-def test_generated_bodies_never_cause_an_internal_error(apis: list[FastAPI]) -> None:
-    fuzz_queries(apis, EXAMPLES)
-
-
-@bounded(EXAMPLES)
-@given(
-    search=any_text,
-    limit=st.integers() | any_text,
-    offset=st.integers() | any_text,
-    path=st.sampled_from(["/v1/classes", "/v1/model", "/health", "/v1/query"])
-    | any_text.map("/".__add__),
-)
-def test_generated_searches_and_paths_never_cause_an_internal_error(
-    apis: list[FastAPI], search: str, limit: object, offset: object, path: str
-) -> None:
-    query = [("search", search), ("limit", str(limit)), ("offset", str(offset))]
-    url = httpx.URL(
-        "http://localhost", raw_path=(base_path(path) + b"?" + encoded_parameters(query).encode())
-    )
-    for answer in send(apis, "GET", str(url), b"", "text/plain"):
-        assert answer.status_code in (200, 404, 405, 422), answer.text
-        if answer.status_code != 200:
-            refusal(answer)
-
-
-def base_path(path: str) -> bytes:
-    safe = b"/ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._:"
-    return b"".join(
-        bytes([byte]) if byte in safe else b"%%%02X" % byte
-        for byte in path.encode("utf-8", "surrogatepass")
-    )

@@ -23,8 +23,7 @@ from serving.http import query_body
 from serving.http.query_body import QueryBody
 from serving.http.request_body import parse_json
 from serving.http.routes.galleries import SearchBody
-from serving.inference.methods import inference_of
-from serving.inference.protobuf import parsed
+from serving.inference.methods import inference_of, parsed
 from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import listening, post, refusal

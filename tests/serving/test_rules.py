@@ -219,11 +219,6 @@ def test_the_top_classes_have_the_verdicts_of_a_query(bundle: Path) -> None:
             assert one == by_id[one["class_id"]] | {"score": pytest.approx(one["score"], abs=1e-4)}
 
 
-def test_an_invalid_rule_is_rejected_when_classifying(bundle: Path) -> None:
-    for rule in ({"recall": 0.5}, {"recall": 0.9, "threshold": 1}, {"require": "guaranteed"}):
-        assert refusal(query(bundle, "/v1/classify", **rule)) == (422, "invalid_query")
-
-
 def test_the_command_shows_the_top_classes_of_a_bundle_and_of_a_server(served: Published) -> None:
     arguments = ("--text", TEXT, "--text", "und hund", "--recall", 0.9, "--top", 3)
     offline = ask_command(served.versions[0], *arguments)

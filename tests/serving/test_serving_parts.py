@@ -1,12 +1,12 @@
 """Components of a replica without a server: answers, batches, metrics and the port check."""
 
 import asyncio
-import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import cv2
 import numpy as np
@@ -17,9 +17,9 @@ from prometheus_client.utils import floatToGoString
 from torch import Tensor
 
 from data.images.decode import decode, for_evaluation
-from serving.addresses import free_port
 from serving.answer import make_query
-from serving.batching import Batcher, QueueFullError
+from serving.api_error import ApiError
+from serving.batching import Batcher
 from serving.metrics import BUCKETS, Metrics, Prometheus
 from serving.model import Model
 from tests.tiny_bundle import NAMES, tiny_backbone, write
@@ -78,16 +78,6 @@ def test_every_answer_from_an_unaligned_model_has_a_notice(tmp_path: Path, model
     assert "trained with ce" in str(found.notice)
 
 
-@pytest.mark.parametrize("key", ["size", "resize"])
-def test_a_bundle_with_a_huge_image_size_is_rejected(tmp_path: Path, key: str) -> None:
-    file = write(tmp_path / "b") / "bundle.json"
-    content = json.loads(file.read_text())
-    content["model"]["image"][key] = 100_000
-    file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"model\.image\.{key}: .* 4096"):
-        Model.open(tmp_path / "b")
-
-
 # ---------------------------------------------------------------------------- batches
 
 
@@ -138,7 +128,7 @@ def test_a_full_queue_rejects_new_inputs_and_serves_the_queued_ones() -> None:
         await asyncio.sleep(0.05)
         waiting = asyncio.create_task(submit(batcher, [torch.ones(1)] * 2))
         await asyncio.sleep(0.05)
-        with pytest.raises(QueueFullError):
+        with pytest.raises(ApiError, match="waiting for the model"):
             await submit(batcher, [torch.zeros(1)])
         gate.set()
         assert (await working).tolist() == [[0.0]]
@@ -236,9 +226,9 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
     exporter = Prometheus()
     metrics = Metrics(exporter)
     loss = LossSpec(kind="ce", aligned=False)
-    state = {"name": name, "loss": loss, "requests": 3, "queued_inputs": 7}
-    metrics.report(version="v1", is_rejected=False, **state)  # type: ignore[arg-type]
-    metrics.report(version="v2", is_rejected=True, **state)  # type: ignore[arg-type]
+    for version, is_rejected in (("v1", False), ("v2", True)):
+        bundle: Any = SimpleNamespace(version=version, spec=SimpleNamespace(loss=loss))
+        metrics.report(name, bundle, is_rejected=is_rejected, requests=3, queued_inputs=7)
     metrics.count(outcome="ok", inputs=2, seconds=0.2)
     metrics.count(outcome="timeout", inputs=0, seconds=31.0)
     metrics.count_reload(name, "failed")
@@ -267,10 +257,3 @@ def test_the_metrics_page_has_every_metric_with_any_label() -> None:
         for end in BUCKETS
     }
     assert found == expected
-
-
-def test_the_error_for_a_port_in_use_names_the_option() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port} .* --port"):
-            free_port("127.0.0.1", port)

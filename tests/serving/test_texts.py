@@ -107,45 +107,14 @@ def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> Non
     assert found == pytest.approx([wanted[text][one] for text, one in requests], rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        (b"", 400, "empty_body"),
-        (b'{"classes": ["husky"]}', 400, "no_input"),
-        (b'{"classes": ["husky"], "texts": []}', 400, "no_input"),
-        (b'{"classes": ["husky"], "texts": [7]}', 422, "invalid_query"),
-        (b'{"classes": ["husky"], "texts": ["\xff"]}', 400, "invalid_json"),
-        (b'{"classes": ["husky"], "texts": ["\\ud83d"]}', 400, "invalid_json"),
-        (b'{"classes": ["husky"], "images": ["AAAA"]}', 422, "not_a_picture_model"),
-        (b'{"classes": ["husky"], "images": ["*"], "texts": ["a"]}', 422, "not_a_picture_model"),
-        (b'{"classes": ["hsky"], "texts": ["a"]}', 404, "unknown_class"),
-        (b'{"classes": ["husky"], "texts": ["a", "b", "c", "d"]}', 413, "too_many_texts"),
-        (
-            json.dumps({"classes": [0], "texts": ["a", "x" * (MAX_CHARS + 1)]}).encode(),
-            413,
-            "text_too_long",
-        ),
-    ],
-)
-def test_invalid_bodies_are_rejected_with_a_reason(
-    url: str, body: bytes, status: int, code: str
-) -> None:
-    answer = httpx.post(
-        f"{url}/v1/query", content=body, headers={"content-type": "application/json"}
-    )
-    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-
-
-@pytest.mark.parametrize(("charset", "status"), [("latin-1", 200), ("utf-8", 400)])
-def test_a_form_is_decoded_in_its_declared_charset(url: str, charset: str, status: int) -> None:
+def test_a_form_that_is_not_utf_8_is_rejected(url: str) -> None:
     part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
     lines = [f"--x\r\n{part.format(*field)}" for field in (("classes", "husky"), ("texts", "café"))]
-    kind = {"content-type": f"multipart/form-data; boundary=x; charset={charset}"}
+    kind = {"content-type": "multipart/form-data; boundary=x; charset=utf-8"}
     body = ("".join(lines) + "--x--\r\n").encode("latin-1")
     answer = httpx.post(f"{url}/v1/query", content=body, headers=kind)
-    assert answer.status_code == status
-    if status == 400:
-        assert "'texts' is not valid utf-8" in answer.json()["error"]["message"]
+    assert answer.status_code == 400
+    assert "'texts' is not valid UTF-8" in answer.json()["error"]["message"]
 
 
 def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
@@ -159,12 +128,9 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
         model.self_check()
 
 
-def test_the_command_reports_the_index_of_a_long_text_and_sends_nothing(
-    url: str, tmp_path: Path
-) -> None:
+def test_the_command_reports_the_index_of_a_long_text(url: str, tmp_path: Path) -> None:
     (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
-    message = r"^texts\[5\] \(long .*\) has 305 characters"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"texts\[5\] has 305 characters"):
         started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
 
 

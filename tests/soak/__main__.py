@@ -1,7 +1,7 @@
-"""`python -m tests.soak [KIND=COUNT …]`: training runs that are disturbed at random times.
+"""`python -m tests.soak [KIND …]`: training runs that are disturbed at random times.
 
-Prints a line per trial. By default, every kind runs its full count, which takes about 20 minutes.
-The exit code is 1 if any trial fails.
+Prints a line per trial. By default, all kinds run, which takes about 20 minutes. The exit code is 1
+if any trial fails.
 """
 
 import argparse
@@ -12,95 +12,67 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from tests.shards import glyph_recipe, glyph_shards
 from tests.soak.disturbed import Trial, disturb, draw, finish, prepare
-from tests.system.processes import write_recipe
-from tests.system.runs import launched
 
 _STEPS_PER_TRIAL = 30
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of trial: the full number of trials, what they check, and how to run them."""
+    """A kind of trial: the number of trials, what they check, and how the runs are disturbed."""
 
     count: int
     meaning: str
-    trials: Callable[[Path, int, int], Iterator[Trial]]
+    number: signal.Signals
+    ranks: int
+    deferred: bool = False
+
+    def trials(self, folder: Path) -> Iterator[Trial]:
+        num_steps = _STEPS_PER_TRIAL * self.count
+        experiment = prepare(folder, num_steps=num_steps, ranks=self.ranks, deferred=self.deferred)
+        for index, plan in enumerate(draw(self.number, self.count)):
+            yield disturb(experiment, plan, index)
+        yield finish(experiment)
 
 
-def _disturbed(
-    number: signal.Signals, ranks: int, deferred: bool, folder: Path, count: int, seed: int
-) -> Iterator[Trial]:
-    num_steps = _STEPS_PER_TRIAL * count
-    experiment = prepare(folder, num_steps=num_steps, ranks=ranks, deferred=deferred)
-    for index, plan in enumerate(draw(number, count, seed)):
-        yield disturb(experiment, plan, index)
-    yield finish(experiment)
-
-
-def _quiet(folder: Path, count: int, _seed: int) -> Iterator[Trial]:
-    """Train short runs, to detect process groups that abort the process while they are
-    destroyed."""
-    folder.mkdir(parents=True)
-    shards = glyph_shards(folder)
-    for index in range(count):
-        num, run = (1, 2, 4)[index % 3], folder / f"run-{index}"
-        recipe = write_recipe(folder, glyph_recipe(shards, run, train__duration={"steps": 2}))
-        with launched(recipe, run, num=num) as training:
-            code = training.end()
-            clean = "error" not in training.output and "terminate" not in training.output
-        yield Trial(f"{num} ranks", code == 0 and clean, f"code {code}")
-
-
-KINDS: dict[str, Kind] = {
-    "kill": Kind(
-        30,
-        "the launcher or one of three ranks is killed with SIGKILL at a random time, possibly "
-        "during startup. After 1 s, no killed or orphaned process is left. The last trial "
-        "completes the run and compares it with an undisturbed run: the losses are the same, the "
-        "weights are bit-identical, and every sample is used once per epoch",
-        partial(_disturbed, signal.SIGKILL, 3, False),
-    ),
-    "stop": Kind(
-        30,
-        "the same as `kill`, but with SIGTERM and two ranks",
-        partial(_disturbed, signal.SIGTERM, 2, False),
-    ),
-    "kill-deferred": Kind(
-        10,
-        "the same as `kill`, but the results of each step are read one step late, as on GPUs",
-        partial(_disturbed, signal.SIGKILL, 3, True),
-    ),
-    "stop-deferred": Kind(
-        10,
-        "the same as `stop`, but the results of each step are read one step late, as on GPUs",
-        partial(_disturbed, signal.SIGTERM, 2, True),
-    ),
-    "quiet": Kind(50, "undisturbed runs on 1, 2 and 4 ranks exit with code 0", _quiet),
+_KILL = (
+    "the launcher or one of three ranks is killed with SIGKILL at a random time, possibly during "
+    "startup. After 1 s, no killed or orphaned process is left. The last trial completes the run "
+    "and compares it with an undisturbed run: the losses are the same, the weights are "
+    "bit-identical, and every sample is used once per epoch"
+)
+_DEFERRED = "but the results of each step are read one step late, as on GPUs"
+KINDS = {
+    "kill": Kind(30, _KILL, signal.SIGKILL, 3),
+    "stop": Kind(30, "the same as `kill`, but with SIGTERM and two ranks", signal.SIGTERM, 2),
+    "kill-deferred": Kind(10, f"the same as `kill`, {_DEFERRED}", signal.SIGKILL, 3, True),
+    "stop-deferred": Kind(10, f"the same as `stop`, {_DEFERRED}", signal.SIGTERM, 2, True),
 }
 
 
 def main() -> int:
-    options = _options()
-    counts = dict(options.kinds) or {name: kind.count for name, kind in KINDS.items()}
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=" ".join(KINDS))
+    parser.add_argument("--out", type=Path, help="Markdown file for the table")
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"choose from {', '.join(KINDS)}, not {', '.join(unknown)}")
     rows, passed = [], True
-    with tempfile.TemporaryDirectory(prefix="kway-soak-", dir=options.folder) as folder:
-        for name, count in counts.items():
+    with tempfile.TemporaryDirectory(prefix="kway-soak-") as folder:
+        for name in options.kinds or KINDS:
             trials = []
-            for trial in KINDS[name].trials(Path(folder) / name, count, options.seed):
+            for trial in KINDS[name].trials(Path(folder) / name):
                 mark = "ok  " if trial.passed else "FAIL"
                 print(f"{time.strftime('%H:%M:%S')} {mark} {name}: {trial}")
                 trials.append(trial)
             rows.append(_row(name, trials))
             passed &= all(trial.passed for trial in trials)
             if options.out:
-                _write_page(options.out, rows, options.seed)
+                _write_page(options.out, rows)
     return 0 if passed else 1
 
 
@@ -113,37 +85,19 @@ def _row(name: str, trials: list[Trial]) -> str:
     return f"| `{name}`: {KINDS[name].meaning} | {num_passed} of {len(trials)} | {took} |"
 
 
-def _write_page(path: Path, rows: list[str], seed: int) -> None:
+def _write_page(path: Path, rows: list[str]) -> None:
     machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     lines = [
         "# Soak test",
         "",
         "`make soak` disturbs training runs at random times. It wrote this page",
-        f"(seed {seed}, {time.strftime('%Y-%m-%d')}, {machine}).",
+        f"({time.strftime('%Y-%m-%d')}, {machine}).",
         "",
         "| trials | passed | time from the fault to the next step |",
         "| --- | --- | --- |",
         *rows,
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
-    parser.add_argument("kinds", nargs="*", type=_kind, metavar="KIND=COUNT", help=" ".join(KINDS))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, help="Markdown file for the table")
-    parser.add_argument(
-        "--folder", type=Path, help="folder for the runs; default: a temporary folder"
-    )
-    return parser.parse_args()
-
-
-def _kind(text: str) -> tuple[str, int]:
-    kind, _, count = text.partition("=")
-    if kind not in KINDS:
-        raise argparse.ArgumentTypeError(f"{kind} is not one of {', '.join(KINDS)}")
-    return kind, int(count) if count else KINDS[kind].count
 
 
 if __name__ == "__main__":

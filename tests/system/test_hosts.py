@@ -100,35 +100,3 @@ def test_a_restarted_host_rejoins_the_run(nodes, glyphs, tmp_path):
         surviving.wait_for_step(last_step(run) + 5)
         stop_and_check([surviving, restarted], run)
     assert "restart 1 of 3" in surviving.output
-
-
-@pytest.mark.slow
-def test_losing_the_rendezvous_host_prints_a_one_line_error_on_the_other_host(glyphs, tmp_path):
-    recipe = recipe_of(glyphs, tmp_path, steps=100_000)
-    with hosts(2) as (first, second), ExitStack() as stack:
-        both = [
-            start(stack, recipe, tmp_path / "run", h, options_of(h, first, "--max-restarts", "3"))
-            for h in (first, second)
-        ]
-        both[0].wait_for_step(5)
-        kill(both[0].process)
-        assert both[1].end() == 1
-        assert f"the rendezvous at {first.address}:{_PORT} was lost" in both[1].output
-        assert "Traceback" not in both[1].output
-
-
-@pytest.mark.slow
-def test_preempting_one_of_three_hosts_saves_and_stops_all(glyphs, tmp_path):
-    recipe = recipe_of(glyphs, tmp_path, steps=100_000)
-    with hosts(3) as machines, ExitStack() as stack:
-        arguments = [options_of(h, machines[0], nodes="3") for h in machines]
-        run = tmp_path / "run"
-        all_three = [
-            start(stack, recipe, run, host, its_arguments)
-            for host, its_arguments in zip(machines, arguments, strict=True)
-        ]
-        all_three[0].wait_for_step(7)
-        all_three[2].process.send_signal(signal.SIGTERM)
-        assert [t.end() for t in all_three] == [75, 75, 75], [t.output for t in all_three]
-        saved = max((run / "checkpoints").iterdir()).name
-        assert saved == f"step-{last_step(run):08d}"

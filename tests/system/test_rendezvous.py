@@ -1,6 +1,5 @@
 """Endpoints and ports that other programs use cause one-line errors, and signals still work."""
 
-import os
 import signal
 import socket
 import sys
@@ -16,7 +15,7 @@ from launch.ranks.placement import Placement
 from launch.ranks.rendezvous import failure_reason, open_rendezvous
 from tests.shards import glyph_recipe
 from tests.system.processes import KWAY, run, write_recipe
-from tests.system.runs import last_step, launched
+from tests.system.runs import launched
 
 
 @contextmanager
@@ -82,27 +81,6 @@ def test_sigterm_stops_a_launcher_that_is_waiting_for_an_unresponsive_endpoint(r
         training.wait_for(lambda: "waiting for the machine" in training.output, "notice")
         training.process.send_signal(signal.SIGTERM)
         assert training.end(8) == 75
-
-
-@pytest.mark.slow
-def test_sigterm_stops_a_launcher_whose_rendezvous_host_is_suspended(endless, tmp_path):
-    with unresponsive_port() as port:
-        pass
-    run_folder, options = tmp_path / "run", joining(port, "join_timeout=60")
-    with (
-        launched(endless, run_folder, *options, num=1, log=tmp_path / "host.log") as host,
-        launched(endless, run_folder, *options, num=1, log=tmp_path / "other.log") as other,
-    ):
-        host.wait_for_step(2)
-        os.kill(host.process.pid, signal.SIGSTOP)
-        try:
-            step = last_step(run_folder)
-            other.wait_for(lambda: last_step(run_folder) > step + 200, "more steps")
-            other.process.send_signal(signal.SIGTERM)
-            assert other.end(60) == 75
-        finally:
-            os.kill(host.process.pid, signal.SIGCONT)
-        assert host.end() == 75
 
 
 def test_a_rendezvous_port_in_use_is_reported(failure_of):

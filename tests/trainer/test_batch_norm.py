@@ -103,16 +103,3 @@ def test_frozen_batch_norm_trains_its_scale_but_not_its_statistics() -> None:
     assert (result["running_mean"] == 0).all()
     assert (result["running_var"] == 1).all()
     assert np.abs(result["by_weight"]).min() > 0
-
-
-def test_local_batch_norm_uses_the_torch_module() -> None:
-    model = nn.Sequential(batch_norm("2d"))
-    apply_batch_norm_mode(model, "local", dist.group.WORLD)
-    assert type(model[0]) is nn.BatchNorm2d
-
-
-def test_a_layer_rejects_inputs_without_channels() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(4))
-    apply_batch_norm_mode(model, "frozen", None)
-    with pytest.raises(ValueError, match=r"input of shape \[4\]: pass at least two"):
-        model(torch.ones(4))

@@ -23,9 +23,7 @@ from tests.tiny_bundle import (
     DIM,
     MAX_LENGTH,
     NAMES,
-    classes,
     rows,
-    spec,
     tiny_backbone,
     tiny_text_backbone,
     tiny_tokenizer,
@@ -36,8 +34,8 @@ from tests.tiny_bundle import (
 )
 from trainer.bundle import writing
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
-from trainer.bundle.thresholds import ClassThresholds, Share, Threshold
+from trainer.bundle.spec import ClassEntry, LossSpec
+from trainer.bundle.thresholds import Share, Threshold
 from trainer.bundle.writing import rewrite_bundle
 
 
@@ -94,10 +92,6 @@ def test_served_scores_equal_the_evaluated_scores(tmp_path: Path, name: str) -> 
     torch.testing.assert_close(torch.from_numpy(found), evaluated.scores[:, 2])
 
 
-def test_any_safetensors_reader_can_open_the_class_weights(written: Path) -> None:
-    assert torch.equal(load_file(written / "class_weights.safetensors")["weight"], rows())
-
-
 def test_the_backbone_is_loaded_in_evaluation_mode_with_the_same_features(written: Path) -> None:
     inputs = {"pixel_values": torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)}
     before = torch.get_rng_state()
@@ -142,31 +136,6 @@ def test_a_text_model_is_loaded_with_its_tokenizer_and_maximum_length(
             assert torch.equal(bundle.load_backbone()(inputs), tiny_text_backbone()(inputs))
     theirs = AutoTokenizer.from_pretrained(path / "tokenizer")(text, truncation=True)
     assert [theirs["input_ids"]] == ids
-
-
-def test_a_text_model_without_its_tokenizer_is_rejected(tmp_path: Path) -> None:
-    path = write_of_texts(tmp_path / "b")
-    files = json.loads((path / "bundle.json").read_text())["files"]
-    del files["tokenizer/tokenizer.json"]
-    edit(path, files=files)
-    with pytest.raises(ValueError, match=r"no entry for tokenizer/tokenizer\.json"):
-        Bundle.open(path)
-
-
-@pytest.mark.parametrize("changes", [{"image": None}, {"text": {"max_length": 9}}])
-def test_a_model_accepts_either_images_or_texts(changes: dict) -> None:
-    with pytest.raises(ValueError, match="exactly one of image and text"):
-        BundleSpec.model_validate({**spec().model_dump(), **changes})
-
-
-def test_the_specification_and_the_classes_survive_a_round_trip(written: Path) -> None:
-    bundle = Bundle.open(written)
-    assert bundle.spec == spec()
-    assert [bundle.classes[j] for j in range(len(bundle.classes))] == classes()
-    assert tuple(bundle.names.names) == NAMES
-    for outside in (-1, len(NAMES)):
-        with pytest.raises(IndexError, match=r"out of range 0 … 6"):
-            bundle.classes[outside]
 
 
 def test_a_class_without_positives_uses_the_pooled_threshold(written: Path) -> None:
@@ -215,16 +184,6 @@ def test_thresholds_in_format_4_promise_nothing(tmp_path: Path) -> None:
         assert own.precision.estimate == 5 / 8
         assert (pooled.score, pooled.kind, pooled.pass_rate) == (0.5, "pooled", None)
         assert bundle.threshold(6, 0.99).score is None
-
-
-def test_requesting_a_threshold_from_a_bundle_without_evaluation_raises_an_error(
-    tmp_path: Path,
-) -> None:
-    path = write(tmp_path / "b", changes={"recalls": ()}, measured=None)
-    with Bundle.open(path) as bundle:
-        assert bundle.positives(0) is None
-        with pytest.raises(ValueError, match=r"contains no thresholds: pass a threshold"):
-            bundle.threshold(0, 0.9)
 
 
 def test_classes_are_found_by_exact_name_or_id_unless_ambiguous(
@@ -312,13 +271,6 @@ def test_a_failed_write_raises_and_leaves_no_files(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_forced_write_keeps_the_old_bundle(copy: Path) -> None:
-    with pytest.raises(ValueError, match="1 rows for"):
-        write(copy, blocks=[rows()[:1]], force=True)
-    Bundle.open(copy).verify()
-    assert os.listdir(copy.parent) == [copy.name]
-
-
 def test_class_names_must_be_unique_and_match_the_number_of_classes(tmp_path: Path) -> None:
     cat = ClassEntry(name="cat")
     for entries, message in (
@@ -328,13 +280,6 @@ def test_class_names_must_be_unique_and_match_the_number_of_classes(tmp_path: Pa
     ):
         with pytest.raises(ValueError, match=message):
             write(tmp_path / "b", entries=entries)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_thresholds_for_the_wrong_number_of_classes_are_rejected(tmp_path: Path) -> None:
-    fewer = ClassThresholds(spec().recalls, np.zeros(6, np.int32), np.zeros((6, 2), np.float32))
-    with pytest.raises(ValueError, match=r"\[6, 2\] .* 7 classes and 2"):
-        write(tmp_path / "b", measured=fewer)
     assert list(tmp_path.iterdir()) == []
 
 

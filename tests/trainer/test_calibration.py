@@ -70,6 +70,20 @@ def test_an_imported_model_gets_thresholds_in_place(imported, images, kway, caps
     assert card.index("## Thresholds") < card.index("## Use")
 
 
+def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway, capsys):
+    from tests.trainer.tiny_classifiers import save_text_classifier
+
+    names = dict(enumerate(["white", "red", "green", "blue", "black"]))
+    save_text_classifier(tmp_path / "model", id2label=names)
+    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
+    assert kway("calibrate", tmp_path / "bundle", images) == 2
+    assert "contains images, but the model of" in capsys.readouterr().err
+    assert kway("calibrate", tmp_path / "bundle", texts / "shards") == 0
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert bundle.positives(bundle.class_id("black")) == 0
+        assert bundle.positives(bundle.class_id("red"))
+
+
 def test_a_class_map_renames_the_classes_of_the_shards(tmp_path, images, kway, capsys):
     save_image_classifier(tmp_path / "model")
     bundle = tmp_path / "bundle"
@@ -88,37 +102,3 @@ def test_a_class_map_renames_the_classes_of_the_shards(tmp_path, images, kway, c
     file.write_text("[1]")
     assert kway("calibrate", bundle, images, "--class-map", file) == 2
     assert "is not a JSON object of names" in capsys.readouterr().err
-
-
-def test_a_text_model_is_calibrated_on_texts_only(texts, images, tmp_path, kway, capsys):
-    from tests.trainer.tiny_classifiers import save_text_classifier
-
-    names = dict(enumerate(["white", "red", "green", "blue", "black"]))
-    save_text_classifier(tmp_path / "model", id2label=names)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
-    assert kway("calibrate", tmp_path / "bundle", images) == 2
-    assert "contains images, but the model of" in capsys.readouterr().err
-    assert kway("calibrate", tmp_path / "bundle", texts / "shards") == 0
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert bundle.positives(bundle.class_id("black")) == 0
-        assert bundle.positives(bundle.class_id("red"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (("--split", "nowhere"), "nowhere"),
-        (("--recall", "2"), "--recall 2"),
-        (("--confidence", "1"), "--confidence 1"),
-        (("--class-map", "missing.json"), "missing.json is not a file"),
-    ],
-)
-def test_bad_options_are_reported_in_one_line_and_change_nothing(
-    arguments, reason, imported, images, kway, capsys
-):
-    before = (imported / "bundle.json").read_bytes()
-    assert kway("calibrate", imported, images, *arguments) == 2
-    error = capsys.readouterr().err
-    assert reason in error
-    assert len(error.splitlines()) == 1
-    assert (imported / "bundle.json").read_bytes() == before

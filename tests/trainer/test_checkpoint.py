@@ -5,20 +5,17 @@ import json
 import os
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
 
 from tests.ranks import rank_world, run_on_ranks
-from tests.trainer.checkpoint_mutations import MUTATIONS, NEWER, damage_and_resume
-from tests.trainer.checkpoint_runs import (
-    save_steps,
-    verify_newest,
-)
+from tests.trainer.checkpoint_mutations import MUTATIONS, NEWER, OLDER
+from tests.trainer.checkpoint_runs import save_steps, verify_newest
 from trainer.checkpoints import (
     FORMAT_VERSION,
     Checkpoint,
-    committed_folders,
     find_checkpoint,
     load_tensors,
     open_checkpoint,
@@ -44,31 +41,6 @@ def test_a_checkpoint_loads_bit_identically_at_another_world_size(
     run_on_ranks(saved_on, save_steps, tmp_path, [3], {"in_background": in_background})
     for world_size in loaded_on:
         assert run_on_ranks(world_size, verify_newest, tmp_path) == [(3, [])] * world_size
-
-
-def test_replicated_tensors_are_written_once_and_balanced_over_ranks(tmp_path):
-    run_on_ranks(3, save_replicated, tmp_path)
-    sizes = [path.stat().st_size for path in (tmp_path / "step-00000001").glob("*.safetensors")]
-    assert len(sizes) == 3
-    assert max(sizes) < 1.1 * min(sizes)
-    assert sum(sizes) < 1.1 * 12 * 4000
-
-
-def save_replicated(root: Path) -> None:
-    entries = {f"backbone.{number}": torch.full((1000,), number) * 1.0 for number in range(12)}
-    save_checkpoint(root, entries, {"step": 1}, rank_world(), keep=1)
-
-
-def test_class_groups_with_the_same_shards_write_them_once(tmp_path):
-    """Four ranks in class groups of two write as many bytes as two ranks."""
-    run_on_ranks(4, save_steps, tmp_path / "groups", [3], None, 0, 2)
-    run_on_ranks(2, save_steps, tmp_path / "two", [3])
-    assert verify_newest(tmp_path / "groups") == (3, [])
-    groups, two = (
-        sum(path.stat().st_size for path in (tmp_path / name).glob("*/*.safetensors"))
-        for name in ("groups", "two")
-    )
-    assert groups < two + 2 * 300  # two more files, each with a header
 
 
 def save_random(root: Path) -> list[float]:
@@ -132,18 +104,6 @@ def save_plain(root: Path, step: int, **state: int) -> Path:
     return save_checkpoint(root, entries, {"step": step, **state}, rank_world(), keep=2)
 
 
-def test_the_state_contains_only_the_given_state_and_the_writers_keys(tmp_path):
-    checkpoint = open_checkpoint(save_plain(tmp_path, 1, cursor=7), rank_world())
-    state = dict(checkpoint.state)
-    assert len(state.pop("random_states")) == 1
-    assert state == {"step": 1, "cursor": 7, "world_size": 1, "best": None}
-
-
-def test_a_checkpoint_contains_no_pickles(tmp_path):
-    names = {path.suffix for path in save_plain(tmp_path, 1).iterdir()}
-    assert names == {".json", ".safetensors"}
-
-
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("saved") / "checkpoints"
@@ -152,28 +112,30 @@ def two_steps(tmp_path_factory) -> Path:
 
 
 def test_a_damaged_checkpoint_is_rejected_and_the_previous_one_is_loaded(two_steps, tmp_path):
-    rejections = damage_and_resume(two_steps, tmp_path, seed=0, count=len(MUTATIONS))
-    assert len(rejections) == len(MUTATIONS)
+    draw = Random(0)
+    for mutation in MUTATIONS:
+        root = tmp_path / mutation.__name__ / "checkpoints"
+        shutil.copytree(two_steps, root)
+        mutation(draw, root / NEWER, root / OLDER)
+        step, (line,) = verify_newest(root)
+        assert step == 1, mutation.__name__
+        assert str(root / NEWER) in line, mutation.__name__
+        assert "\n" not in line, mutation.__name__
 
 
-@pytest.mark.slow
-def test_200_damaged_checkpoints_are_rejected(two_steps, tmp_path):
-    assert damage_and_resume(two_steps, tmp_path, seed=1, count=200).total() == 200
-
-
-@pytest.mark.parametrize("prefix", ["manifest.json", "state.json", "tensors"])
-def test_every_flipped_bit_is_detected(prefix, two_steps, tmp_path):
+def test_every_flipped_bit_is_detected(two_steps, tmp_path):
     folder = tmp_path / NEWER
     shutil.copytree(two_steps / NEWER, folder)
-    path = next(folder.glob(f"{prefix}*"))
-    original = path.read_bytes()
-    for position in range(0, len(original), max(1, len(original) // 100)):
-        changed = bytearray(original)
-        changed[position] ^= 1 << position % 8
-        path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"checkpoint .*step-00000002"):
-            open_checkpoint(folder, rank_world())
-    path.write_bytes(original)
+    for prefix in ("manifest.json", "state.json", "tensors"):
+        path = next(folder.glob(f"{prefix}*"))
+        original = path.read_bytes()
+        for position in range(0, len(original), max(1, len(original) // 100)):
+            changed = bytearray(original)
+            changed[position] ^= 1 << position % 8
+            path.write_bytes(changed)
+            with pytest.raises(ValueError, match=r"checkpoint .*step-00000002"):
+                open_checkpoint(folder, rank_world())
+        path.write_bytes(original)
     assert open_checkpoint(folder, rank_world()).step == 2
 
 
@@ -206,12 +168,6 @@ def test_every_rank_receives_the_list_of_rejected_checkpoints(two_steps, tmp_pat
     assert "state.json is missing" in rejected[0]
 
 
-def test_an_uncommitted_folder_is_ignored(tmp_path):
-    folder = save_plain(tmp_path, 1)
-    shutil.move(folder, tmp_path / "step-00000001.partial")
-    assert find_checkpoint(tmp_path, rank_world()) == (None, [])
-
-
 def find_in(root: Path) -> str:
     try:
         find_checkpoint(root, rank_world())
@@ -225,14 +181,6 @@ def test_an_unreadable_root_raises_an_error_on_every_rank(tmp_path):
     messages = run_on_ranks(2, find_in, tmp_path / "checkpoints")
     assert messages[0] == messages[1]
     assert "are unreadable" in messages[0]
-
-
-def test_steps_are_sorted_numerically(tmp_path):
-    for step in (99_999_999, 100_000_000):
-        (tmp_path / f"step-{step}").mkdir()
-    (tmp_path / "step-000000001").mkdir()  # not a checkpoint name
-    names = [path.name for path in committed_folders(tmp_path)]
-    assert names == ["step-99999999", "step-100000000"]
 
 
 @pytest.mark.parametrize(
@@ -253,9 +201,3 @@ def test_mismatched_tensors_are_reported(entries, message, tmp_path):
     checkpoint = open_checkpoint(save_plain(tmp_path, 1), rank_world())
     with pytest.raises(ValueError, match=message):
         load_tensors(checkpoint, entries, rank_world())
-
-
-def test_an_unsupported_dtype_is_reported(tmp_path):
-    entries = {"odd": torch.zeros(2, dtype=torch.complex64)}
-    with pytest.raises(ValueError, match=r"tensor odd has dtype torch\.complex64"):
-        save_checkpoint(tmp_path, entries, {"step": 1}, rank_world(), keep=1)

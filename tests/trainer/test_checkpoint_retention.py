@@ -34,14 +34,6 @@ def test_the_newest_the_best_and_the_multiples_of_keep_every_are_kept(stored, re
         assert any(entry.best == value and entry.step not in deleted for entry in measured)
 
 
-@given(STORED, RETENTIONS)
-def test_no_more_checkpoints_remain_than_requested(stored, retention):
-    left = {entry.step for entry in stored} - superseded(stored, retention)
-    if retention.every_steps is not None:
-        left = {step for step in left if step % retention.every_steps}
-    assert len(left) <= retention.last + (retention.mode is not None)
-
-
 @given(STORED, RETENTIONS, st.none() | st.floats(0, 1))
 def test_deleting_after_each_step_keeps_the_same_checkpoints_as_deleting_once(
     stored, retention, value

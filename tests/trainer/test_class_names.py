@@ -84,21 +84,6 @@ def test_the_nearest_of_many_names_is_the_misspelled_one(name: str) -> None:
     assert names.nearest(misspelled.upper())[0] == name
 
 
-def test_very_short_names_are_compared_by_their_first_and_last_letters() -> None:
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    names = ClassNames([*letters, *(first + second for first in letters for second in letters)])
-    assert names.nearest("Z")[0] == "z"
-    assert names.nearest("?z") == ["z", "az", "bz"]
-    assert names.nearest("z?") == ["z", "za", "zb"]
-
-
-def test_nearest_names_are_found_across_many_blocks_and_for_any_text(small_blocks) -> None:
-    names = ClassNames(random_names(200))
-    assert names.nearest("strase")[0] == "Straße"
-    for text in ("", "x", "\udcff", "ξψω" * 1000):
-        assert names.nearest(text) == []
-
-
 def test_a_class_list_on_disk_returns_what_was_written(tmp_path: Path) -> None:
     entries = [
         ClassEntry(name=name, attributes={"at": str(index)} if index % 2 else {})

@@ -21,7 +21,6 @@ import torch
 import trainer.train
 from data.loading.batch import Mixed
 from heads.engine.inputs import NOTHING_COUNTS
-from heads.losses import LOSSES
 from serving.addresses import free_port
 from tests.host_reads import host_reads
 from tests.ranks import forked, run_on_ranks
@@ -148,15 +147,23 @@ def skipped(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
+PARTS = {"train__micro_batches": 2}
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "start"), [(1, started_deferred), (2, started_deferred), (2, started_flagged)]
+    ("num_ranks", "start", "cases"),
+    [
+        (2, started_deferred, CASES),
+        (2, started_flagged, [{**CASES[0], "train__strategy": kind} for kind in DEEPSPEED]),
+        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
+        (3, started, [{**PARTS, **DDP}, {**PARTS, "train__strategy": DEEPSPEED[3]}]),
+    ],
+    ids=["deferred", "flagged", "synchronous"],
 )
 def test_a_skipped_step_changes_nothing_and_its_reason_names_the_rank(
-    num_ranks: int, start: Any, glyphs: Path
+    num_ranks: int, start: Any, cases: list[dict[str, Any]], glyphs: Path
 ) -> None:
-    cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in CASES]
-    if start is started_flagged:
-        cases = [{**case, "train__strategy": kind} for case in cases[:1] for kind in DEEPSPEED]
+    cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in cases]
     for rank in run_on_ranks(num_ranks, skipped, start, glyphs, cases):
         for case, (changed, reason, loss) in zip(cases, rank, strict=True):
             assert changed == [], case
@@ -226,25 +233,18 @@ def reads_of_steps(start: Any, shards: Path, cases: list[dict[str, Any]]) -> lis
     return found
 
 
-# hierarchical_softmax selects the nodes of the labels' paths, and has a separate head.
-LOSSES_IN_FULL = [kind for kind in LOSSES if kind != "hierarchical_softmax"]
 OPTIONS: list[dict[str, Any]] = [
     {**DDP, "train__ema": {"decay": 0.5}, "backbone__batch_norm": "local"},
     {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
     {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
     {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
 ]
-EACH_LOSS = [
-    {**(FSDP if number % 2 else DDP), "head__loss__kind": kind}
-    for number, kind in enumerate(LOSSES_IN_FULL)
-]
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "cases"),
     [
-        (1, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss in one process
-        (2, [*CASES, *OPTIONS, *EACH_LOSS]),
+        (2, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss
         (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
     ],
     ids=lambda value: str(value if isinstance(value, int) else len(value)),
@@ -269,12 +269,6 @@ def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path)
             assert ours == ["tolist at trainer/step.py"], case
             is_sharded = case["train__strategy"].get("stage", 0) > 0
             assert (reads == ours) is not is_sharded, case
-
-
-def test_a_synchronous_step_with_checks_reads_more_than_the_flag(glyphs: Path) -> None:
-    (reads,) = reads_of_steps(started, glyphs, [{}])
-    assert "tolist at heads/engine/agreement.py" in reads
-    assert "aten._local_scalar_dense.default at trainer/step.py" in reads
 
 
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
@@ -479,8 +473,7 @@ def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tup
 
 def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: Path) -> None:
     weighted = {"train__global_batch": 12, "head__class_weights": "balanced"}
-    parts = {"train__micro_batches": 2}
-    cases = [weighted, {**weighted, **parts}, {**weighted, **parts, "head__loss__kind": "batch_ce"}]
+    cases = [weighted, {**weighted, **PARTS}, {**weighted, **PARTS, "head__loss__kind": "batch_ce"}]
     for rank in run_on_ranks(2, without_counting_rows, glyphs, cases):
         assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 
@@ -494,11 +487,3 @@ def test_a_run_stops_if_a_learned_scale_collapses(start: Any, glyphs: Path) -> N
     with pytest.raises(FloatingPointError, match=r"the learned scale of the logits is e\^-20"):
         take(task, 2)
     task.strategy.close()
-
-
-@pytest.mark.parametrize("loss", ["spherical_softmax", "taylor_softmax"])
-def test_a_factored_head_cannot_defer(loss: str, glyphs: Path) -> None:
-    changes = {"head__weights": {"kind": "factored"}, "head__loss__kind": loss}
-    assert not started(glyphs, **changes).defers
-    with pytest.raises(ValueError, match=r"train.synchronous is false, but .* is factored"):
-        started(glyphs, **changes, train__synchronous=False)

@@ -1,7 +1,6 @@
 """A dry run prints a report, detects errors and changes no files."""
 
 import shutil
-import socket
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,7 +13,6 @@ from tests.system.processes import write_recipe
 from trainer.__main__ import main
 from trainer.checkpoints import committed_folders
 from trainer.recipe import load_recipe
-from trainer.run.folder import RunFolder
 from trainer.train import train
 
 
@@ -73,18 +71,6 @@ def test_a_dry_run_of_an_existing_run_resumes_it_without_changing_files(glyphs, 
     assert passed.endswith(", from step 2")
 
 
-def test_a_damaged_checkpoint_is_reported(glyphs, tmp_path, capsys):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    assert main([str(recipe)]) == 0
-    (newest,) = committed_folders(tmp_path / "run" / "checkpoints")
-    next(newest.glob("*.safetensors")).unlink()
-    capsys.readouterr()
-    assert dry_run(recipe) == 0
-    rejected, passed = capsys.readouterr().out.splitlines()
-    assert rejected.startswith(f"rejected checkpoint {newest}")
-    assert "from step" not in passed
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -114,22 +100,3 @@ def test_unreadable_samples_in_the_first_batch_are_detected(glyphs, tmp_path, ca
     recipe = write_recipe(tmp_path, glyph_recipe(tmp_path / "shards", tmp_path / "run"))
     assert dry_run(recipe, "data.max_bad_samples=1") == 2
     assert "kway shard verify" in capsys.readouterr().err
-
-
-def test_a_run_folder_in_use_is_rejected(glyphs, tmp_path, capsys):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    with RunFolder(tmp_path / "run").locked():
-        assert dry_run(recipe) == 1
-    assert "is being trained by another process" in capsys.readouterr().err
-    assert dry_run(recipe) == 0
-
-
-def test_a_port_in_use_is_rejected(glyphs, tmp_path, capsys):
-    recipe = write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run"))
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert dry_run(recipe, f"telemetry.port={port}") == 2
-    assert f"telemetry.port {port} on 127.0.0.1 cannot be used" in capsys.readouterr().err
-    assert dry_run(recipe, f"telemetry.port={port}") == 0

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -64,13 +63,3 @@ def test_a_bias_stored_as_a_column_of_the_weight_is_loaded_at_any_world_size(gly
         assert loaded[0].keys() == saved.keys()
         for name in of_head:
             np.testing.assert_array_equal(loaded[0][name], saved[name], err_msg=name)
-
-
-def load_into_bf16_rows(shards: Path, root: Path) -> None:
-    with pytest.raises(ValueError, match=r"resume it with head\.dtype=fp32"):
-        load(shards, root, head__dtype="bf16")
-
-
-def test_a_bias_stored_as_a_column_is_not_converted_to_another_row_type(glyphs, tmp_path):
-    run_on_ranks(2, save_in_the_old_format, glyphs, tmp_path)
-    run_on_ranks(2, load_into_bf16_rows, glyphs, tmp_path)

@@ -19,9 +19,7 @@ from trainer.evaluation import (
     load_evaluation,
     save_evaluation,
 )
-from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.task import Task, build_task
-from trainer.train import train
 
 
 def task_and_recipe(shards: Path, weights: str) -> tuple[Task, object]:
@@ -88,23 +86,6 @@ def test_evaluation_equals_the_naive_computation(world_size, weights, glyphs):
     assert 0 < expected["top1"] < 1
 
 
-def test_equal_logits_predict_the_lowest_class_ids_at_every_world_size(glyphs):
-    for world_size in (1, 3):
-        for top1, top3 in run_on_ranks(world_size, all_equal, glyphs):
-            labels = open_split(glyphs, "test").labels
-            assert top1 == pytest.approx((labels == 0).mean())
-            assert top3 == pytest.approx((labels < 3).mean())
-
-
-def all_equal(shards: Path) -> tuple[float, float]:
-    task, recipe = task_and_recipe(shards, "vtree")
-    with torch.no_grad():
-        task.head.weight.zero_()
-    metrics = evaluate_split(task, recipe, task.world, label_vectors=None).metrics
-    assert "sa" not in metrics
-    return metrics["top1"], metrics["top3"]
-
-
 def passes_of_two_evaluations(shards: Path):
     """Count the passes of a complete evaluation, and of one that stops at the first check."""
     return forward_passes(shards, 0), forward_passes(shards, 1)
@@ -168,20 +149,3 @@ def test_a_saved_evaluation_is_loaded_unchanged(glyphs, tmp_path):
     }
     with pytest.raises(FileNotFoundError, match="run `kway eval`"):
         load_evaluation(tmp_path, step=8)
-
-
-def test_a_run_parses_the_manifest_once(glyphs, tmp_path, monkeypatch):
-    """Parsing it again would keep a second class list in memory during an evaluation."""
-    parsed: list[str] = []
-    parse = Manifest._parse
-
-    def counted(content: bytes, path: str) -> Manifest:
-        parsed.append(path)
-        return parse(content, path)
-
-    monkeypatch.setattr(Manifest, "_parse", counted)
-    changes = {"train__duration": {"steps": 2}, "evaluation": {"every": {"steps": 1}}}
-    train(glyph_recipe(glyphs, tmp_path / "run", **changes), rank_world())
-    assert len(parsed) == 1
-    evaluate_run(EvaluationRequest(tmp_path / "run"), rank_world())
-    assert len(parsed) == 2

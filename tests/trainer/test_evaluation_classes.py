@@ -17,7 +17,6 @@ import torch
 
 from data.shards.manifest import Manifest
 from heads.slc import ClassMeasures
-from launch.main import main as kway_main
 from tests.ranks import forked
 from trainer.evaluation import Evaluation, load_evaluation
 from trainer.evaluation.__main__ import main as evaluate_on_a_rank
@@ -61,12 +60,6 @@ def test_every_class_has_a_csv_row_with_full_precision(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["classes.csv"]
 
 
-def test_the_worst_classes_have_samples_and_the_lowest_average_precision():
-    assert ClassTable(evaluation(), NAMES).worst(9) == [0, 3, 1]
-    with pytest.raises(ValueError, match="has 4 classes, but the shards have 1"):
-        ClassTable(evaluation(), ["red"])
-
-
 @pytest.fixture(scope="module")
 def run(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a finished run."""
@@ -103,14 +96,6 @@ def test_evaluating_another_split_does_not_replace_the_results_for_export(kway, 
     assert "top2" in json.loads(saved.read_text(encoding="utf-8"))
 
 
-def test_settings_that_do_not_fit_the_name_of_a_folder_fail_before_the_evaluation(
-    kway, run, capsys
-):
-    recalls = f"evaluation.recalls={[n / 1000 for n in range(100, 200)]}"
-    assert kway("eval", run, "--set", recalls, "--checkpoint", 77) == 2  # no such checkpoint
-    assert "change fewer settings" in capsys.readouterr().err
-
-
 def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys):
     def folder(*settings: str) -> str:
         return EvaluationRequest(run, settings=settings).folder().name
@@ -125,7 +110,7 @@ def test_settings_that_change_the_result_get_a_separate_folder(kway, run, capsys
     assert (run / "evaluations" / "step-00000004.safetensors").read_bytes() == saved
 
 
-def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
+def evaluate_in_little_memory(run: Path, errors: Path) -> None:
     """Evaluate with 400 MiB of memory left and standard error redirected to a file."""
     with errors.open("w") as file:
         os.dup2(file.fileno(), 2)
@@ -133,22 +118,18 @@ def evaluate_in_little_memory(run: Path, by_kway: bool, errors: Path) -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (400 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    if by_kway:
-        sys.argv = ["kway", "eval", str(run)]
-        kway_main()
     sys.exit(evaluate_on_a_rank([str(run)]))
 
 
 LARGE = ("size=512", "resize=520", "crops=10")
 
 
-@pytest.mark.parametrize("by_kway", [True, False], ids=["kway eval", "a rank"])
-def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(by_kway, run, tmp_path):
+def test_running_out_of_memory_prints_a_one_line_error_with_a_suggestion(run, tmp_path):
     large = tmp_path / "run"
     shutil.copytree(run, large)
     recipe = load_recipe(large / "recipe.yaml", [f"data.image.{key}" for key in LARGE])
     (large / "recipe.yaml").write_text(dump_recipe(recipe), encoding="utf-8")
-    process = forked(evaluate_in_little_memory, large, by_kway, tmp_path / "errors")
+    process = forked(evaluate_in_little_memory, large, tmp_path / "errors")
     process.start()
     process.join(120)
     process.kill()

@@ -24,12 +24,12 @@ MESHES = {(1, 4): [23], (2, 2): [20, 3], (4, 1): [11, 0, 4, 8]}
 WEIGHTINGS = {"dense": 0, "vtree": 256}  # with their `memory_mib`
 
 
-def problem(num_rows: int, views: int = 1):
-    """Return features [N, V, d], labels [N] and label vectors. Features are multiples of 1/4 with
+def problem(num_rows: int):
+    """Return features [N, d], labels [N] and label vectors. Features are multiples of 1/4 with
     some duplicate rows, and some classes have no samples.
     """
     generator = torch.Generator().manual_seed(7)
-    features = torch.randn(num_rows, views, DIM, generator=generator, dtype=torch.float64)
+    features = torch.randn(num_rows, DIM, generator=generator, dtype=torch.float64)
     features = (4 * features).round() / 4
     features[1::5] = features[::5][: len(features[1::5])]
     labels = torch.randint(NUM_CLASSES - 3, (num_rows,), generator=generator)
@@ -63,17 +63,13 @@ def rows_of_group(world, features, labels, sizes) -> SplitRows:
     return SplitRows(features[part], labels[part])
 
 
-def marginal(ks: tuple[int, ...], temperature: float = 1.0) -> EvalConfig:
-    return CONFIG.model_copy(update={"marginal_topk": ks, "marginal_temperature": temperature})
-
-
-def measured(class_ranks, sizes, weighting="dense", memory_mib=256, views=1, config=CONFIG):
+def measured(class_ranks, sizes, weighting="dense", memory_mib=256):
     """Return all results of an evaluation, as plain values."""
     world = rank_world(class_ranks)
-    features, labels, vectors = problem(sum(sizes), views)
+    features, labels, vectors = problem(sum(sizes))
     rows = rows_of_group(world, features, labels, sizes)
     head = head_of(world, weighting, memory_mib)
-    found = measure(head, rows, config, world, label_vectors=vectors)
+    found = measure(head, rows, CONFIG, world, label_vectors=vectors)
     classes = found.classes
     arrays = {
         "pooled": torch.from_numpy(found.promises.pooled),
@@ -107,7 +103,7 @@ def test_measures_equal_a_brute_force_computation_in_float64(weighting, memory_m
     from sklearn.metrics import average_precision_score
 
     features, labels, vectors = problem(40)
-    scores, labels = logits(features[:, 0], weighting), labels.numpy()
+    scores, labels = logits(features, weighting), labels.numpy()
     order = np.argsort(-scores, axis=1, kind="stable")
     first = order[:, 0]
     metrics, found = measured(None, [40], weighting, memory_mib)
@@ -148,7 +144,7 @@ def test_measures_equal_a_brute_force_computation_in_float64(weighting, memory_m
 @pytest.mark.parametrize("memory_mib", [256, 0], ids=["one block", "one class per block"])
 def test_samples_that_reach_the_threshold_of_a_class_are_counted(memory_mib):
     features, labels, _ = problem(40)
-    scores, labels = logits(features[:, 0]), labels.numpy()
+    scores, labels = logits(features), labels.numpy()
     _, found = measured(None, [40], "dense", memory_mib)
     assert set(found["kinds"].flat) == {KINDS.index("pooled"), KINDS.index("guaranteed")}
     reaches_NKR = scores[:, :, None] >= found["promised"]
@@ -163,17 +159,20 @@ def test_samples_that_reach_the_threshold_of_a_class_are_counted(memory_mib):
     assert (reached / num).min() < CONFIG.recalls[1]
 
 
-def measured_on_meshes():
-    return {
+def found_on_four_ranks():
+    """Return the results of all tests that need four ranks, because starting ranks is slow."""
+    meshes = {
         (mesh, weighting): measured(mesh[1], sizes, weighting, memory_mib)
         for mesh, sizes in MESHES.items()
         for weighting, memory_mib in WEIGHTINGS.items()
     }
+    few = [few_classes(class_ranks) for class_ranks in (4, 1)]
+    return meshes, few, {kind: error_of(kind) for kind in WRONG}
 
 
 @pytest.fixture(scope="module")
 def four_ranks():
-    return run_on_ranks(4, measured_on_meshes)
+    return run_on_ranks(4, found_on_four_ranks)
 
 
 def test_a_score_that_equals_the_threshold_reaches_it():
@@ -194,8 +193,8 @@ def test_a_tie_with_an_earlier_block_goes_to_the_lowest_id():
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_every_mesh_computes_the_same_measures_as_one_process(mesh, weighting, four_ranks):
     expected, arrays = measured(None, [23], weighting)
-    for rank in four_ranks:
-        metrics, found = rank[mesh, weighting]
+    for meshes, *_ in four_ranks:
+        metrics, found = meshes[mesh, weighting]
         assert metrics == {**expected, "sa": metrics["sa"]}
         # "sa" is a sum of floating-point similarities, so it depends on the order of summation.
         assert metrics["sa"] == pytest.approx(expected["sa"], abs=1e-12)
@@ -221,71 +220,18 @@ def few_classes(class_ranks) -> list[float]:
     """Return the metrics for two rows and three classes, so one of four ranks has no class."""
     world = rank_world(class_ranks)
     head = ClassHead(DIM, 3, CrossEntropy(), mesh=world.mesh, seed=1, init_std=0.5)
-    features = torch.eye(DIM)[:2, None]
+    features = torch.eye(DIM)[:2]
     rows = rows_of_group(world, features, torch.tensor([2, 0]), [2, 0, 0, 0])
     found = measure(head, rows, EvalConfig(topk=(1, 5)), world)
     return [*found.metrics.values(), *found.classes.threshold.flatten().tolist()]
 
 
-def few_classes_on_meshes() -> list[list[float]]:
-    return [few_classes(class_ranks) for class_ranks in (4, 1)]
-
-
-def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measures():
+def test_ranks_without_classes_and_groups_without_rows_do_not_change_the_measures(four_ranks):
     expected = few_classes(None)
-    for meshes in run_on_ranks(4, few_classes_on_meshes):
-        for found in meshes:
+    for _, few, _ in four_ranks:
+        for found in few:
             assert found == pytest.approx(expected, abs=1e-6, nan_ok=True)
     assert expected[1] == 1.0  # top 5 of three classes
-
-
-def marginals_by_definition(scores_NVK: np.ndarray, k: int, temperature: float) -> np.ndarray:
-    """Return the probability [N, K] that a k-tuple contains each class, averaged over the views."""
-    tuples = torch.combinations(torch.arange(scores_NVK.shape[2]), k)
-    sums = torch.from_numpy(scores_NVK)[..., tuples].sum(-1) / temperature
-    probability = sums.softmax(-1)
-    classes = range(scores_NVK.shape[2])
-    each = [(probability * (tuples == j).any(1)).sum(-1) for j in classes]
-    return torch.stack(each, -1).mean(1).numpy()
-
-
-TEMPERATURES = (0.3, 1.0)
-
-
-def marginal_metrics(sharing: int, sizes: list[int]) -> list[dict[str, float]]:
-    configs = [marginal((1, 2, 3, 13), temperature) for temperature in TEMPERATURES]
-    return [measured(sharing, sizes, "dense", 0, 3, config)[0] for config in configs]
-
-
-@pytest.mark.parametrize("mesh", [(1, 1), (1, 3), (2, 1)], ids=str)
-def test_marginal_topk_averages_the_marginals_of_the_views(mesh):
-    data, sharing = mesh
-    sizes = {1: [31], 2: [31, 0]}[data]
-    features, labels, _ = problem(31, views=3)
-    scores = np.stack([logits(features[:, view]) for view in range(3)], axis=1)
-    found = run_on_ranks(data * sharing, marginal_metrics, sharing, sizes)[0]
-    for temperature, metrics in zip(TEMPERATURES, found, strict=True):
-        for k in (1, 2, 3):
-            means = marginals_by_definition(scores, k, temperature)
-            best = np.argsort(-means.round(12), axis=1, kind="stable")[:, :k]
-            expected = (best == labels.numpy()[:, None]).any(1).mean()
-            assert metrics[f"marginal_top{k}"] == pytest.approx(expected, abs=1e-12), k
-        assert metrics["marginal_top13"] == 1.0
-
-
-def test_the_marginals_of_one_view_rank_classes_as_their_scores_do():
-    scores = np.random.default_rng(0).normal(size=(50, NUM_CLASSES))
-    for k, temperature in ((2, 0.2), (3, 1.0), (5, 4.0)):
-        means = marginals_by_definition(scores[:, None], k, temperature)
-        np.testing.assert_array_equal(np.argsort(-means), np.argsort(-scores))
-    plain, _ = measured(None, [50])
-    both, _ = measured(None, [50], config=marginal((1, 3)))
-    assert [both["marginal_top1"], both["marginal_top3"]] == [plain["top1"], plain["top3"]]
-
-
-def test_marginals_of_several_views_rank_classes_differently_from_mean_scores():
-    metrics, _ = measured(None, [60], views=4, config=marginal((3,), 0.2))
-    assert metrics["marginal_top3"] != metrics["top3"]
 
 
 def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
@@ -299,7 +245,7 @@ def stops(class_ranks, sizes) -> list[tuple[int, bool]]:
 def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
     """Return the number of checks and whether the evaluation was stopped."""
     world = rank_world(class_ranks)
-    features, labels, _ = problem(sum(sizes), views=2)
+    features, labels, _ = problem(sum(sizes))
     rows = rows_of_group(world, features, labels, sizes)
     num_checks = 0
 
@@ -310,7 +256,7 @@ def stopped_at(class_ranks, sizes, stop_check: int | None) -> tuple[int, bool]:
 
     try:
         head = head_of(world, "dense", 0)
-        measure(head, rows, marginal((2,)), world, should_stop=should_stop)
+        measure(head, rows, CONFIG, world, should_stop=should_stop)
     except EvaluationStopped:
         return num_checks, True
     return num_checks, False
@@ -321,7 +267,7 @@ def test_all_ranks_make_the_same_checks_and_stop_at_the_same_check(sharing, size
     first, *others = run_on_ranks(3, stops, sharing, sizes)
     assert others == [first, first]
     times = first[0][0]
-    assert times > NUM_CLASSES / sharing  # classes in blocks, then views
+    assert times > NUM_CLASSES / sharing  # classes in blocks, twice
     assert first == [(times, False), (2, True), (times, True)]
 
 
@@ -330,10 +276,6 @@ WRONG = {
     "label": "1 labels of the split are out of range 0 … 12",
     "nothing": "the split is empty",
 }
-
-
-def all_errors() -> dict[str, str]:
-    return {kind: error_of(kind) for kind in WRONG}
 
 
 def error_of(kind: str) -> str:
@@ -351,7 +293,7 @@ def error_of(kind: str) -> str:
     return str(error.value)
 
 
-def test_an_error_on_one_rank_is_raised_on_all_ranks():
-    for found in run_on_ranks(4, all_errors):
+def test_an_error_on_one_rank_is_raised_on_all_ranks(four_ranks):
+    for _, _, found in four_ranks:
         for kind, message in WRONG.items():
             assert message in found[kind]

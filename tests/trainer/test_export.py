@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from data.images.decode import decode, for_evaluation
-from data.messages import kway_command
 from data.shards.split import open_split
 from tests.heads.cases import naive_logits, naive_rows
 from tests.ranks import rank_world, run_on_ranks
@@ -73,9 +72,7 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
     [
         ("dense", "ce", {}, 1),
         ("dense", "bce", LEARNED, 2),
-        ("utree", "batch_ce", {}, 1),
         ("utree", "ce", {}, 2),
-        ("vtree", "bce", {}, 1),
         ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
     ],
 )
@@ -117,17 +114,6 @@ def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_eval
 def run(finished: Path, tmp_path: Path) -> Path:
     """A copy of a finished run with the loss `ce`."""
     return shutil.copytree(finished / "run", tmp_path / "run")
-
-
-def test_the_model_card_contains_the_measures(finished):
-    card = (finished / "bundle" / "MODEL_CARD.md").read_text()
-    evaluation = load_evaluation(RunFolder(finished / "run").evaluations, step=4)
-    assert {"top1", "sa", "auprc", "precision_at_recall_0.9"} <= evaluation.metrics.keys()
-    for measure, value in evaluation.metrics.items():
-        assert f"| {measure} | {value:.4f} |" in card
-    assert f"on split `test` ({evaluation.num_samples} samples)" in card
-    with Bundle.open(finished / "bundle") as bundle:
-        assert kway_command("query", "BUNDLE", "--class", bundle.names.names[0]) in card
 
 
 def test_the_kind_of_a_threshold_depends_on_the_samples_of_the_class(run, tmp_path):
@@ -186,30 +172,8 @@ def test_another_recall_or_confidence_requires_an_evaluation(run, tmp_path):
     export_run(run, tmp_path / "other", rank_world(), recalls=[0.9], confidence=0.9)
 
 
-def test_the_onnx_backbone_computes_the_same_features_as_the_bundle(glyphs, run, tmp_path):
-    export_run(run, tmp_path / "bundle", rank_world(), onnx=True)
-    recipe = RunFolder(run).load_recipe()
-    inputs, _ = held_out(glyphs, recipe)
-    with Bundle.open(tmp_path / "bundle") as bundle, torch.no_grad():
-        bundle.verify()
-        assert bundle.has_onnx
-        found, expected = (
-            bundle.load_onnx_backbone(threads=1)(inputs),
-            bundle.load_backbone()(inputs),
-        )
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
-
-
-def test_the_error_for_a_run_without_evaluation_contains_the_fix(run, tmp_path):
-    for path in RunFolder(run).evaluations.iterdir():
-        path.unlink()
-    with pytest.raises(FileNotFoundError, match="run `kway eval` on the run first"):
-        export_run(run, tmp_path / "bundle", rank_world())
-    assert names(tmp_path) == {"run"}
 
 
 def test_a_failed_export_leaves_no_new_files_and_an_intact_old_bundle(finished, run, tmp_path):

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from data.images.config import ImageConfig
-from tests.tiny_bundle import tiny_text_backbone, tiny_tokenizer
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
 from trainer.backbone.folding import fold_batch_norms
@@ -68,13 +67,3 @@ def test_a_batch_norm_that_is_applied_before_the_convolution_is_kept() -> None:
         fold_batch_norms(backbone, pixels())
         torch.testing.assert_close(backbone(pixels()), expected)
     assert isinstance(backbone.encoder.norm, nn.BatchNorm2d)
-
-
-def test_a_text_backbone_is_unchanged() -> None:
-    backbone = tiny_text_backbone()
-    tokens = torch.tensor(tiny_tokenizer().encode(["a cat"]))
-    inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    before = backbone(inputs)
-    fold_batch_norms(backbone, inputs)
-    assert torch.equal(backbone(inputs), before)
-    assert not backbone.channels_last

@@ -67,14 +67,3 @@ def test_preprocessing_equals_that_of_the_original_processor(name, tmp_path):
         found = bundle_logits(tmp_path / "bundle", [file])
         scale = float(np.abs(expected).max())
         assert found == pytest.approx(expected, abs=1e-5 * scale), kind
-
-
-def test_gray_images_are_imported(tmp_path):
-    processor = type(IMAGE_PROCESSORS["stretched"])(
-        size={"height": 32, "width": 32}, image_mean=[0.5], image_std=[0.25], resample=3
-    )
-    model = save_image_classifier(tmp_path / "model", "vit", processor, num_channels=1)
-    import_classifier(str(tmp_path / "model"), tmp_path / "bundle", ImportOptions())
-    files = [file for name, file in image_files("L").items() if name.endswith("png")]
-    expected = original_logits(model, processor, files)
-    assert bundle_logits(tmp_path / "bundle", files) == pytest.approx(expected, abs=1e-5)

@@ -6,14 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from serving.model import Model
 from tests.hub import serve_model
 from tests.system.processes import environment
 from tests.trainer.tiny_classifiers import (
@@ -55,51 +53,6 @@ def test_rows_biases_and_names_of_the_classifier_become_those_of_the_classes(tmp
         assert bundle.spec.recalls == ()
 
 
-def test_the_bundle_contains_neither_the_classifier_nor_its_number_of_classes(tmp_path):
-    save_text_classifier(tmp_path / "model", "roberta")
-    imported(tmp_path / "model")
-    config = json.loads((tmp_path / "bundle/encoder/config.json").read_text())
-    assert len(config["id2label"]) == 1
-    stored = load_file(tmp_path / "bundle/backbone.safetensors")
-    assert "encoder.classifier.dense.weight" in stored
-    assert not any("out_proj" in name for name in stored)
-
-
-def test_a_model_without_a_bias_has_no_bias(tmp_path):
-    save_text_classifier(tmp_path / "model", "llama")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert not bundle.spec.bias
-
-
-def test_multi_label_models_are_imported_as_binary_classifiers(tmp_path):
-    save_text_classifier(tmp_path / "model", problem_type="multi_label_classification")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert (bundle.spec.loss.kind, bundle.spec.loss.aligned) == ("bce", True)
-
-
-def test_weights_in_half_precision_are_imported_in_float32(tmp_path):
-    model = save_image_classifier(tmp_path / "model")
-    model.half().save_pretrained(tmp_path / "model")
-    imported(tmp_path / "model")
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert next(bundle.load_backbone().parameters()).dtype == torch.float32
-        assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1].float())
-
-
-def test_class_names_can_be_replaced(tmp_path):
-    save_image_classifier(tmp_path / "model")
-    file = tmp_path / "names.txt"
-    file.write_text("a\nb\nc\nd\ne\n")
-    imported(tmp_path / "model", class_names=file)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        assert list(bundle.names.names) == list("abcde")
-    file.write_text("a\nb\n")
-    with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
-        imported(tmp_path / "model", class_names=file, force=True)
-
-
 def test_a_classifier_whose_hidden_size_equals_the_number_of_classes_is_imported(tmp_path):
     names = dict(enumerate("abcdefghijklmnop"))
     for kind in ("electra", "roberta"):
@@ -127,14 +80,6 @@ def only_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def no_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
 def no_processor(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
 
@@ -154,10 +99,6 @@ def no_crop(folder: Path) -> None:
     type(IMAGE_PROCESSORS["stretched"])(size={"shortest_edge": 32}).save_pretrained(folder)
 
 
-def wide_input(folder: Path) -> None:
-    type(IMAGE_PROCESSORS["stretched"])(size={"height": 32, "width": 64}).save_pretrained(folder)
-
-
 def huge_images(folder: Path) -> None:
     size = {"height": 100_000, "width": 100_000}
     type(IMAGE_PROCESSORS["stretched"])(size=size).save_pretrained(folder)
@@ -174,27 +115,19 @@ def large_names(folder: Path) -> None:
 
 REJECTED: list[tuple[Callable[[Path], object], str]] = [
     (only_pickle, "pytorch_model.bin, a pickle, which kway does not read: convert it with `python"),
-    (no_weights, "has no .*safetensors file"),
-    (no_config, "has no config.json"),
     (no_processor, "has no image processor"),
     (no_classifier_weights, "no trained weights for classifier.weight of ViTForImage"),
     (damaged_weights, "the weights of ViTForImageClassification cannot be loaded"),
     (no_crop, "its image processor ViTImageProcessor.* cannot"),
-    (wide_input, "its image processor ViTImageProcessor.* cannot"),
     (huge_images, "has sides over 4096 pixels"),
     (nested_config, "config.json does not describe"),
-    (lambda folder: (folder / "config.json").write_text("[]"), "config.json does not describe"),
     (lambda folder: edit_config(folder, hidden_size="wide"), "config.json does not describe"),
-    (lambda folder: edit_config(folder, hidden_size=24), "ViTForImageClassification"),
-    (lambda folder: edit_config(folder, id2label={"0": "only one"}), "regression|cannot be loaded"),
-    (lambda folder: edit_config(folder, id2label=["a"] * 5), "config.json does not describe"),
     (large_names, "vocab.json .*over the limit"),
     (lambda folder: edit_config(folder, problem_type="regression"), "is a regression model"),
     (
         lambda folder: edit_config(folder, id2label={"0": "a"}, num_labels=1),
         "If its output was trained with a sigmoid, set problem_type",
     ),
-    (lambda folder: edit_config(folder, model_type="of-tomorrow"), "config.json does not describe"),
     (
         lambda folder: edit_config(folder, architectures=["ViTForMaskedImageModeling"]),
         "ViTForMaskedImageModeling is not a classifier",
@@ -209,11 +142,9 @@ def test_a_model_that_cannot_be_imported_is_rejected_in_one_line(
 ):
     save_image_classifier(tmp_path / "model")
     spoil(tmp_path / "model")
-    with pytest.raises((ValueError, OSError), match=reason):
-        imported(tmp_path / "model")
-    capsys.readouterr()
     assert kway("import", tmp_path / "model", "-o", tmp_path / "bundle") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(reason, line), line
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -221,13 +152,6 @@ def test_weights_over_the_limit_are_rejected_before_they_are_read(tmp_path):
     save_image_classifier(tmp_path / "model")
     with pytest.raises(ValueError, match="over the limit of 1e-06: raise --max-gib"):
         imported(tmp_path / "model", max_gib=1e-6)
-
-
-@pytest.mark.parametrize("name", ["model.bin", "checkpoint.pth", "softmax.pt"])
-def test_a_pickle_is_rejected_with_a_way_to_convert_it(name, tmp_path):
-    (tmp_path / name).write_bytes(b"not read")
-    with pytest.raises(ValueError, match="is a pickle, which kway does not read: save the model"):
-        imported(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -244,16 +168,6 @@ def test_models_with_two_classifiers_are_rejected(kind, architecture, tmp_path, 
     monkeypatch.setitem(IMAGE_MODELS, kind, fields)
     save_image_classifier(tmp_path / "model", kind, IMAGE_PROCESSORS["64 pixels"])
     with pytest.raises(ValueError, match=architecture):
-        imported(tmp_path / "model")
-
-
-def test_an_encoder_decoder_is_rejected(tmp_path, monkeypatch):
-    from tests.trainer.tiny_classifiers import TEXT_MODELS
-
-    fields = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1}
-    monkeypatch.setitem(TEXT_MODELS, "bart", fields)
-    save_text_classifier(tmp_path / "model", "bart")
-    with pytest.raises(ValueError, match="is an encoder-decoder"):
         imported(tmp_path / "model")
 
 
@@ -283,36 +197,23 @@ def test_a_timm_model_cannot_name_files_or_the_hub():
             check_timm(TimmWrapperConfig(**options))
 
 
-def run_with_hub(code: str, folder: Path, endpoint: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process, because huggingface_hub reads its environment on import."""
-    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment(), **hub},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-def building(weights: str) -> str:
-    return f"""
+# The process imports a model from the hub and waits until the hub is gone. Then it prints errors
+# for a model and a tokenizer that are not cached.
+USES_OF_THE_HUB = """
+from pathlib import Path
+from data.text.tokenizer import open_tokenizer
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import BackboneConfig
-named = BackboneConfig(name='team/animals', weights={weights!r})
-print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
-"""
-
-
-IMPORTING = """
-from pathlib import Path
 from trainer.importing.classifier import ImportOptions, import_classifier
+
+def print_weights():
+    named = BackboneConfig(name='team/animals', weights='pretrained')
+    print(sum(float(p.sum()) for p in build_backbone(named, image=None).parameters()))
+
 import_classifier('hub:team/animals', Path({out!r}), ImportOptions())
-"""
-# Prints the errors for a model and a tokenizer that are not cached.
-UNKNOWN = """
-from data.text.tokenizer import open_tokenizer
+print_weights()
+input()
+print_weights()
 for name in ('backbone', 'tokenizer'):
     try:
         if name == 'tokenizer':
@@ -331,36 +232,28 @@ def test_a_model_on_the_hub_is_downloaded_without_its_pickles_and_used_without_a
         (tmp_path / "model" / name).write_bytes(b"never read")
     out = tmp_path / "bundle"
     with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        code = IMPORTING.format(out=str(out)) + building("pretrained")
-        first = run_with_hub(code, tmp_path, endpoint)
-    assert first.returncode == 0, first.stderr
+        # huggingface_hub reads its environment on import.
+        hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "0"}
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", USES_OF_THE_HUB.format(out=str(out))],
+            env={**environment(), **hub},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        online = process.stdout.readline()
+    offline, errors = process.communicate("the hub is gone\n", timeout=120)
+    assert process.returncode == 0, errors
     assert set(downloaded) == {"config.json", "model.safetensors", "preprocessor_config.json"}
     with Bundle.open(out) as bundle:
         assert torch.equal(bundle.rows([1]).rows[0], model.classifier.weight[1])
-    with socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # without `listen`, connections are refused
-        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        offline = run_with_hub(building("pretrained") + UNKNOWN, tmp_path, endpoint)
-    assert offline.returncode == 0, offline.stderr
-    assert "Retrying" not in offline.stderr
-    weights, of_backbone, of_tokenizer = offline.stdout.splitlines()
-    assert weights == first.stdout.splitlines()[-1]
+    assert "Retrying" not in errors
+    weights, of_backbone, of_tokenizer = offline.splitlines()
+    assert weights == online.strip()
     assert re.search(r"hf download team/others .*set backbone.name=FOLDER", of_backbone)
     assert re.search(r"hf download team/others .*set data.text.tokenizer=FOLDER", of_tokenizer)
-
-
-@pytest.mark.slow
-def test_without_a_network_a_model_whose_weights_are_not_cached_is_rejected_at_once(tmp_path):
-    """transformers would request the weights in spite of `local_files_only`."""
-    save_image_classifier(tmp_path / "model")
-    with serve_model("team/animals", tmp_path / "model") as (endpoint, downloaded):
-        online = run_with_hub(building("random"), tmp_path, endpoint)
-    assert online.returncode == 0, online.stderr
-    assert set(downloaded) == {"config.json"}
-    offline = run_with_hub(building("pretrained"), tmp_path, endpoint)
-    assert offline.returncode != 0
-    assert "Retrying" not in offline.stderr
-    assert "hf download team/animals " in offline.stderr.splitlines()[-1]
 
 
 def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
@@ -368,9 +261,13 @@ def test_an_unknown_name_on_the_hub_is_rejected(tmp_path, kway: Kway, capsys):
     assert "hub:not a name was not found on the hub" in capsys.readouterr().err
 
 
-def test_the_backbone_can_also_be_exported_to_onnx(tmp_path):
+def test_class_names_can_be_replaced(tmp_path):
     save_image_classifier(tmp_path / "model")
-    imported(tmp_path / "model", onnx=True)
-    model = Model.open(tmp_path / "bundle")
-    assert model.engine == "onnxruntime"
-    model.self_check()
+    file = tmp_path / "names.txt"
+    file.write_text("a\nb\nc\nd\ne\n")
+    imported(tmp_path / "model", class_names=file)
+    with Bundle.open(tmp_path / "bundle") as bundle:
+        assert list(bundle.names.names) == list("abcde")
+    file.write_text("a\nb\n")
+    with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
+        imported(tmp_path / "model", class_names=file, force=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from serving.answer import make_query
@@ -24,7 +23,6 @@ from tests.tiny_bundle import (
 from trainer.backbone import onnx_backbone
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
-from trainer.bundle.bundle import Bundle
 
 
 def of_images(path: Path) -> Path:
@@ -106,21 +104,6 @@ def test_an_onnx_backbone_with_different_results_is_rejected_and_leaves_no_bundl
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_exported_model_does_not_depend_on_training_settings(
-    tmp_path: Path,
-) -> None:
-    backbone = tiny_backbone().train()
-    backbone.precision, backbone.channels_last = torch.bfloat16, True
-    write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
-    assert backbone.training
-    assert backbone.precision is torch.bfloat16
-    inputs = {"pixel_values": torch.randint(0, 256, (3, 1, 16, 16), dtype=torch.uint8)}
-    with torch.no_grad():
-        wanted = tiny_backbone()(inputs)
-    found = OnnxBackbone(tmp_path / "b.onnx", threads=1)(inputs)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-
-
 def test_a_network_that_cannot_be_exported_raises_a_one_line_error(tmp_path: Path) -> None:
     class Branching(Backbone):
         def _pooled(self, output: object, mask: Tensor | None) -> Tensor:
@@ -131,23 +114,3 @@ def test_a_network_that_cannot_be_exported_raises_a_one_line_error(tmp_path: Pat
     with pytest.raises(ValueError, match="ONNX") as caught:
         write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
     assert "\n" not in str(caught.value)
-
-
-def test_the_error_for_a_corrupted_onnx_backbone_names_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "backbone.onnx"
-    for content in (b"", b"no protobuf" * 9):
-        file.write_bytes(content)
-        with pytest.raises(ValueError, match=r"backbone\.onnx"):
-            OnnxBackbone(file, threads=1)
-
-
-def test_an_engine_that_the_bundle_does_not_support_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="requires device cpu"):
-        Model(Bundle.open(write(tmp_path / "b")), engine="onnxruntime")
-
-
-def test_a_missing_gpu_raises_an_error(bundles: dict[str, Path]) -> None:
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    with pytest.raises(ValueError, match="device is cuda"):
-        Model.open(bundles["images"], device="cuda")

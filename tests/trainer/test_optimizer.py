@@ -14,7 +14,6 @@ from trainer.optimizers import (
     LAMB,
     SGD,
     AdamW,
-    HeadOptions,
     build_head_optimizer,
     build_optimizer,
 )
@@ -109,28 +108,6 @@ def test_weight_decay_applies_to_matrices_and_the_head_but_not_to_vectors(config
     assert any(before[name].any() for name in before.keys() - decayed)
 
 
-@pytest.mark.parametrize("config", DECAYING)
-def test_the_head_can_have_its_own_learning_rate_and_weight_decay(config):
-    network = model()
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    for parameter in network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    own = HeadOptions(lr=0.25, weight_decay=0.4)
-    step_all(config.model_copy(update={"head": own}), network)
-    for name, share in {"linear.weight": 0.95, "head.weight": 0.9, "head.bias": 0.9}.items():
-        torch.testing.assert_close(network.get_parameter(name).detach(), share * before[name])
-
-
-def test_lamb_decays_the_bias_of_the_head_but_does_not_scale_its_step():
-    head = ClassHead(4, 6, CrossEntropy(), init_std=1.0)
-    head.bias.data.fill_(2.0)
-    optimizer = build_head_optimizer(LAMB(lr=0.5, weight_decay=0.1), head)
-    for parameter in head.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    torch.testing.assert_close(head.bias.detach(), torch.full((6,), 0.95 * 2.0))
-
-
 def backbone_parameters(network: nn.Module) -> list[nn.Parameter]:
     return [
         parameter
@@ -172,22 +149,3 @@ def test_lamb_equals_algorithm_2_of_the_paper():
         optimizer.step()
     torch.testing.assert_close(weight.detach(), expected[0])
     torch.testing.assert_close(bias.detach(), expected[1])
-
-
-SGD_OPTIONS = {"lr": 0.3, "momentum": 0.7, "nesterov": True, "weight_decay": 0.02}
-ADAMW_OPTIONS = {"lr": 0.3, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.03}
-
-
-@pytest.mark.parametrize(
-    ("config", "kind", "options"),
-    [
-        (SGD(**SGD_OPTIONS), torch.optim.SGD, SGD_OPTIONS),
-        (AdamW(**ADAMW_OPTIONS), torch.optim.AdamW, ADAMW_OPTIONS),
-    ],
-)
-def test_every_option_is_passed_to_the_torch_optimizer(config, kind, options: dict[str, Any]):
-    optimizer = build_optimizer(config, backbone_parameters(model()))
-    assert type(optimizer) is kind
-    matrices, vectors = optimizer.param_groups
-    assert {name: matrices[name] for name in options} == options
-    assert {name: vectors[name] for name in options} == options | {"weight_decay": 0.0}

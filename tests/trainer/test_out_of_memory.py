@@ -64,15 +64,6 @@ def test_other_errors_are_not_treated_as_out_of_memory(error: Exception) -> None
     assert not is_out_of_memory(error)
 
 
-def test_the_message_contains_the_requested_memory() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(3 * 2**58, dtype=torch.uint8)
-    line = advice(caught.value, _recipe(), _CPU)
-    assert line.startswith(
-        "the machine ran out of memory: an allocation of 8.05e+08 GiB failed; try "
-    )
-
-
 def test_settings_of_the_head_are_suggested_for_an_error_in_the_head() -> None:
     vectors, row = torch.ones(2, 1).expand(2, 2**45), torch.tensor([0])
     with pytest.raises(RuntimeError) as caught:
@@ -161,22 +152,6 @@ def test_settings_in_use_are_not_suggested() -> None:
     )
 
 
-def test_more_ranks_are_suggested_if_no_setting_is_left_to_change() -> None:
-    recipe = _recipe(
-        train__global_batch=1,
-        train__precision="bf16",
-        train__activation_checkpointing=True,
-        train__strategy={"kind": "fsdp"},
-        head__memory_mib=1,
-    )
-    assert "use more ranks or a smaller backbone" in advice(_cuda_error(), recipe, _CUDA)
-
-
-def test_a_zero_stage_incompatible_with_lamb_is_not_suggested() -> None:
-    recipe = _recipe(optimizer={"kind": "lamb"}, train__strategy={"kind": "deepspeed", "stage": 0})
-    assert "train.strategy.kind=fsdp" in advice(_cuda_error(), recipe, _CUDA)
-
-
 def test_expandable_segments_are_suggested_first_for_fragmented_memory() -> None:
     line = advice(_cuda_error(reserved="7.00 GiB"), _recipe(), _CUDA)
     assert "try the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True, then" in line
@@ -185,13 +160,6 @@ def test_expandable_segments_are_suggested_first_for_fragmented_memory() -> None
 def test_running_out_of_host_memory_in_a_cuda_run_suggests_fewer_loader_workers_first() -> None:
     line = advice(MemoryError(), _recipe(data__workers=8), _CUDA)
     assert line.startswith("the machine ran out of memory: MemoryError; try data.workers=4")
-
-
-def test_every_suggested_change_gives_a_valid_recipe() -> None:
-    line = advice(_cuda_error(), _recipe(), _CUDA)
-    for change in line.partition("try ")[2].split(", then "):
-        key, value = change.split("=")
-        _recipe(**{key.replace(".", "__"): value})
 
 
 def test_options_of_kway_eval_are_suggested_for_an_evaluation() -> None:

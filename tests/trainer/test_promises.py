@@ -72,11 +72,6 @@ def test_the_guaranteed_rank_is_the_largest_that_satisfies_the_binomial_bound(re
         assert num[rank > 0].min() == least
 
 
-def test_the_documented_minimum_numbers_of_samples():
-    found = [[least_positives(r, c) for c in (0.8, 0.9, 0.95, 0.99)] for r in (0.9, 0.99, 0.999)]
-    assert found == [[16, 22, 29, 44], [161, 230, 299, 459], [1609, 2302, 2995, 4603]]
-
-
 def test_intervals_equal_those_of_scipy():
     for hits, num in ((0, 4), (3, 7), (9, 9), (40, 200)):
         result = stats.binomtest(hits, num)
@@ -118,8 +113,9 @@ def test_ties_and_discrete_scores_keep_the_guarantee():
     assert share >= 0.9 - Z * standard_error(0.9, num_classes)
 
 
-@pytest.mark.parametrize("num_samples", [(1, 6), (8, 20), (0, 40)])
-@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@pytest.mark.parametrize(
+    ("num_samples", "tails"), [((1, 6), "normal"), ((8, 20), "heavy"), ((0, 40), "normal")]
+)
 def test_the_intervals_of_shrunk_thresholds_cover_the_pass_rates_of_most_classes(
     num_samples, tails
 ):
@@ -191,28 +187,6 @@ def test_thresholds_of_tiny_sets_are_finite_and_reached(scores):
     promises = make_promises(np.array(scores), labels, np.zeros(3, np.int64), (0.5, 1.0), 0.9)
     assert np.isfinite(promises.thresholds).all()
     assert (min(scores) >= promises.thresholds[:, 1]).all()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"recalls": (0.9, 0.0)}, "recall is 0.0"),
-        ({"confidence": 1.0}, "confidence is 1.0"),
-        ({"labels": np.array([0, 3])}, "pass labels from 0 to 2"),
-        ({"scores": np.array([1.0, np.inf])}, "not finite"),
-        ({"scores": np.array([1.0])}, "one score and one label"),
-    ],
-)
-def test_invalid_labeled_sets_are_rejected(changes, message):
-    valid = {
-        "scores": np.array([1.0, 2.0]),
-        "labels": np.array([0, 1]),
-        "groups": np.zeros(3, np.int64),
-        "recalls": (0.9,),
-        "confidence": 0.9,
-    }
-    with pytest.raises(ValueError, match=message):
-        make_promises(**{**valid, **changes})
 
 
 def test_classes_of_a_tree_are_grouped_by_the_lowest_subtree_with_enough_classes():

@@ -105,19 +105,9 @@ def test_a_mapping_without_a_kind_gets_the_default_kind(tmp_path):
     assert recipe.head.weights.kind == "dense"
 
 
-def test_a_duration_override_replaces_the_unit(tmp_path):
-    path = recipe_file(tmp_path, MINIMAL + "train: {duration: {epochs: 2}}\n")
-    assert load_recipe(path, ["train.duration.steps=3"]).train.duration == Duration(steps=3)
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("head.loss.gama=1", r"head\.loss\.gama is not a known key"),
-        (
-            "optimizer.learning_rte=1",
-            r"optimizer\.learning_rte is not a known key: known keys: .*lr",
-        ),
         (
             "optimizer.momentun=1",
             r"optimizer\.momentun is not a known key: did you mean momentum\?",
@@ -127,17 +117,10 @@ def test_a_duration_override_replaces_the_unit(tmp_path):
             "head.loss.kind=batch_cee",
             r"head\.loss\.kind is 'batch_cee': did you mean batch_ce\? choose one of ce, batch_ce",
         ),
-        ("head.loss.kind=CE", r"head\.loss\.kind is 'CE': did you mean ce\? choose one of ce"),
-        ("head.loss.kind=xyz", r"head\.loss\.kind is 'xyz': choose one of ce, batch_ce"),
         ("optimizer.lr=-1", r"optimizer\.lr: .*greater than 0, got -1"),
         ("train.duration={steps: 1, epochs: 1}", r"exactly one of steps, epochs, samples"),
-        ("data.image.mean=[0.5]", r"data\.image: mean and std require 3 numbers"),
-        ("evaluation.topk=[]", r"evaluation\.topk: "),
         ("evaluation.recalls=[1.5]", r"evaluation\.recalls\.0: .*less than or equal to 1"),
         ("checkpoint.every.steps=0", r"an interval must be longer than 0"),
-        ("train.duration.epochs=.inf", r"train\.duration\.epochs: .*finite"),
-        ("data.augment.crop_area=[-1,2]", r"crop_area is \[-1\.0, 2\.0\]"),
-        ("data.image.std=[0,1,1]", r"std must be positive"),
         ("seed", r"override 'seed' is not of the form key=value"),
         ("seed=[", r"override 'seed=\[' is not valid YAML"),
         (
@@ -162,16 +145,8 @@ def test_an_invalid_override_raises_a_one_line_error_with_the_key_and_the_fix(
             r"train\.global_batch is 1, but head\.loss batch_ce .*global_batch to 2 or more",
         ),
         (
-            ["head.loss.kind=batch_max_margin", "train.global_batch=1"],
-            r"train\.global_batch is 1, but head\.loss batch_max_margin compares ",
-        ),
-        (
             ["head={weights: {kind: factored}, loss: {kind: ce}, bias: false}"],
             r"head: factored weights do not support ce: set weights\.kind=dense, or set loss\.kind",
-        ),
-        (
-            ["head={weights: {kind: factored}, loss: {kind: quadratic}, bias: true}"],
-            r"head: factored weights do not support a bias: set bias=false",
         ),
         (
             [
@@ -180,10 +155,6 @@ def test_an_invalid_override_raises_a_one_line_error_with_the_key_and_the_fix(
             ],
             r"head\.weights\.kind=factored requires plain SGD: set optimizer\.kind=sgd",
         ),
-        (
-            ["head.loss.kind=hierarchical_softmax"],
-            r"head: hierarchical_softmax needs a tree .*set weights\.kind=vtree",
-        ),
     ],
 )
 def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
@@ -191,12 +162,6 @@ def test_conflicting_keys_raise_a_one_line_error(overrides, message, tmp_path):
     with pytest.raises(ValueError, match=rf"^recipe {path}: {message}") as caught:
         load_recipe(path, overrides)
     assert "\n" not in str(caught.value)
-
-
-def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
-    path = recipe_file(tmp_path)
-    load_recipe(path, ["head.loss.kind=batch_ce", "train.global_batch=2"])
-    load_recipe(path, ["head.loss.kind=ce", "train.global_batch=1"])
 
 
 @pytest.mark.parametrize(
@@ -211,11 +176,6 @@ def test_a_coupling_loss_needs_two_rows_and_other_losses_need_one(tmp_path):
 def test_an_invalid_file_is_reported(text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         load_recipe(recipe_file(tmp_path, text))
-
-
-def test_a_missing_recipe_is_reported(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nothing\.yaml does not exist"):
-        load_recipe(tmp_path / "nothing.yaml")
 
 
 @pytest.mark.parametrize(

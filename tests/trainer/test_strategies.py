@@ -77,7 +77,6 @@ def checkpoints(glyphs, tmp_path_factory) -> tuple[Path, dict[int, Trained]]:
     [
         (1, 3, 1, [0, 4, 6]),
         (6, 2, None, [1, 3, 5]),
-        (4, 4, 2, [0, 6, 7]),
         (7, 2, 1, [1, 5]),
     ],
 )

@@ -37,17 +37,6 @@ def test_the_time_of_an_inner_phase_is_not_added_to_the_outer_phase():
     assert sum(taken.values()) <= passed
 
 
-def test_take_resets_the_sums_and_includes_the_open_phase():
-    phases = Phases(CPU)
-    with phases("data"):
-        time.sleep(SLEEP_SECONDS)
-        first = phases.take()
-        second = phases.take()
-    assert first["data"] >= SLEEP_SECONDS > second["data"] >= 0
-    assert phases.take()["data"] < SLEEP_SECONDS
-    assert phases.take() == {}
-
-
 def test_the_busy_time_excludes_collectives_and_parts_of_a_step_that_contain_them():
     phases = Phases(CPU)
     with phases("backward"):
@@ -93,36 +82,6 @@ def test_waiting_for_a_slow_rank_is_not_busy_time(glyphs: Path):
     fast, slow = run_on_ranks(2, busy_seconds_of_two_steps, glyphs, cases)
     for case, mine, others in zip(cases, fast, slow, strict=True):
         assert mine < others - SLOW_SECONDS, case
-
-
-def interrupted(phases: Phases) -> None:
-    with phases("communication"):
-        assert phases.current == "communication"
-        raise KeyError
-
-
-def test_the_current_phase_is_the_innermost_one_and_an_error_ends_it():
-    phases = Phases(CPU)
-    assert phases.current is None
-    with phases("backward"):
-        with pytest.raises(KeyError):
-            interrupted(phases)
-        assert phases.current == "backward"
-    assert phases.current is None
-
-
-def test_the_time_of_an_evaluation_includes_its_inner_phases():
-    phases = Phases(CPU)
-    with phases("evaluation"), phases("forward"), phases("communication"):
-        assert phases.current == "communication"
-    with phases("forward"):
-        pass
-    assert phases.take().keys() == {"evaluation", "forward"}
-
-
-def test_an_unknown_phase_is_rejected():
-    with pytest.raises(AssertionError, match="lunch"), Phases(CPU)("lunch"):  # type: ignore[arg-type]
-        pass
 
 
 def collectives_on_a_rank() -> tuple[list[tuple[str, str | None]], set[str], bool]:

@@ -14,16 +14,6 @@ import pytest
 
 from tests.ranks import forked
 from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
-from trainer.telemetry.progress import line_of
-
-LARGE = {
-    "loss": 12.3456,
-    "learning_rate": 0.05,
-    "samples_per_second": 123_456,
-    "data_wait_ratio": 0.123,
-    "memory": {"resident": 71_200 << 20},
-    "mfu": 0.456,
-}
 
 
 def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch):
@@ -42,23 +32,6 @@ def test_output_to_a_file_is_plain_unwrapped_lines(tmp_path, capsys, monkeypatch
     assert second.rstrip() == long.rstrip()
 
 
-def test_numbers_are_printed_rounded_and_with_units():
-    assert line_of(LARGE, 45_296) == (
-        "loss 12.3456  lr 5.00e-02  123456 samples/s  data wait 12%  MFU 46%  69.5 GiB  "
-        "ETA 12:34:56"
-    )
-    small = {**LARGE, "samples_per_second": 0.25, "memory": {"resident": 800 << 20}}
-    del small["mfu"]
-    assert line_of(small, 9e5).endswith("0.25 samples/s  data wait 12%  800 MiB  ETA 10d10h")
-
-
-@pytest.mark.parametrize("columns", [80, 110, 120])
-def test_large_numbers_leave_space_for_the_bar(columns):
-    text = f"step 450000/450450 {line_of(LARGE, 45_296, columns)}"
-    assert len(text) + len(" ━━━━━") <= columns
-    assert ("MFU" in text) == (columns > 80)
-
-
 def report_on_terminal(terminal: str, folder: Path) -> None:
     """Report a run of 100 steps from a process whose standard streams are `terminal`."""
     opened = os.open(terminal, os.O_RDWR)
@@ -72,7 +45,7 @@ def report_on_terminal(terminal: str, folder: Path) -> None:
             if report.is_due(step):
                 report.step(step, **NUMBERS)
             if step == 60:
-                report.committed([folder / "step-00000060"])
+                report.event("checkpoint", 60, f"checkpoint {folder / 'step-00000060'}")
 
 
 def shown_on_a_terminal(columns: int, folder: Path) -> tuple[int | None, str]:

@@ -7,7 +7,7 @@ import pytest
 
 from data.extras import install_command
 from tests.trainer.telemetry_reports import NUMBERS, records, telemetry
-from trainer.telemetry.tensorboard import check_tensorboard
+from trainer.telemetry.telemetry import check_tensorboard
 
 events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -45,12 +45,6 @@ def test_a_resumed_run_writes_each_step_once(tmp_path):
     scalars = written_scalars(tmp_path)
     assert scalars["loss"] == [(step, 7.0 if step <= 4 else 8.0) for step in range(1, 8)]
     assert [step for step, _ in scalars["evaluation/top1"]] == [7]
-
-
-def test_other_ranks_write_nothing(tmp_path):
-    with telemetry(tmp_path, rank=1, tensorboard=True) as report:
-        report.step(1, **NUMBERS)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_raises_a_one_line_error_with_the_fix(monkeypatch):

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import _dynamo as dynamo
 
 from tests.ranks import run_on_ranks
 from tests.trainer.training import full_entries, images, share, started, take_steps
-from trainer.backbone.blocks import compile_blocks
 from trainer.config import EmaConfig
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
@@ -76,28 +74,6 @@ def test_an_option_does_not_change_the_results(cases, glyphs):
             assert_equal_results(found, expected, str(case))
 
 
-@pytest.mark.parametrize(
-    "option", ["activation_checkpointing", pytest.param("compile", marks=pytest.mark.slow)]
-)
-def test_an_option_does_not_change_the_results_in_one_process(option, glyphs):
-    changes = {"train__micro_batches": 2, "head__loss__kind": "batch_ce"}
-    found = trained(glyphs, {**changes, f"train__{option}": True})
-    assert_equal_results(found, trained(glyphs, changes), option)
-
-
-def test_more_block_shapes_than_the_recompile_limit_are_all_compiled():
-    """By default, torch stops after 8 shapes and silently runs the rest uncompiled."""
-    widths = range(4, 13)
-    encoder = torch.nn.Sequential()
-    encoder.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for width in widths)
-    limit = dynamo.config.recompile_limit
-    with dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit):
-        compile_blocks(encoder)
-        for width, block in zip(widths, encoder.layers, strict=True):
-            block(torch.ones(2, width))
-    dynamo.reset()
-
-
 HALF_PRECISION = [
     {"train__precision": precision, "train__strategy": strategy}
     for precision in ("bf16", "fp16")
@@ -139,11 +115,6 @@ def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
         assert rank[0][0] == rank[1][0]  # with and without activation checkpointing
 
 
-def test_bf16_weights_require_bf16_precision(glyphs):
-    with pytest.raises(ValueError, match=r"train\.precision is fp16, but .*param_dtype=bf16"):
-        started(glyphs, train__precision="fp16", train__strategy=BF16_WEIGHTS)
-
-
 def test_the_scale_does_not_change_the_gradients(glyphs):
     norms = []
     for scale in (1.0, 2.0**12):
@@ -176,12 +147,6 @@ def test_a_moving_average_follows_its_closed_form():
         average.update({"w": torch.full((2,), float(step))}, step=step)
         expected = 0.75 * expected + 0.25 * step
     torch.testing.assert_close(average.averages["w"], torch.full((2,), expected))
-
-
-def test_the_warmup_of_a_moving_average_lowers_the_decay():
-    average = MovingAverage(EmaConfig(decay=0.9999), {"w": torch.zeros(1)})
-    assert average.decay_at(1) == pytest.approx(2 / 11)
-    assert average.decay_at(10**6) == 0.9999
 
 
 def averaged_features(shards: Path, changes: dict[str, Any]) -> list[np.ndarray]:
@@ -221,50 +186,3 @@ def test_averages_replace_the_weights_inside_the_context(glyphs):
             np.testing.assert_array_equal(found[2], found[0], err_msg=str(case))
             for got, want in zip(found, expected, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5, err_msg=str(case))
-
-
-def nan_step(shards: Path, changes: dict[str, Any]) -> tuple[str, list[float]]:
-    """Run a step whose loss is NaN because of one rank, and the steps that follow it."""
-    task = started(shards, **changes)
-    before = take_steps(task, 1)
-    weights = full_entries(task)
-    batch = share(task)
-    if task.world.rank == task.world.size - 1:
-        task.backbone.std.zero_()
-    message = ""
-    try:
-        compute_gradients(task, batch, step=2)
-    except FloatingPointError as error:
-        message = str(error)
-    task.backbone.std.fill_(0.25)
-    for name, value in full_entries(task).items():
-        if "running" not in name and "num_batches" not in name:
-            np.testing.assert_array_equal(value, weights[name], err_msg=name)
-    after = take_steps(task, 2, first=3)
-    task.strategy.close()
-    return message, [*before, *after]
-
-
-@pytest.mark.parametrize(
-    ("ranks", "strategies"),
-    [
-        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
-        (3, [{"kind": "ddp"}, {"kind": "deepspeed", "stage": 3}]),
-    ],
-)
-def test_a_skipped_step_does_not_change_the_weights(ranks, strategies, glyphs):
-    common = {"train__micro_batches": 2, "backbone__batch_norm": "frozen"}
-    expected = {
-        loss: take_steps(started(glyphs, **common, head__loss__kind=loss), 3)
-        for loss in ("ce", "batch_ce")
-    }
-    cases = [
-        {**common, "head__loss__kind": loss, "train__strategy": strategy}
-        for loss in expected
-        for strategy in strategies
-    ]
-    for rank in run_on_ranks(ranks, each, nan_step, glyphs, cases):
-        for case, (message, losses) in zip(cases, rank, strict=True):
-            assert f"the loss is NaN; on rank {ranks - 1}" in message, case
-            expected_losses = expected[case["head__loss__kind"]]
-            np.testing.assert_allclose(losses, expected_losses, rtol=1e-4, err_msg=str(case))

@@ -103,10 +103,6 @@ def rank_1_sleeps_before_its_group(rank: int, watchdog: Watchdog, phase: Phase) 
     dist.all_reduce(torch.ones(2), group=group)
 
 
-def unrecorded(rank: int, watchdog: Watchdog, phase: Phase) -> None:
-    raise AssertionError("the run started without the flight recorder")
-
-
 def rank_1_stops_under_ddp(rank: int, watchdog: Watchdog, phase: Phase) -> None:
     _train_network(rank, DistributedDataParallel(torch.nn.Linear(4, 4)))
 
@@ -131,7 +127,7 @@ def _rank_main(
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    os.environ.update(TORCH_FR_BUFFER_SIZE="0" if act is unrecorded else "256")
+    os.environ.update(TORCH_FR_BUFFER_SIZE="256")
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     phase = Phase()
     try:
@@ -165,12 +161,11 @@ DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
 FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
 SHORT_TIMEOUT = Case(rank_1_stops, stopped=1, group_seconds=1)
 DIES = Case(rank_1_dies)
-UNRECORDED = Case(unrecorded, size=2)
 # The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
-    [SHORT_TIMEOUT, DIES, UNRECORDED],
+    [SHORT_TIMEOUT, DIES],
 ]
 # Exit codes (None: still running) and all lines of all ranks.
 Outcome = tuple[list[int | None], list[str]]
@@ -309,12 +304,6 @@ def test_the_exit_of_a_rank_stops_the_others_before_the_timeout(outcome: Outcome
     codes, lines = outcome(DIES)
     assert codes == [1, 9, 1]
     assert set(lines) == {"lost: another rank exited during a step"}
-
-
-def test_a_run_without_the_flight_recorder_fails_at_the_start(outcome: OutcomeOf) -> None:
-    codes, lines = outcome(UNRECORDED)
-    assert codes == [1, 1]
-    assert any("torch's flight recorder" in line for line in lines)
 
 
 def test_a_single_process_has_no_watchdog() -> None:

@@ -35,48 +35,16 @@ _VIT = {
 }
 _STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
 _SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "image_size": 32, "window_size": 4}
-_PYRAMID = {
-    "depths": [1, 1, 1, 1],
-    "num_attention_heads": [1, 1, 1, 1],
-    "hidden_sizes": [8, 8, 8, 16],
-}
 IMAGE_MODELS: dict[str, dict[str, Any]] = {
-    "beit": _VIT,
-    "bit": {"embedding_size": 8, **_STAGES, "num_groups": 4},
     "clip": {"vision_config": _VIT, "text_config": {"hidden_size": 16, "num_hidden_layers": 1}},
     "convnext": {**_STAGES, "hidden_sizes": [8, 16]},
-    "convnextv2": {**_STAGES, "hidden_sizes": [8, 16]},
-    "data2vec-vision": _VIT,
     "deit": {**_VIT, "architectures": ["DeiTForImageClassification"]},
     "dinov2": {**_VIT, "mlp_ratio": 1},
-    "dinov2_with_registers": {**_VIT, "mlp_ratio": 1},
     "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
-    "focalnet": {"embed_dim": 8, "depths": [1, 1], "image_size": 32, "focal_levels": [1, 1]},
-    "hgnet_v2": {},
-    "hiera": {
-        "embed_dim": 8,
-        "image_size": [32, 32],
-        "depths": [1, 1],
-        "num_heads": [1, 2],
-        "num_query_pool": 1,
-    },
-    "ijepa": _VIT,
-    "mobilenet_v1": {"depth_multiplier": 0.25},
-    "mobilenet_v2": {"depth_multiplier": 0.25},
-    "mobilevit": {},
     "mobilevitv2": {},
-    "poolformer": {"hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]},
-    "pvt": {**_PYRAMID, "image_size": 32},
-    "pvt_v2": {**_PYRAMID, "image_size": 32},
-    "regnet": {"hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8, "embedding_size": 8},
     "resnet": {**_STAGES, "embedding_size": 8, "layer_type": "basic"},
-    "segformer": _PYRAMID,
-    "siglip": {"vision_config": _VIT, "text_config": {"hidden_size": 16, "num_hidden_layers": 1}},
     "swin": _SWIN,
-    "swinv2": _SWIN,
-    "textnet": {},
     "vit": _VIT,
-    "vit_msn": _VIT,
 }
 IMAGE_PROCESSORS: dict[str, Any] = {
     "stretched": ViTImageProcessorPil(size={"height": 32, "width": 32}),
@@ -102,64 +70,18 @@ _BERT = {
 }
 _DECODER = {**_BERT, "num_key_value_heads": 2}
 TEXT_MODELS: dict[str, dict[str, Any]] = {
-    "albert": {**_BERT, "embedding_size": 8},
     "bert": _BERT,
-    "big_bird": {**_BERT, "attention_type": "original_full"},
-    "camembert": _BERT,
-    "data2vec-text": _BERT,
-    "deberta": _BERT,
-    "deberta-v2": _BERT,
     "distilbert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
     "electra": {**_BERT, "embedding_size": 8},
-    "ernie": _BERT,
-    "esm": {**_BERT, "position_embedding_type": "rotary"},
-    "eurobert": _DECODER,
-    "flaubert": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
-    "gemma": {**_DECODER, "head_dim": 8},
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64},
-    "gpt_neox": _BERT,
-    "ibert": _BERT,
     "llama": _DECODER,
-    "longformer": {**_BERT, "attention_window": 8},
-    "megatron-bert": _BERT,
-    "mistral": _DECODER,
     "modernbert": {**_BERT, "classifier_pooling": "mean"},
-    "mpnet": _BERT,
-    "opt": {
-        "hidden_size": 16,
-        "word_embed_proj_dim": 16,
-        "num_hidden_layers": 1,
-        "ffn_dim": 16,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    },
-    "qwen2": _DECODER,
-    "qwen3": {**_DECODER, "head_dim": 8},
-    "rembert": {**_BERT, "input_embedding_size": 8},
     "roberta": _BERT,
-    "roberta-prelayernorm": _BERT,
-    "roformer": _BERT,
-    "squeezebert": {
-        **_BERT,
-        "embedding_size": 16,
-        "q_groups": 1,
-        "k_groups": 1,
-        "v_groups": 1,
-        "post_attention_groups": 1,
-        "intermediate_groups": 1,
-        "output_groups": 1,
-    },
-    "xlm": {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 64},
-    "xlm-roberta": _BERT,
-    "xlm-roberta-xl": _BERT,
 }
 # These are rejected: their logits depend on the padding, or on tokens to the left of the text.
 UNSUPPORTED_TEXT_MODELS: dict[str, dict[str, Any]] = {
     "convbert": {**_BERT, "embedding_size": 16},
-    "fnet": _BERT,
-    "nystromformer": _BERT,
     "xlnet": {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16},
-    "yoso": _BERT,
 }
 
 

@@ -31,7 +31,6 @@ from trainer.backbone.classifiers import (
     take_last_layer,
 )
 from trainer.backbone.config import BackboneConfig, BackboneOptions, ImportedBackbone
-from trainer.backbone.networks import FixedSizeConfig, register_networks
 from trainer.backbone.timm_models import check_timm
 from trainer.bundle.spec import BACKBONE, ENCODER, read_manifest
 from trainer.imports import import_component
@@ -239,7 +238,6 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     """Return a transformers encoder without its pooler or, if `pooling` is classifier, a classifier
     without its last layer. Weights are loaded from a local folder or the hub, only as safetensors.
     Code from the hub is never executed."""
-    register_networks()
     settings = _settings(config)
     check_timm(settings)
     if settings.is_encoder_decoder:
@@ -251,8 +249,6 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
     _check_channels(settings, image, is_text=is_text)
     if is_text:
         _check_padding(settings)
-    if isinstance(settings, FixedSizeConfig) and image is not None:
-        settings.check_image_size(image.size, image.size)
     try:
         if config.pooling == "classifier":
             encoder = _model(classifier_class(settings), config, settings)

@@ -116,12 +116,7 @@ def _spec(trained: TrainedRun, thresholds: ClassThresholds) -> BundleSpec:
         image=data.image if data.text is None else None,
         text=None if data.text is None else TextSpec(max_length=data.text.max_length),
         num_classes=head.num_classes,
-        loss=LossSpec(
-            kind=head.loss.kind,
-            aligned=head.loss.aligned,
-            score=head.loss.score_kind,
-            eps=head.loss.score_eps,
-        ),
+        loss=LossSpec.of(head.loss),
         logits=head.evaluated_map(),
         bias=head.bias is not None,
         dim=head.dim,

@@ -22,7 +22,7 @@ from pydantic import (
 from data.images.config import ImageConfig
 from data.text.tokenizer import CONFIG_FILE, TOKENIZER_FILE
 from heads.logits import Dot, LogitMapConfig
-from heads.losses import ScoreKind
+from heads.losses import Loss, ScoreKind
 from trainer.backbone.config import Pooling
 from trainer.backbone.precision import Precision
 
@@ -68,6 +68,10 @@ class LossSpec(Spec):
         "logit", description="kind of score that is compared with the thresholds"
     )
     eps: float = Field(0.0, description="epsilon of the `spherical` score")
+
+    @classmethod
+    def of(cls, loss: Loss) -> "LossSpec":
+        return cls(kind=loss.kind, aligned=loss.aligned, score=loss.score_kind, eps=loss.score_eps)
 
 
 class RecallSpec(Spec):

@@ -73,7 +73,7 @@ def write_bundle(
         )
     if backbone.dim != spec.dim:
         raise ValueError(f"the backbone has dim {backbone.dim}, but the bundle has dim {spec.dim}")
-    with _written(path, replace=force) as folder:
+    with published_folder(path, replace=force) as folder:
         num_classes = write_classes(folder, classes)
         if num_classes != spec.num_classes:
             raise ValueError(f"received {num_classes} classes, expected {spec.num_classes}")
@@ -129,7 +129,7 @@ def rewrite_bundle(
         changes["precision"] = precision
         kept -= {ONNX}
     model = manifest.model.model_copy(update=changes)
-    with _written(out, replace=True) as folder:
+    with published_folder(out, replace=True) as folder:
         thresholds.write(folder, model.num_classes)
         (folder / CARD).write_text(model_card, encoding="utf-8")
         if onnx is not None:
@@ -141,8 +141,9 @@ def rewrite_bundle(
 
 
 @contextmanager
-def _written(path: Path, *, replace: bool) -> Iterator[Path]:
-    """Yield an empty folder. It becomes `path` if there is no error; otherwise it is removed."""
+def published_folder(path: Path, *, replace: bool) -> Iterator[Path]:
+    """Yield an empty folder. It becomes `path` atomically if there is no error; otherwise it is
+    removed."""
     path = Path(os.path.realpath(path))  # keep a symbolic link, and replace its target
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))

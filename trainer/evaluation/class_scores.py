@@ -88,7 +88,7 @@ def score_classes(
 
     Raises ValueError on every rank if a score is NaN.
     """
-    labels, features = rows.labels, rows.features.mean(1)
+    labels, features = rows.labels, rows.features
     class_group, data_group = head.engine.class_group, head.engine.data_group
     true_scores = torch.zeros(
         len(labels), device=labels.device, dtype=wide_dtype(head.weight.dtype)
@@ -179,7 +179,7 @@ def count_samples_above(
     Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
     class. All classes are scored again, because the thresholds are known only after the first pass.
     """
-    features, labels = rows.features.mean(1), rows.labels
+    features, labels = rows.features, rows.labels
     thresholds = thresholds.to(labels.device)
     at_once = classes_at_once(head, len(labels))
     stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)

@@ -25,8 +25,7 @@ from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
 from trainer.evaluation.class_scores import count_samples_above, score_classes
 from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
-from trainer.evaluation.marginals import marginal_top, num_pieces
-from trainer.evaluation.stopping import ShouldStop, StopChecks, never_stop
+from trainer.evaluation.stopping import ShouldStop, never_stop
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
 from trainer.world import World
@@ -86,14 +85,7 @@ def evaluate_split(
                 world_size=world.size,
                 device=world.device,
             )
-            rows = gathered_rows(
-                task,
-                loader,
-                world,
-                separate_views=bool(config.marginal_topk),
-                progress=progress,
-                should_stop=should_stop,
-            )
+            rows = gathered_rows(task, loader, world, progress=progress, should_stop=should_stop)
         return measure(
             task.head,
             rows,
@@ -131,7 +123,7 @@ def measure(
         head,
         rows,
         positives,
-        k=min(num_classes, max(*config.topk, *config.marginal_topk, 1)),
+        k=min(num_classes, max(config.topk)),
         recalls=config.recalls,
         world=world,
         should_stop=should_stop,
@@ -140,15 +132,6 @@ def measure(
     metrics = {
         f"top{k}": _share(correct[:, :k].any(1), num_samples, data_group) for k in config.topk
     }
-    for k in config.marginal_topk:
-        stop_checks = StopChecks(num_pieces(rows), should_stop, world)
-        best = scores.predicted[:, :k]
-        # With one view, or if k covers all classes, these are the top k by score.
-        if rows.features.shape[1] > 1 and k < num_classes and len(labels):
-            best = marginal_top(head, rows, k, config.marginal_temperature, stop_checks.check)
-        stop_checks.check_remaining()
-        hits = (best == labels.unsqueeze(1)).any(1)
-        metrics[f"marginal_top{k}"] = _share(hits, num_samples, data_group)
     first = scores.predicted[:, 0]
     if label_vectors is not None:
         sa = similarity_accuracy(label_vectors, labels, first, group=data_group)

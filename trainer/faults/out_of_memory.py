@@ -23,35 +23,29 @@ _MESSAGES = (
     "Cannot allocate memory",
     "MemoryError",  # from a data loader worker, whose error is passed on as text
 )
-_TRAINING = ("micro", "precision", "recompute", "strategy", "groups", "head")
 # For each phase: the modules in the traceback that indicate it (the first phase with a match is
 # used), and the changes in `_changes` that save memory in it, in the order of their cost.
 _PHASES = {
-    "building": (("(building)",), ("groups", "strategy", "rows")),
-    "evaluation": (
-        ("trainer.evaluation",),
-        ("evaluation", "head", "groups", "strategy", "precision"),
-    ),
+    "building": ("(building)", "groups strategy rows"),
+    "evaluation": ("trainer.evaluation", "evaluation head groups strategy precision"),
     "checkpoint": (
-        ("trainer.checkpoints", "torch.distributed.checkpoint"),
-        ("background", "strategy", "groups"),
+        "trainer.checkpoints torch.distributed.checkpoint",
+        "background strategy groups",
     ),
-    "data": (("data.",), ("workers", "background")),
-    "head": (
-        ("heads.",),
-        ("head", "groups", "micro", "precision", "rows", "strategy", "recompute"),
-    ),
+    "data": ("data.", "workers background"),
+    "head": ("heads.", "head groups micro precision rows strategy recompute"),
     "optimizer": (
-        ("trainer.optimizers", "trainer.ema", "torch.optim"),
-        ("strategy", "groups", "rows", "ema", "micro", "precision", "recompute"),
+        "trainer.optimizers trainer.ema torch.optim",
+        "strategy groups rows ema micro precision recompute",
     ),
-    "backward": (("torch.autograd",), _TRAINING),
+    "backward": ("torch.autograd", "micro precision recompute strategy groups head"),
     "forward": (
-        ("trainer.step.", "trainer.backbone.", "trainer.strategies", "transformers."),
-        _TRAINING,
+        "trainer.step. trainer.backbone. trainer.strategies transformers.",
+        "micro precision recompute strategy groups head",
     ),
 }
 _MAX_SUGGESTIONS = 4
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -75,20 +69,22 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
         isinstance(error, torch.OutOfMemoryError)
         or any(word in text.upper() for word in ("CUDA", "CUBLAS", "NCCL", "CUDNN"))
     )
-    keys = ["evaluation"] if evaluating else list(_PHASES[phase or "forward"][1])
+    keys = ["evaluation"] if evaluating else _PHASES[phase or "forward"][1].split()
     # Data loader workers use host memory. On CPUs, the model does, too, so it comes first.
     if kind == "cpu":
         keys += ["workers"] if evaluating else ["workers", "background"]
     elif not on_device:
         keys.insert(0, "workers")
     changes = _changes(recipe, world)
-    found = [change for key in dict.fromkeys(keys) if (change := changes[key]) is not None]
+    found = [changes[key] for key in dict.fromkeys(keys) if key in changes]
     if evaluating:
         found = [f"--set {change}" for change in found]
         # Each process has its own device, but the processes on a host share the host memory.
         if on_device or world.size > 1:
             found.append(f"--nproc {2 * world.size if on_device else world.size // 2}")
-    if on_device and _is_fragmented(text):
+    # torch has reserved enough memory, but in fragments that are too small.
+    wanted, unused = _bytes(text, "Tried to allocate"), _bytes(text, "and", "is reserved by")
+    if on_device and wanted and unused and wanted <= unused:
         found.insert(0, "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True")
     if found:
         fix = f"try {', then '.join(found[:_MAX_SUGGESTIONS])}"
@@ -97,15 +93,14 @@ def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bo
     else:
         fix = "no other recipe setting saves memory: use more ranks or a smaller backbone"
     owner = f"{kind} device {world.device.index or 0}" if on_device else "the machine"
-    during = f" in {phase}" if phase else ""
     requested = _requested(text) or type(error).__name__
-    return f"{owner} ran out of memory{during}: {requested}; {fix}"
+    return f"{owner} ran out of memory{f' in {phase}' if phase else ''}: {requested}; {fix}"
 
 
 def _phase(error: BaseException) -> str | None:
-    modules = [_module(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [f"{_module(frame)}." for frame, _ in traceback.walk_tb(error.__traceback__)]
     for phase, (parts, _) in _PHASES.items():
-        if any(f"{module}.".startswith(part) for module in modules for part in parts):
+        if any(module.startswith(part) for module in modules for part in parts.split()):
             return phase
     return None
 
@@ -124,8 +119,7 @@ def _module(frame: FrameType) -> str:
 
 def _requested(text: str) -> str:
     """Return the amount of memory that was requested, or the first line of the error if it does not
-    contain the amount.
-    """
+    contain the amount."""
     if found := re.search(r"tried to allocate (\d+) bytes", text):
         return f"an allocation of {int(found[1]) / 2**30:.3g} GiB failed"
     if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
@@ -135,36 +129,25 @@ def _requested(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _is_fragmented(text: str) -> bool:
-    """Return whether torch has reserved enough memory, but in fragments that are too small."""
-    units = ("bytes", "KiB", "MiB", "GiB", "TiB")
-    sizes = [
-        float(found[1]) * 1024 ** units.index(found[2])
-        for pattern in ("Tried to allocate {}", "{} is reserved by PyTorch but unallocated")
-        if (found := re.search(pattern.format(rf"([\d.]+) ({'|'.join(units)})"), text))
-    ]
-    return len(sizes) == 2 and sizes[0] <= sizes[1]
+def _bytes(text: str, before: str, after: str = "") -> float | None:
+    """Return the amount of memory that stands between two words of a message."""
+    found = re.search(rf"{before} ([\d.]+) ({'|'.join(_UNITS)}) ?{after}", text)
+    return None if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
 
 
-def _changes(recipe: Recipe, world: World) -> dict[str, str | None]:
-    """Return the change `key=value` for each key in `_PHASES`, or None if the recipe already has
-    it or cannot have it.
-    """
+def _changes(recipe: Recipe, world: World) -> dict[str, str]:
+    """Return the changes `key=value` for the keys in `_PHASES`, without those that the recipe
+    already has or cannot have."""
     train, data, batch = recipe.train, recipe.data, recipe.evaluation.batch
     smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
     group = str(train.class_group)
     ranks = {"world": str(world.size), "node": str(world.local_size)}.get(group, group)
     memory_mib = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
+    parts = 2 * train.micro_batches
     table = {
-        "micro": (
-            2 * train.micro_batches <= train.global_batch // world.size,
-            f"train.micro_batches={2 * train.micro_batches}",
-        ),
+        "micro": (parts <= train.global_batch // world.size, f"train.micro_batches={parts}"),
         "precision": (train.precision == "fp32", "train.precision=bf16"),
-        "recompute": (
-            not train.activation_checkpointing,
-            "train.activation_checkpointing=true",
-        ),
+        "recompute": (not train.activation_checkpointing, "train.activation_checkpointing=true"),
         "strategy": (
             smaller is not None and world.size > 1,
             "" if smaller is None else train.strategy.change_to(smaller),
@@ -178,4 +161,4 @@ def _changes(recipe: Recipe, world: World) -> dict[str, str | None]:
         "background": (recipe.checkpoint.in_background, "checkpoint.in_background=false"),
         "workers": (data.workers > 0, f"data.workers={data.workers // 2}"),
     }
-    return {key: change if applies else None for key, (applies, change) in table.items()}
+    return {key: change for key, (applies, change) in table.items() if applies}

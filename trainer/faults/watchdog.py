@@ -11,15 +11,25 @@ increased in between is dead or unreachable. The first rank to claim the report 
 ranks exit silently.
 """
 
+import os
 import sys
 import threading
 import time
-from types import FrameType, TracebackType
-from typing import Self
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
 
-from trainer.faults.flight_recorder import Collective, FlightRecorder
-from trainer.faults.hang_report import RankState, describe_hang, describe_lost_store
-from trainer.faults.rank_store import RankStore, host_of_store
+import torch.distributed as dist
+
+from trainer.faults.hang_report import (
+    Collective,
+    FlightRecorder,
+    RankState,
+    describe_hang,
+    describe_lost_store,
+)
 from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
@@ -27,6 +37,8 @@ from trainer.world import World, is_lost_rank, leave
 # Time between the two reads of all states. A live rank writes its state several times in between.
 _GAP_SECONDS = 4.0
 _POLLS_PER_GAP = 8
+_STORE_SECONDS = 2.0
+_OVER = "over"
 _LIBRARIES = ("torch", "deepspeed", "contextlib")
 
 _States = dict[int, RankState]
@@ -42,6 +54,69 @@ class LostRankError(RuntimeError):
     def __init__(self, line: str | None) -> None:
         self.is_reported = line is None
         super().__init__(line or "another rank has reported the reason")
+
+
+class _SharedStates:
+    """The states of all ranks in the process group's store.
+
+    A call to a store whose host is suspended never returns, regardless of the timeout. A separate
+    thread therefore makes all calls, and callers wait for the result with their own timeout. If the
+    thread is stuck, the process must exit with `trainer.world.leave`. `over` becomes true at the
+    first `publish` after any rank has claimed the report.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.over = False
+        self._world, self._store = world, world.new_store()
+        self._store.set_timeout(timedelta(seconds=_STORE_SECONDS))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="watchdog store")
+        self._writing: Future[None] | None = None
+
+    def publish(self, state: RankState) -> None:
+        """Write the state that the other ranks read, unless the last one is still being written or
+        failed. Never blocks."""
+        last = self._writing
+        if last is None or (last.done() and last.exception() is None):
+            self._writing = self._thread.submit(self._write, state.to_json())
+
+    def _write(self, text: str) -> None:
+        # Stop writing once the run is over, because the store may be closed at any time and torch
+        # would then print errors.
+        if not self.over:
+            self._store.set(str(self._world.rank), text)
+            self.over = self._store.check([_OVER])
+
+    def read(self) -> _States | None:
+        """Return the states of all ranks that have written one, or None if the store does not
+        respond."""
+        texts = self._call(
+            lambda: {
+                rank: self._store.get(str(rank)).decode()
+                for rank in range(self._world.size)
+                if self._store.check([str(rank)])
+            }
+        )
+        return texts and {rank: RankState.from_json(text) for rank, text in texts.items()}
+
+    def claim(self) -> bool:
+        """Claim the report. Returns false if another rank has claimed it."""
+        self.over = True
+        return self._call(lambda: self._store.add(_OVER, 1) == 1) is not False
+
+    def is_claimed(self) -> bool:
+        return self.over or bool(self._call(lambda: self._store.check([_OVER])))
+
+    def close(self) -> None:
+        """Close the connection. Call this before the process group is destroyed."""
+        self._call(lambda: None)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        del self._store
+
+    def _call(self, operation: Callable[[], Any]) -> Any:
+        try:
+            return self._thread.submit(operation).result(_STORE_SECONDS)
+        except (TimeoutError, dist.DistError):  # the host is suspended or has exited
+            return None
 
 
 class Watchdog:
@@ -62,8 +137,6 @@ class Watchdog:
         self._pending: Collective | None = None
         self._since = 0.0
         self._failed: Collective | None = None
-        self._before: _States | None = None
-        self._has_read_states = False
         self._closed = threading.Event()
         # Held while a thread prepares a report. A wait can fail with an error in the main thread
         # while the watchdog thread is investigating it; only one of them may report.
@@ -72,16 +145,15 @@ class Watchdog:
     def __enter__(self) -> Self:
         if self._world.size == 1:
             return self
-        store = self._world.new_store()
+        self._states = _SharedStates(self._world)
         self._recorder.read()
         if self._recorder.newest is None:
             raise RuntimeError(
                 "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
             )
-        self._store = RankStore(store, rank=self._world.rank, size=self._world.size)
         # Publish now, so that a state exists even if this rank stops immediately afterwards.
-        self._store.publish(self._observe().to_json())
+        self._states.publish(self._observe())
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
         return self
@@ -89,24 +161,6 @@ class Watchdog:
     def at(self, step: int) -> None:
         """Record that this rank begins `step`."""
         self._step = step
-
-    def explain(self, error: BaseException) -> str | None:
-        """Return the message for an error about another rank, or None if another rank has reported
-        it.
-
-        Takes several seconds if the error is a timeout.
-        """
-        if "Timed out waiting" not in str(error):
-            # The launcher reports the rank that exited. This rank only needs to exit promptly.
-            return None if self._store.is_over() else "another rank exited during a step"
-        with self._report_lock:
-            recorder = FlightRecorder()  # of this thread
-            recorder.read()
-            # The recorder no longer lists a collective as pending once it has raised an error.
-            self._failed = recorder.pending or self._pending or recorder.newest
-            before = self._states()
-            time.sleep(self._gap)
-            return self._investigate(before)
 
     def __exit__(
         self,
@@ -125,7 +179,7 @@ class Watchdog:
                     raise
                 error = lost
         if error is not None and is_lost_rank(error):
-            line = self.explain(error)
+            line = self._explain(error)
             self._wait_for_readers()
             self._close()
             raise LostRankError(line) from error
@@ -137,24 +191,26 @@ class Watchdog:
     def _close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=self._gap)
-        self._store.close()
+        self._states.close()
 
     def _watch(self) -> None:
+        before: _States | None = None
+        has_read = False
         while not self._closed.wait(self._interval):
             state = self._observe()
-            self._store.publish(state.to_json())
+            self._states.publish(state)
             if self._failed is not None:
                 continue
-            if self._store.over:
+            if self._states.over:
                 self._end(None)
             if state.waited_seconds < self._timeout - self._gap:
-                self._has_read_states = False
-            elif not self._has_read_states:
-                self._before, self._has_read_states = self._states(), True
+                has_read = False
+            elif not has_read:
+                before, has_read = self._states.read(), True
             elif state.waited_seconds >= self._timeout:
                 with self._report_lock:
                     if self._failed is None:
-                        self._end(self._investigate(self._before))
+                        self._end(self._investigate(before))
 
     def _observe(self) -> RankState:
         recorder, now = self._recorder, time.monotonic()
@@ -178,20 +234,31 @@ class Watchdog:
             waited_seconds=now - self._since if pending else 0.0,
         )
 
-    def _states(self) -> _States | None:
-        texts = self._store.read()
-        if texts is None:
-            return None
-        return {rank: RankState.from_json(text) for rank, text in texts.items()}
+    def _explain(self, error: BaseException) -> str | None:
+        """Return the message for an error about another rank, or None if another rank has reported
+        it. Takes several seconds if the error is a timeout."""
+        if "Timed out waiting" not in str(error):
+            # The launcher reports the rank that exited. This rank only needs to exit promptly.
+            return None if self._states.is_claimed() else "another rank exited during a step"
+        with self._report_lock:
+            recorder = FlightRecorder()  # of this thread
+            recorder.read()
+            # The recorder no longer lists a collective as pending once it has raised an error.
+            self._failed = recorder.pending or self._pending or recorder.newest
+            before = self._states.read()
+            time.sleep(self._gap)
+            return self._investigate(before)
 
     def _investigate(self, before: _States | None) -> str | None:
         """Return the message, or None if another rank reports the hang."""
-        after = self._states()
+        after = self._states.read()
         if before is None or after is None:
-            rank, host = self._world.rank, host_of_store()
-            return describe_lost_store(self._observe(), rank=rank, host=host)
-        is_first = self._store.claim()
-        return None if is_first is False else describe_hang(before, after, size=self._world.size)
+            return describe_lost_store(
+                self._observe(), rank=self._world.rank, host=_host_of_store()
+            )
+        if not self._states.claim():
+            return None
+        return describe_hang(before, after, size=self._world.size)
 
     def _end(self, line: str | None) -> None:
         if line is not None:
@@ -209,16 +276,21 @@ class Watchdog:
         time.sleep((2 if self._world.rank else 4) * self._interval)
 
 
+def _host_of_store() -> str:
+    address = os.environ.get("MASTER_ADDR", "this machine")
+    # This is the same rule as in torch: either the launcher or rank 0 hosts the store.
+    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return f"{'the launcher' if by_launcher else 'rank 0'} on {address}"
+
+
 def _main_thread_location() -> str:
     """Return the innermost line of the main thread outside the libraries and this package, as
-    `module:line`.
-    """
+    `module:line`."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None and frame.f_back is not None and _is_library(frame):
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "?")
+        is_library = module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
+        if not is_library or frame.f_back is None:
+            return f"{module}:{frame.f_lineno}"
         frame = frame.f_back
-    return "" if frame is None else f"{frame.f_globals.get('__name__', '?')}:{frame.f_lineno}"
-
-
-def _is_library(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return module.partition(".")[0] in _LIBRARIES or module.startswith(__package__)
+    return ""

@@ -126,9 +126,7 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
             image=examples.image,
             text=examples.text,
             num_classes=num_classes,
-            loss=LossSpec(
-                kind=loss.kind, aligned=loss.aligned, score=loss.score_kind, eps=loss.score_eps
-            ),
+            loss=LossSpec.of(loss),
             bias=layer.bias is not None,
             dim=layer.in_features,
         ),
@@ -170,10 +168,9 @@ def _config(folder: Path, source: str) -> PretrainedConfig:
     with _explained(f"{source}: ", ValueError):
         check_timm(config)
         classifier_class(config)
-    if config.is_encoder_decoder:
-        raise ValueError(
-            f"{source}: {_architecture(config)} is an encoder-decoder, which kway does not support"
-        )
+        if config.is_encoder_decoder:
+            architecture = _architecture(config)
+            raise ValueError(f"{architecture} is an encoder-decoder, which kway does not support")
     return config
 
 
@@ -292,7 +289,13 @@ def _model_card(
     examples: Examples,
     example: str,
 ) -> str:
-    query = "IMAGE" if examples.image is not None else '--text "TEXT"'
+    image, query = examples.image, "IMAGE"
+    if image is not None:
+        reads = f"images, {image.size} x {image.size} x {image.channels}"
+    else:
+        assert examples.text is not None
+        query = '--text "TEXT"'
+        reads = f"texts, truncated to {examples.text.max_length} tokens of `tokenizer/`"
     alignment = "aligned" if loss.aligned else "NOT aligned"
     return f"""# {Path(source.removeprefix("hub:")).name}
 
@@ -303,7 +306,7 @@ was trained.
 |---|---|
 | original model | `{source}`, {architecture} |
 | loss | {loss.kind}, {alignment} with the Principle of Logit Separation |
-| input | {examples.description} |
+| input | {reads} |
 
 {NO_THRESHOLDS}
 ## Use

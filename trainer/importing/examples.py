@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
 from data.images.config import ImageConfig
 from data.images.decode import for_evaluation
@@ -45,20 +45,14 @@ class Examples:
     text: TextSpec | None = None
     tokenizer: Tokenizer | None = None
 
-    @property
-    def description(self) -> str:
-        """The kind of input, for the model card."""
-        if self.image is not None:
-            image = self.image
-            return f"images, {image.size} x {image.size} x {image.channels}"
-        assert self.text is not None
-        return f"texts, truncated to {self.text.max_length} tokens of `tokenizer/`"
-
 
 def image_examples(folder: Path, model: PreTrainedModel, source: str) -> Examples:
     """Return random images. Raises ValueError if kway cannot reproduce the preprocessing."""
+    vision = getattr(model.config, "vision_config", model.config)
+    timm = getattr(model.config, "pretrained_cfg", None) or {}
+    channels = int(getattr(vision, "num_channels", timm.get("input_size", (3,))[0]))
     processor = open_processor(folder, source)
-    image = image_config_of(processor, _channels(model.config), source)
+    image = image_config_of(processor, channels, source)
     images = [random_image(number, image.channels) for number in range(_NUM_IMAGES)]
     original = [torch.from_numpy(processed(processor, each)).float()[None] for each in images]
     # One image per batch, as in the original model: other batch sizes are rounded differently.
@@ -68,12 +62,6 @@ def image_examples(folder: Path, model: PreTrainedModel, source: str) -> Example
         [{"pixel_values": pixels} for pixels in own],
         image=image,
     )
-
-
-def _channels(config: PretrainedConfig) -> int:
-    vision = getattr(config, "vision_config", config)
-    timm = getattr(config, "pretrained_cfg", None) or {}
-    return int(getattr(vision, "num_channels", timm.get("input_size", (3,))[0]))
 
 
 def text_examples(
@@ -92,49 +80,34 @@ def text_examples(
         ) from error
     length = _max_length(model, original, max_length)
     tokenizer = open_tokenizer(str(folder), max_length=length)
-    texts = _random_texts(tokenizer, original)
+    rng, special = np.random.default_rng(0), set(original.all_special_ids)
+    ids = [number for number in range(len(original)) if number not in special]
+    lengths = (*_NUM_RANDOM_TOKENS, min(2 * length, 1024))
+    texts = ["a", *(str(original.decode(rng.choice(ids, number))) for number in lengths)]
     accepted = inspect.signature(model.forward).parameters
-    encoded = [
-        {
-            name: tensor
-            for name, tensor in original(
-                text, truncation=True, max_length=length, return_tensors="pt"
-            ).items()
-            if name in accepted
-        }
-        for text in texts
-    ]
+    encoded = []
+    for text in texts:
+        found = original(text, truncation=True, max_length=length, return_tensors="pt")
+        encoded.append({name: tensor for name, tensor in found.items() if name in accepted})
     tokens = tokenizer.encode(texts)
     if [each["input_ids"][0].tolist() for each in encoded] != tokens:
         raise ValueError(
             f"{source}: the tokens of its tokenizer {type(original).__name__} cannot be reproduced "
             "by its tokenizer.json: kway supports tokenizers that tokenizer.json fully describes"
         )
-    return Examples(
-        encoded,
-        [pad_tokens(tokens, tokenizer.pad_id, max_length=length)],
-        text=TextSpec(max_length=length),
-        tokenizer=tokenizer,
-    )
+    padded = pad_tokens(tokens, tokenizer.pad_id, max_length=length)
+    return Examples(encoded, [padded], text=TextSpec(max_length=length), tokenizer=tokenizer)
 
 
 def _max_length(model: PreTrainedModel, tokenizer: Any, wanted: int | None) -> int:
     num_positions = num_positions_of(model)
-    if wanted is not None:
-        if num_positions is not None and wanted > num_positions:
-            raise ValueError(
-                f"--max-length is {wanted}, but the model has {num_positions} positions: lower it"
-            )
-        return wanted
-    stated = [int(tokenizer.model_max_length), num_positions]
-    # transformers states 1e30 if the number is unknown.
-    limits = [number for number in stated if number is not None and number < 10**9]
-    return min([*limits, *([] if limits else [_MAX_LENGTH])])
-
-
-def _random_texts(tokenizer: Tokenizer, original: Any) -> list[str]:
-    rng = np.random.default_rng(0)
-    special = set(original.all_special_ids)
-    ids = [number for number in range(len(original)) if number not in special]
-    lengths = (*_NUM_RANDOM_TOKENS, min(2 * tokenizer.max_length, 1024))
-    return ["a", *(original.decode(rng.choice(ids, length)) for length in lengths)]
+    if wanted is None:
+        stated = [int(tokenizer.model_max_length), num_positions]
+        # transformers states 1e30 if the number is unknown.
+        limits = [number for number in stated if number is not None and number < 10**9]
+        return min(limits, default=_MAX_LENGTH)
+    if num_positions is not None and wanted > num_positions:
+        raise ValueError(
+            f"--max-length is {wanted}, but the model has {num_positions} positions: lower it"
+        )
+    return wanted

@@ -14,7 +14,7 @@ from data.loading.stream import Stream, StreamLoader
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
-from data.shards.mixture import Mixture, open_mixture, read_manifests, united_manifest
+from data.shards.mixture import open_mixture, read_manifests, united_manifest
 from data.shards.split import Split, open_split
 from trainer.config import Recipe
 from trainer.task import Task, build_task
@@ -32,7 +32,7 @@ class RunData:
     """
 
     manifest: Manifest
-    training: Split | Mixture | Stream
+    training: Split | Stream
     num_samples: int
     class_counts: np.ndarray | None
     label_vectors: np.ndarray | None
@@ -42,7 +42,7 @@ class RunData:
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
         """Open the data of a recipe. `manifest` is the result of `load_run_manifest`."""
         data = recipe.data
-        training: Split | Mixture | Stream
+        training: Split | Stream
         if data.stream is not None:
             training = Stream(data.stream, manifest)
         elif data.mixture:

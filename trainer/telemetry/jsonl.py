@@ -1,10 +1,12 @@
-"""JSONL files with one record per line, each with its step. A resumed run replaces the records of
-the steps that it repeats.
+"""JSONL files with one record per line, each with its step, and the log of skipped steps. A resumed
+run replaces the records of the steps that it repeats.
 """
 
 import json
 import math
 import os
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,23 +78,16 @@ def drop_lines_after(path: Path, step: int, *, evaluated: int | None = None) -> 
         text = retried(str(path), lambda: path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         return
-    kept = [
-        f"{line}\n"
-        for line in text.splitlines()
-        if _belongs(line, step, step if evaluated is None else evaluated)
-    ]
+    kept = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+            is_evaluation = record.get("event") == "evaluation" and evaluated is not None
+            if record["step"] <= (evaluated if is_evaluation else step):
+                kept.append(f"{line}\n")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
     commit(path, "".join(kept).encode())
-
-
-def _belongs(line: str, last_step: int, evaluated: int) -> bool:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    step = record.get("step") if isinstance(record, dict) else None
-    if not isinstance(step, int):
-        return False
-    return step <= (evaluated if record.get("event") == "evaluation" else last_step)
 
 
 def _finite(value: Any) -> Any:
@@ -106,30 +101,52 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-class SampleLog:
-    """Logs the sample IDs of every step to one file per rank, for audits. Does nothing unless
-    `enabled`.
-    """
-
-    def __init__(self, run: Path, *, rank: int, enabled: bool) -> None:
-        self.path = run / f"samples-rank{rank}.jsonl" if enabled else None
-
-    @staticmethod
-    def trim(run: Path, step: int) -> None:
-        """Drop the lines after `step` from the files of all ranks, including ranks that existed
-        only in earlier starts.
-        """
-        for path in run.glob("samples-rank*.jsonl"):
+def trim_logs(run: Path, step: int) -> None:
+    """Drop the samples logged after `step`, on all ranks, including ranks that existed only in
+    earlier starts."""
+    for pattern in ("samples-rank*.jsonl", "nonfinite-rank*.jsonl"):
+        for path in run.glob(pattern):
             drop_lines_after(path, step)
 
-    def __enter__(self) -> "SampleLog":
-        self.lines = JsonLines(self.path) if self.path else None
-        return self
 
-    def write(self, step: int, batch: Batch) -> None:
-        if self.lines is not None:
-            self.lines.write({"step": step, "samples": batch.indices.tolist()})
+class SkippedSteps:
+    """Counts the skipped updates of a run, of which at most `cap` are allowed.
 
-    def __exit__(self, *_: object) -> None:
-        if self.lines is not None:
-            self.lines.close()
+    All ranks see the same loss and the same global norm, so they make the same decision. The
+    samples of a skipped step are logged with their keys, because a bad sample is often the cause.
+    `count`, the number so far, is part of the checkpoint. `key_of` returns the key of a sample;
+    pass None if samples do not have keys.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        *,
+        rank: int,
+        cap: int,
+        count: int = 0,
+        key_of: Callable[[int], str] | None = None,
+    ) -> None:
+        self.path = run / f"nonfinite-rank{rank}.jsonl"
+        self.cap, self.count, self._key_of = cap, count, key_of
+
+    def add(self, step: int, batch: Batch, reason: str) -> str:
+        """Count a skipped step, log this rank's samples and return a message.
+
+        Raises FloatingPointError if more than `cap` updates have been skipped.
+        """
+        samples = batch.indices.tolist()
+        record: dict[str, object] = {"step": step, "samples": samples}
+        if self._key_of is not None:
+            record["keys"] = [self._key_of(sample) for sample in samples]
+        with closing(JsonLines(self.path)) as lines:
+            lines.write(record)
+        self.count += 1
+        files = self.path.with_name("nonfinite-rank*.jsonl")
+        line = f"step {step}: {reason}; the update was skipped, and its samples are in {files}"
+        if self.count > self.cap:
+            raise FloatingPointError(
+                f"{line}: lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or "
+                f"inspect the samples (train.max_skipped_steps is {self.cap})"
+            )
+        return f"{line} ({self.count} of at most {self.cap} skipped)"

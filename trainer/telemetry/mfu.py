@@ -70,6 +70,49 @@ def head_flops(head: HeadConfig, *, dim: int, num_classes: int) -> float | None:
     return 2.0 * _PASSES * dim * classes
 
 
+class Utilization:
+    """Sums the operations of this rank's rows. Does not report MFU if the peak rate is unknown.
+
+    The peak rate is that of `device`, or `peak_tflops` if it is given.
+    """
+
+    def __init__(
+        self,
+        flops: ModelFlops | None,
+        device: torch.device,
+        peak_tflops: float | None,
+        *,
+        print_line: Callable[[str], None],
+    ) -> None:
+        self._flops, self._print_line = flops, print_line
+        self._peak = None if flops is None else peak_flops(device, flops.precision, peak_tflops)
+        self._operations = 0.0
+
+    def add(self, inputs: dict[str, Tensor]) -> None:
+        """Count rows [b, ...] on which this rank trained."""
+        if self._flops is None or self._peak is None:
+            return
+        try:
+            per_row = self._flops.per_row(inputs)
+        except RuntimeError as error:
+            per_row = None
+            reason = f"the encoder's operations cannot be counted ({one_line(error, 200)})"
+        else:
+            reason = "this head does not compute rows of logits"
+        if per_row is None:
+            self._peak = None
+            self._print_line(f"MFU is not reported: {reason}")
+        else:
+            self._operations += per_row * len(next(iter(inputs.values())))
+
+    def take(self, seconds: float) -> float | None:
+        """Return the MFU over the `seconds` since the last call, or None if it is unknown."""
+        if self._peak is None:
+            return None
+        operations, self._operations = self._operations, 0.0
+        return operations / seconds / self._peak
+
+
 def peak_flops(
     device: torch.device, precision: Precision, override_tflops: float | None
 ) -> float | None:
@@ -83,39 +126,3 @@ def peak_flops(
         return None
     known = device_named(torch.cuda.get_device_name(device))
     return None if known is None else known.peak_flops(precision)
-
-
-class Utilization:
-    """Sums the operations of this rank's rows. Does not report MFU if the peak rate is unknown."""
-
-    def __init__(
-        self, flops: ModelFlops | None, peak: float | None, print_line: Callable[[str], None]
-    ) -> None:
-        self._flops, self._peak, self._print_line = flops, peak, print_line
-        self._operations = 0.0
-
-    def add(self, inputs: dict[str, Tensor]) -> None:
-        """Count rows [b, ...] on which this rank trained."""
-        if self._flops is None or self._peak is None:
-            return
-        try:
-            per_row = self._flops.per_row(inputs)
-        except RuntimeError as error:
-            self._disable(f"the encoder's operations cannot be counted ({one_line(error, 200)})")
-            return
-        if per_row is None:
-            self._disable("this head does not compute rows of logits")
-            return
-        self._operations += per_row * len(next(iter(inputs.values())))
-
-    def take(self, seconds: float) -> float | None:
-        """Return the MFU over the `seconds` since the last call, or None if it is unknown."""
-        if self._flops is None or self._peak is None:
-            return None
-        ratio = self._operations / seconds / self._peak
-        self._operations = 0.0
-        return ratio
-
-    def _disable(self, reason: str) -> None:
-        self._peak = None
-        self._print_line(f"MFU is not reported: {reason}")

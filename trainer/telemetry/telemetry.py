@@ -1,26 +1,28 @@
 """Reports a run's metrics to JSONL, TensorBoard, a Prometheus endpoint per rank, and the console.
 
-All of these receive the same numbers at the same steps. Only rank 0 writes files and prints.
+All of these receive the same numbers at the same steps. Only rank 0 prints and writes files, except
+for the sample IDs of each rank.
 """
 
 import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from trainer.checkpoints.folders import step_of
+from data.extras import install_command
+from data.loading.batch import Batch
 from trainer.config import TelemetryConfig
 from trainer.faults.stragglers import Stragglers
 from trainer.telemetry.jsonl import JsonLines, drop_lines_after
-from trainer.telemetry.mfu import ModelFlops, Utilization, peak_flops
+from trainer.telemetry.mfu import ModelFlops, Utilization
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, memory_bytes
-from trainer.telemetry.tensorboard import TensorBoard, check_tensorboard
 from trainer.world import World
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 class Telemetry(AbstractContextManager["Telemetry"]):
     """The reports of one run. Every rank makes the same calls, but ranks other than rank 0 only
-    serve their endpoint. No method waits for another rank.
+    serve their endpoint and log their samples. No method waits for another rank.
 
     `flops` counts the model's operations; pass it to report MFU. `checkpoint_every` is in steps.
     `skipped_steps` is the number of steps that the run skipped before this process.
@@ -60,34 +62,24 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         # Both are None without a port.
         self.metrics: Metrics | None = None
         self.endpoint: Endpoint | None = None
+        self._samples: JsonLines | None = None
+        self._tensorboard: Any = None
         self._phases, self._ranks = phases, Stragglers(world.size)
         self._is_log_written = True
-        peak = None
-        if flops is not None:
-            peak = peak_flops(world.device, flops.precision, config.peak_tflops)
-        self._utilization = Utilization(flops, peak, self.print_line)
+        self._utilization = Utilization(
+            flops, world.device, config.peak_tflops, print_line=self.print_line
+        )
 
     def __enter__(self) -> "Telemetry":
-        with ExitStack() as stack:
+        with ExitStack() as opened:
             if self.config.port is not None:  # open this first: its port may be in use
-                from trainer.telemetry.prometheus import Endpoint, Metrics
-
-                self.metrics = Metrics(
-                    self.world,
-                    start_step=self.start_step,
-                    num_steps=self.num_steps,
-                    global_batch=self.global_batch,
-                    restarts=self.restarts,
-                    phases=self._phases,
-                    checkpoint_every=self.checkpoint_every,
-                    skipped_steps=self.skipped_steps,
-                )
-                self.endpoint = stack.enter_context(
-                    closing(Endpoint(self.config, self.world.local_rank, self.metrics.registry))
-                )
+                self._open_endpoint(opened)
+            if self.config.sample_ids:
+                path = self.run / f"samples-rank{self.world.rank}.jsonl"
+                self._samples = opened.enter_context(closing(JsonLines(path)))
             if self.world.is_main:
-                self._open_files(stack)
-            self._opened = stack.pop_all()
+                self._open_files(opened)
+            self._opened = opened.pop_all()
         self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
         if self.endpoint is not None:
             self._print_address(self.endpoint)
@@ -104,6 +96,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     def is_due(self, step: int) -> bool:
         """Return whether `step` (counted from 1) is logged."""
         return step % self.config.log_every == 0 or step in (1, self.num_steps)
+
+    def samples(self, step: int, batch: Batch) -> None:
+        """Log the sample IDs of this rank's batch, for audits, if the recipe asks for it."""
+        if self._samples is not None:
+            self._samples.write({"step": step, "samples": batch.indices.tolist()})
 
     def beat(
         self,
@@ -125,30 +122,12 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             if len(busy_seconds) > 1:
                 self._ranks.add(busy_seconds)
 
-    def step(
-        self,
-        step: int,
-        *,
-        loss: float,
-        learning_rate: float,
-        gradient_norm: float,
-        bad_samples: int,
-        skipped_steps: int = 0,
-        **more: float,
-    ) -> None:
-        """Log a completed step for which `is_due` returned true. Rates cover the time since the
-        last logged step.
-
-        `bad_samples` and `skipped_steps` are totals for the run so far. `more` is written only to
-        the files.
+    def step(self, step: int, **numbers: Any) -> None:
+        """Log the `numbers` of a completed step for which `is_due` returned true: the loss, the
+        learning rate, the gradient norm, and the totals of bad samples and skipped steps of the run
+        so far. Rates cover the time since the last logged step.
         """
-        numbers: dict[str, Any] = {
-            "loss": loss,
-            "learning_rate": learning_rate,
-            "gradient_norm": gradient_norm,
-            "bad_samples": bad_samples,
-            "skipped_steps": skipped_steps,
-            **more,
+        numbers |= {
             **self._rates(step),
             "restarts": self.restarts,
             "memory": memory_bytes(self.world.device),
@@ -162,13 +141,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
             self.screen.step(step, numbers, self._pace.remaining_seconds())
-
-    def committed(self, folders: Sequence[Path]) -> None:
-        """Report committed checkpoints."""
-        for folder in folders:
-            step = step_of(folder)
-            assert step is not None, folder
-            self.event("checkpoint", step, f"checkpoint {folder}", folder=str(folder))
 
     def event(self, name: str, step: int, line: str, **numbers: Any) -> None:
         """Report an event at a step."""
@@ -187,19 +159,46 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             )
         self._is_log_written = is_written
 
-    def _open_files(self, stack: ExitStack) -> None:
+    def _draw(self, step: int, numbers: dict[str, Any], under: str = "") -> None:
+        """Write the numbers of a step to TensorBoard. A nested dict becomes a group."""
+        if self._tensorboard is None:
+            return
+        for name, value in numbers.items():
+            if isinstance(value, dict):
+                self._draw(step, value, f"{name}/")
+            elif isinstance(value, int | float):
+                self._tensorboard.add_scalar(under + name, value, step)
+        self._tensorboard.flush()
+
+    def _open_endpoint(self, opened: ExitStack) -> None:
+        from trainer.telemetry.prometheus import Endpoint, Metrics
+
+        self.metrics = Metrics(
+            self.world,
+            start_step=self.start_step,
+            num_steps=self.num_steps,
+            global_batch=self.global_batch,
+            restarts=self.restarts,
+            phases=self._phases,
+            checkpoint_every=self.checkpoint_every,
+            skipped_steps=self.skipped_steps,
+        )
+        endpoint = Endpoint(self.config, self.world.local_rank, self.metrics.registry)
+        self.endpoint = opened.enter_context(closing(endpoint))
+
+    def _open_files(self, opened: ExitStack) -> None:
         path = self.run / "metrics.jsonl"
         drop_lines_after(path, self.start_step, evaluated=self.evaluated)
-        self.file = stack.enter_context(closing(JsonLines(path)))
-        self.tensorboard: TensorBoard | None = None
+        self.file = opened.enter_context(closing(JsonLines(path)))
         if self.config.tensorboard:
-            folder = self.run / "tensorboard"
-            self.tensorboard = stack.enter_context(
-                closing(TensorBoard(folder, start_step=self.start_step))
-            )
-        self.screen = stack.enter_context(
-            closing(Screen(start_step=self.start_step, num_steps=self.num_steps))
-        )
+            from torch.utils.tensorboard import SummaryWriter  # imports the optional package
+
+            # TensorBoard hides the data that earlier processes wrote for later steps.
+            purge = self.start_step + 1 if self.start_step else None
+            writer: Any = SummaryWriter(str(self.run / "tensorboard"), purge_step=purge)
+            self._tensorboard = opened.enter_context(closing(writer))
+        screen = Screen(start_step=self.start_step, num_steps=self.num_steps)
+        self.screen = opened.enter_context(closing(screen))
 
     def _print_address(self, endpoint: "Endpoint") -> None:
         if self.world.is_main:
@@ -212,15 +211,13 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def _busy_ranks(self) -> dict[str, Any]:
         """Return the slowest rank and the busy times. Prints a message if one rank delays the
-        others.
-        """
+        others."""
         seconds = self._ranks.busy_seconds()
         if not seconds:
             return {}
         if self.metrics is not None:
             self.metrics.busy(seconds, self._ranks.slow_ranks())
-        notice = self._ranks.notice()
-        if notice is not None:
+        if (notice := self._ranks.notice()) is not None:
             self.print_line(notice)
         slowest = max(range(len(seconds)), key=seconds.__getitem__)
         busy = {"slowest": seconds[slowest], "median": median(seconds)}
@@ -228,8 +225,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
     def _rates(self, step: int) -> dict[str, Any]:
         """Return the rates since the last report, excluding the time of evaluations and
-        checkpoints.
-        """
+        checkpoints."""
         phases = self._phases.take()
         excluded = sum(phases.get(phase, 0.0) for phase in OUTSIDE_STEPS)
         elapsed, steps = self._pace.report(step, excluded)
@@ -241,10 +237,6 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         }
         mfu = self._utilization.take(elapsed)
         return rates if mfu is None else rates | {"mfu": mfu}
-
-    def _draw(self, step: int, numbers: dict[str, Any]) -> None:
-        if self.tensorboard is not None:
-            self.tensorboard.write(step, numbers)
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
@@ -259,3 +251,12 @@ def check_telemetry(config: TelemetryConfig, world: World) -> None:
         from trainer.telemetry.prometheus import Endpoint
 
         Endpoint(config, world.local_rank, CollectorRegistry()).close()
+
+
+def check_tensorboard() -> None:
+    """Raise ValueError if the optional package tensorboard is not installed."""
+    if find_spec("tensorboard") is None:
+        raise ValueError(
+            "telemetry.tensorboard is true, but the package tensorboard is not installed: run "
+            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false"
+        )

@@ -6,7 +6,6 @@ may write to it at the same time, which is safe, because both write the same byt
 """
 
 import fcntl
-import os
 import shutil
 import socket
 import tempfile
@@ -14,13 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from data.files import TEMPORARY, commit, explained, lock, temporary_path
+from data.files import TEMPORARY, commit, explained, flush, lock, temporary_path
 from data.remote.config import check_url, file_url, is_url
 from data.remote.fetch import explained as explained_url
 from data.remote.fetch import file_system
@@ -89,23 +87,13 @@ class OutputFolder:
         names = {entry["name"].strip("/"): entry["size"] or 0 for entry in entries}
         return {n.removeprefix(prefix): s for n, s in names.items() if n.startswith(prefix)}
 
-    def read(self, file: str, start: int = 0, size: int | None = None) -> bytes:
-        """Return a byte range of a file. Raises FileNotFoundError if the file does not exist."""
+    def read(self, file: str) -> bytes:
+        """Return the content of a file. Raises FileNotFoundError if the file does not exist."""
         where = self.location(file)
         if isinstance(where, Path):
-            with where.open("rb", buffering=0) as opened:
-                opened.seek(start)
-                return opened.read(-1 if size is None else size)
-        end = None if size is None else start + size
-        content: bytes = self._call(
-            "read", file, lambda files: files.cat_file(where, start=start or None, end=end)
-        )
+            return where.read_bytes()
+        content: bytes = self._call("read", file, lambda files: files.cat_file(where))
         return content
-
-    def read_all(self, files: Iterable[str]) -> Iterator[bytes]:
-        """Yield the content of each file. Several are read at the same time."""
-        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-            yield from pool.map(self.read, files)
 
     def write(self, file: str, content: bytes) -> None:
         """Write a small file."""
@@ -134,22 +122,22 @@ class OutputFolder:
         if isinstance(where, Path):
             staged.replace(where)
             return
-        upload = partial(_upload, staged=str(staged), url=where)
-        self._call("written", file, upload)
+        self._call(
+            "written", file, lambda files: files.put_file(str(staged), where, chunksize=_PART_BYTES)
+        )
 
     def delete(self, files: Iterable[str]) -> None:
         """Delete those of `files` that exist."""
-        if isinstance(self.folder, Path):
-            for file in files:
-                (self.folder / file).unlink(missing_ok=True)
-            return
         present = self.sizes()
-        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-            list(pool.map(self._delete, [file for file in files if file in present]))
+        for file in files:
+            where = self.location(file)
+            if isinstance(where, Path):
+                where.unlink(missing_ok=True)
+            elif file in present:
+                self._delete(file, where)
 
-    def _delete(self, file: str) -> None:
+    def _delete(self, file: str, url: str) -> None:
         # Unlike `rm`, `rm_file` does not interpret `*` and `[` in the name as a pattern.
-        url = self.location(file)
         with suppress(FileNotFoundError):
             self._call("deleted", file, lambda files: files.rm_file(url))
 
@@ -170,18 +158,6 @@ class OutputFolder:
         """Return the manifest, or None if there is none."""
         return Manifest.read(self.folder) if MANIFEST in self.sizes() else None
 
-    def index(self, file: str) -> ShardIndex:
-        """Return the index of a shard. Raises FileNotFoundError or ValueError if it is damaged."""
-        return self._parsed(file, self.read(_index_of(file)))
-
-    def _parsed(self, file: str, content: bytes) -> ShardIndex:
-        try:
-            return parse_index(content)
-        except ValueError as error:
-            raise ValueError(
-                f"{self.location(_index_of(file))} {error}: delete it and run kway shard again"
-            ) from error
-
     def finished(self, files: Iterable[str]) -> dict[str, ShardIndex]:
         """Return the indices of the shards that have been written completely, by file name.
 
@@ -190,11 +166,13 @@ class OutputFolder:
         sizes = self.sizes()
         complete = [file for file in files if file in sizes and _index_of(file) in sizes]
         found = {}
-        for file, content in zip(complete, self.read_all(map(_index_of, complete)), strict=True):
-            with suppress(ValueError):  # damaged, so the shard is written again
-                index = self._parsed(file, content)
-                if (index.info.file, index.info.bytes) == (file, sizes[file]):
-                    found[file] = index
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            contents = pool.map(self.read, map(_index_of, complete))
+            for file, content in zip(complete, contents, strict=True):
+                with suppress(ValueError):  # damaged, so the shard is written again
+                    index = parse_index(content)
+                    if (index.info.file, index.info.bytes) == (file, sizes[file]):
+                        found[file] = index
         return found
 
     def check_shared(self) -> None:
@@ -270,25 +248,31 @@ class OutputFolder:
         except (FileNotFoundError, ValidationError):
             try:
                 self._check_free(about)
-                self._write_note(about.model_dump_json(indent=1).encode())
+                self._write_note(about)
             except (ValueError, OSError):
-                self.delete([UNFINISHED])
-                if is_new and isinstance(self.folder, Path):
-                    with suppress(OSError):
-                        self.folder.rmdir()
+                if isinstance(self.folder, Path):
+                    self.delete([UNFINISHED])
+                    if is_new:
+                        with suppress(OSError):
+                            self.folder.rmdir()
                 raise
         else:
             check_same(self.folder, found, about)
 
-    def _write_note(self, content: bytes) -> None:
-        where = self.location(UNFINISHED)
+    def _write_note(self, about: SourceInfo) -> None:
+        where, content = self.location(UNFINISHED), about.model_dump_json(indent=1).encode()
         if isinstance(where, Path):  # write in place, because the file is locked
             with explained(where), where.open("wb") as file:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        else:
-            self.write(UNFINISHED, content)
+                flush(file)
+            return
+        try:  # of several runs that find an empty folder, one creates the note
+            self._call(
+                "written", UNFINISHED, lambda files: files.pipe_file(where, content, mode="create")
+            )
+        except FileExistsError:
+            found = SourceInfo.model_validate_json(self.read(UNFINISHED))
+            check_same(self.folder, found, about)
 
     def _check_free(self, about: SourceInfo) -> None:
         """Raise ValueError unless the folder is empty or contains finished shards of `about`."""
@@ -309,16 +293,12 @@ def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> N
         )
 
 
-def _upload(files: Any, *, staged: str, url: str) -> None:
-    files.put_file(staged, url, chunksize=_PART_BYTES)
-
-
 def _index_of(shard: str) -> str:
     return index_path(Path(shard)).name
 
 
 def _is_written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
-    return file in (LABEL_VECTORS, UNFINISHED) or file.endswith(
-        (".tar", INDEX_SUFFIX, SKIPPED, _REPAIRED, TEMPORARY)
+    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED, _REPAIRED) or file.endswith(
+        (".tar", INDEX_SUFFIX, TEMPORARY)
     )

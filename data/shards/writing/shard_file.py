@@ -1,7 +1,7 @@
-"""Writes one shard: a webdataset tar, its index, and the list of skipped samples."""
+"""Writes one shard: a webdataset tar and its index."""
 
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,20 +11,21 @@ from data.files import flush, sha256_of
 from data.shards.index import LABEL_EXTENSION, IndexBuilder, index_path
 from data.shards.manifest import ShardInfo
 from data.shards.writing.output import OutputFolder
-from data.skipped import Skipped, list_of_shard, to_lines
+from data.skipped import Skipped
 from data.sources.source import Sample
 
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """The result for one shard. info: None if every sample was skipped, so there is no shard.
+    """The result for one shard.
 
-    last_skipped: the last sample that was skipped, or None.
+    info: None if every sample was skipped, so there is no shard. skipped: the samples that
+    were skipped.
     """
 
     file: str
     info: ShardInfo | None
-    last_skipped: Skipped | None = None
+    skipped: Sequence[Skipped]
 
 
 def write_shard(
@@ -38,11 +39,9 @@ def write_shard(
     """
     index = IndexBuilder()
     with output.staged(file) as staged:
-        if skipped := _write_tar(staged, index, samples):
-            output.write(list_of_shard(file), to_lines(skipped, shard=file))
-        last = skipped[-1] if skipped else None
+        skipped = _write_tar(staged, index, samples)
         if not len(index):
-            return WrittenShard(file, None, last)
+            return WrittenShard(file, None, skipped)
         info = ShardInfo(
             file=file,
             split=split,
@@ -52,8 +51,9 @@ def write_shard(
             index_crc32=index.crc32(),
         )
         output.put(staged, file)
-    output.write(index_path(Path(file)).name, index.to_bytes(info))
-    return WrittenShard(file, info, last)
+    content = index.to_bytes(info, skipped=skipped)
+    output.write(index_path(Path(file)).name, content)
+    return WrittenShard(file, info, skipped)
 
 
 def _write_tar(

@@ -9,6 +9,7 @@ workers or on whether they are processes of this machine or tasks on a Ray clust
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,11 @@ from safetensors.numpy import save
 
 from data.files import sha256_of
 from data.messages import Report, silent
-from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
-from data.shards.writing.plans import Plan, plan_shards, shard_writer
-from data.skipped import SKIPPED, Skipped, by_shard, list_of_shard, to_lines
+from data.shards.writing.plans import plan_shards, shard_writer
+from data.shards.writing.shard_file import WrittenShard
+from data.skipped import SKIPPED, Skipped, to_lines
 from data.sources.source import Source
 
 
@@ -76,14 +78,14 @@ def write_shards(
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
-        finished: dict[str, ShardInfo | None] = {
-            file: index.info for file, index in output.finished([p.file for p in plans]).items()
+        finished = {
+            file: WrittenShard(file, index.info, index.skipped)
+            for file, index in output.finished([plan.file for plan in plans]).items()
         }
-        before = frozenset(finished)
+        resumed = len(finished)
         missing = [plan for plan in plans if plan.file not in finished]
         planned = sum(len(plan) for plan in plans)
         done = planned - sum(len(plan) for plan in missing)
-        last_skipped = None
 
         def count(number: int) -> None:
             nonlocal done
@@ -91,17 +93,22 @@ def write_shards(
             report(done, planned)
 
         for shard in write(missing, count):
-            finished[shard.file] = shard.info
-            last_skipped = shard.last_skipped or last_skipped
-        shards = tuple(info for plan in plans if (info := finished[plan.file]) is not None)
+            finished[shard.file] = shard
+        written = [finished[plan.file] for plan in plans]
+        shards = tuple(shard.info for shard in written if shard.info is not None)
         if not shards:
-            raise ValueError(
-                f"no shards were written, because all samples were skipped: {last_skipped}"
-            )
+            last = [one for shard in written for one in shard.skipped][-1]
+            raise ValueError(f"no shards were written, because all samples were skipped: {last}")
         # On an object store, another run of the same source may have finished in the meantime.
         manifest = _complete_manifest(output, about)
         if manifest is None:
-            _merge_lists(output, plans, before, ignored)
+            skipped = [to_lines(ignored)]
+            for shard in sorted(written, key=attrgetter("file")):
+                skipped.append(to_lines(shard.skipped, shard=shard.file))
+            if content := b"".join(skipped):
+                output.write(SKIPPED, content)
+            else:
+                output.delete([SKIPPED])
             vectors_sha256 = _write_vectors(output, source.label_vectors())
             manifest = Manifest(
                 modality=source.modality,
@@ -112,11 +119,9 @@ def write_shards(
                 label_vectors_sha256=vectors_sha256,
             )
             output.write(MANIFEST, manifest.to_bytes())
-        # Delete them last, because another run may still merge them.
-        output.delete(list_of_shard(plan.file) for plan in plans)
     return Written(
         manifest,
-        resumed=len(before),
+        resumed=resumed,
         num_skipped=planned - sum(shard.samples for shard in shards),
         skipped=_skipped(output),
     )
@@ -159,27 +164,3 @@ def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | No
         if isinstance(path, Path) and sha256_of(path) != manifest.label_vectors_sha256:
             return None
     return manifest
-
-
-def _merge_lists(
-    output: OutputFolder,
-    plans: Sequence[Plan],
-    before: frozenset[str],
-    ignored: Sequence[Skipped],
-) -> None:
-    """Merge the lists of the shards in `skipped.jsonl`, sorted by shard.
-
-    A finished folder has no lists of shards. If some of its shards were lost and written again, the
-    lines of the shards that existed `before` come from its `skipped.jsonl`.
-    """
-    present = output.sizes()
-    old = output.read(SKIPPED).splitlines(keepends=True) if SKIPPED in present else []
-    lines = {file: b"".join(of) for file, of in by_shard(old).items() if file in before}
-    lists = {plan.file: list_of_shard(plan.file) for plan in plans}
-    lists = {file: listed for file, listed in lists.items() if listed in present}
-    lines |= zip(lists, output.read_all(lists.values()), strict=True)
-    content = to_lines(ignored) + b"".join(lines[file] for file in sorted(lines))
-    if content:
-        output.write(SKIPPED, content)
-    else:
-        output.delete([SKIPPED])

@@ -13,19 +13,17 @@ from experiments.papers.experiments import (
     temperature,
     topk_algorithms,
     topk_sizes,
-    tree_base,
     tree_cifar,
-    tree_metric,
+    tree_hierarchies,
     tree_norms,
-    tree_regimes,
+    tree_synthetic,
     tree_twitter,
 )
 
 EXPERIMENTS: tuple[Experiment, ...] = (
-    tree_regimes.EXPERIMENT,
+    tree_synthetic.EXPERIMENT,
     tree_norms.EXPERIMENT,
-    tree_base.EXPERIMENT,
-    tree_metric.EXPERIMENT,
+    tree_hierarchies.EXPERIMENT,
     tree_cifar.EXPERIMENT,
     tree_twitter.EXPERIMENT,
     quadratic_lemmas.EXPERIMENT,

@@ -54,10 +54,12 @@ def nonzero_shares(settings: Mapping[str, Any], folders: Folders) -> Measures:
     weights.
     """
     from data.shards.manifest import Manifest
+    from experiments.networks import register_networks
     from trainer.recipe import build_recipe
     from trainer.task import build_task
     from trainer.world import open_world
 
+    register_networks()
     shards = shards_of(Dataset(**settings["dataset"]), folders)
     tree = dict(settings["recipe"])
     tree |= {"run": str(folders.work / "run"), "data": {**tree["data"], "shards": str(shards)}}

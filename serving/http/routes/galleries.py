@@ -1,5 +1,6 @@
 """`/v1/galleries`: list and search indexed collections, and return thumbnails of their items."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -9,21 +10,20 @@ from data.messages import one_line
 from serving.answer import Rule
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
-from serving.galleries.searching import Galleries, Page
+from serving.galleries.searching import Galleries
 from serving.http.entry import VersionDep
 from serving.http.error_responses import ERROR_RESPONSES
-from serving.http.openapi import request_body, schema_of
+from serving.http.openapi import request_body
 from serving.http.query_body import ClassesBody, max_values
 from serving.http.request_body import parse_json, read_body
 from serving.limits import check_count
-from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
+from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
 from serving.versions import Version
 
 _MAX_LIMIT = 1000
 # Limit on the total number of hits in one response. A response with this many hits is about 2 MB.
 _MAX_HITS = 10_000
-# The number after the index in an id identifies the item (`Gallery.id_of`).
-_INDEX_OR_ID = r"^(\d{1,30}|\d{1,18}\.[0-9a-f]{8})$"
+_INDEX_OR_ID = r"^[0-9]{1,30}(\.[0-9a-f]{8})?$"
 
 
 class SearchBody(ClassesBody, Rule):
@@ -40,10 +40,7 @@ class SearchBody(ClassesBody, Rule):
     )
     offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
     exact: bool | None = Field(
-        None,
-        description="true: score all items. false: use the gallery's index, if there is one, which "
-        "finds at most 100 hits. Default: use it if its recall is at least 0.95 and offset + limit "
-        "is at most 100",
+        None, deprecated=True, description="has no effect: every search scores all items"
     )
 
 
@@ -61,7 +58,7 @@ async def listed(version: VersionDep) -> GalleryList:
 @router.post(
     "/v1/galleries/{name}/search",
     responses=ERROR_RESPONSES,
-    openapi_extra=request_body({"application/json": {"schema": schema_of(SearchBody)}}),
+    openapi_extra=request_body(SearchBody),
 )
 async def search(name: str, request: Request, version: VersionDep) -> Hits:
     """Search a gallery for classes.
@@ -85,8 +82,8 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
                 f"{_MAX_HITS} hits. Reduce their number or the limit",
             )
         query = await service.make_query(body.classes, body)
-        page = Page(body.offset, body.limit, body.exact)
-        found: Hits = await service.in_thread(galleries.search, name, query, page)
+        search = partial(galleries.search, offset=body.offset, limit=body.limit)
+        found: Hits = await service.in_thread(search, name, query)
         return found
 
 
@@ -107,8 +104,8 @@ async def thumbnail(
 ) -> Response:
     """Return a thumbnail of an item."""
     gallery = _named(version.galleries, name)
-    index = int(item) if item.isdecimal() else gallery.index_of_id(item)
-    if index is None or index >= gallery.num_items:
+    index = gallery.index_of(item)
+    if index is None:
         raise ApiError(
             404,
             "unknown_item",
@@ -126,23 +123,13 @@ async def thumbnail(
 
 
 def _describe(name: str, version: Version) -> GalleryFound:
-    error = version.galleries.unavailable.get(name)
-    if error is not None:
-        return GalleryFound(
-            name=name,
-            unavailable=one_line(error),
-            num_items=0,
-            reads=version.service.model.reads,
-            thumbnails=False,
-        )
-    info = version.galleries.available[name].info
-    index = info.index and GalleryIndex.model_validate(info.index, from_attributes=True)
+    gallery, error = version.galleries.available.get(name), version.galleries.unavailable.get(name)
     return GalleryFound(
         name=name,
-        num_items=info.num_items,
-        reads=info.reads,
-        thumbnails=info.thumbnails,
-        index=index,
+        unavailable=error and one_line(error),
+        num_items=gallery.num_items if gallery else 0,
+        reads=version.service.model.reads,
+        thumbnails=gallery is not None and gallery.info.thumbnails,
     )
 
 

@@ -16,8 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from serving.api_error import ApiError, validated
-from serving.http.entry import ServiceDep, without_token
-from serving.http.openapi import request_body, schema_of
+from serving.http.entry import ServiceDep
 from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
 from serving.inference import tensors
@@ -26,7 +25,6 @@ from serving.inference.tensors import (
     InferenceResponse,
     RequestInput,
     check_model,
-    check_parameters,
     elements_of,
     invalid_inference,
 )
@@ -46,7 +44,8 @@ _BINARY = {_MEDIA_TYPE: {"schema": {"type": "string", "format": "binary"}}}
 _BINARY_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}}
 _NO_MODEL: dict[int | str, dict[str, Any]] = {404: {"model": ProtocolError}}
 _NOT_READY: dict[int | str, dict[str, Any]] = {503: {"description": "The model is not ready"}}
-_BODY = request_body({"application/json": {"schema": schema_of(InferenceRequest)}, **_BINARY})
+_JSON = {"schema": {"type": "object", "description": "a request of the protocol"}}
+_BODY = {"requestBody": {"required": True, "content": {"application/json": _JSON, **_BINARY}}}
 
 
 class _ProtocolRoute(APIRoute):
@@ -74,16 +73,13 @@ async def server() -> dict[str, Any]:
     return tensors.server_metadata()
 
 
-# As over gRPC, these two routes do not require a token, because Kubernetes probes do not send one.
 @router.get("/v2/health/live")
-@without_token
 async def live() -> dict[str, bool]:
     """Check that the server is running."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", responses=_NOT_READY)
-@without_token
 async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
     found = tensors.is_ready(service)
@@ -103,14 +99,6 @@ async def model_ready(name: str, service: ServiceDep, response: Response) -> dic
     """Check that the model is ready."""
     check_model(service, name)
     return {"name": name, **await ready(service, response)}
-
-
-@router.api_route(
-    "/v2/models/{name}/versions/{version:path}", methods=["GET", "POST"], include_in_schema=False
-)
-async def versioned(name: str, version: str, service: ServiceDep) -> None:
-    """Reject requests for a version."""
-    check_model(service, name, version.partition("/")[0] or "/")
 
 
 @router.post(
@@ -156,10 +144,6 @@ def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
     found = parse_json(raw[:length], most)
     body = validated(InferenceRequest, found, "invalid_inference", status=400)
     for one in body.inputs:
-        check_parameters(one.parameters, ("binary_data_size",), f" of {one.name[:80]}")
-    for output in body.outputs:
-        check_parameters(output.parameters, ("binary_data",), f" of {output.name[:80]}")
-    for one in body.inputs:
         length += _read_data(one, raw, length, most)
     if length != len(raw):
         raise invalid_inference(f"{len(raw) - length} bytes follow the last input. Remove them")
@@ -169,7 +153,7 @@ def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
 def _read_data(tensor: RequestInput, raw: bytes, start: int, most: int) -> int:
     """Set the data of an input to its elements, which begin at `start` if they are binary. Returns
     the number of binary bytes."""
-    name, size = tensor.name[:80], tensor.parameters.get("binary_data_size")
+    name, size = tensor.name[:80], tensor.parameters.binary_data_size
     if (size is None) == ("data" not in tensor.model_fields_set):
         raise invalid_inference(
             f"{name} must have either data or binary_data_size. Send exactly one of them"
@@ -177,10 +161,6 @@ def _read_data(tensor: RequestInput, raw: bytes, start: int, most: int) -> int:
     if size is None:
         tensor.data = _elements(tensor)
         return 0
-    if type(size) is not int or size < 0:
-        raise invalid_inference(
-            f"{name} has binary_data_size {str(size)[:40]}. Send a number of bytes"
-        )
     if start + size > len(raw):
         raise invalid_inference(
             f"{name} has binary_data_size {size}, but only {len(raw) - start} bytes remain after "
@@ -213,12 +193,12 @@ def _elements(tensor: RequestInput) -> list[Any]:
 def _response_of(request: InferenceRequest, answer: InferenceResponse) -> Response:
     """Return `answer` with each output in the format that the request specifies. An output's own
     setting overrides the request's."""
-    default = request.parameters.get("binary_data_output")
-    is_binary = {one.name: one.parameters.get("binary_data", default) for one in request.outputs}
+    default = request.parameters.binary_data_output
+    own = {one.name: one.parameters.binary_data for one in request.outputs}
     raw: list[bytes] = []
     binary: dict[int, set[str]] = {}
     for position, one in enumerate(answer.outputs):
-        if is_binary.get(one.name, default) is True:
+        if default if (is_binary := own.get(one.name)) is None else is_binary:
             raw.append(one.array().tobytes())
             one.parameters, binary[position] = {"binary_data_size": len(raw[-1])}, {"data"}
     head = answer.model_dump_json(exclude_unset=True, exclude={"outputs": binary}).encode()

@@ -5,14 +5,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi import Query as QueryParam
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
 
-from serving.api_error import ApiError
+from serving.api_error import ApiError, validated
 from serving.http.entry import ServiceDep
-from serving.http.error_responses import ERROR_RESPONSES, client_left, response_of
-from serving.http.openapi import raw_inputs, request_body, schema_of
+from serving.http.error_responses import ERROR_RESPONSES
+from serving.http.openapi import raw_inputs, request_body
 from serving.http.query_body import (
     ClassifyBody,
     ClassifyParameters,
@@ -22,22 +21,12 @@ from serving.http.query_body import (
 )
 from serving.limits import check_count
 from serving.schemas import Answer, Classification
-from serving.service import Service
 
 _PATH = "/v1/query"
-_NO_PARAMETERS = QueryParameters()
-_FORM = {
-    "type": "object",
-    "required": ["classes"],
-    "properties": {
-        "classes": {"type": "array", "items": {"type": "string"}},
-        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
-        "texts": {"type": "array", "items": {"type": "string"}},
-        "recall": {"type": "number"},
-        "threshold": {"type": "number"},
-        "require": {"enum": ["guaranteed"]},
-    },
-}
+_NONE = QueryParameters()
+_FILES = {"images": {"type": "array", "items": {"type": "string", "format": "binary"}}}
+_JSON_FIELDS = QueryBody.model_json_schema()
+_FORM = {**_JSON_FIELDS, "properties": {**_JSON_FIELDS["properties"], **_FILES}}
 
 
 router = APIRouter()
@@ -45,44 +34,37 @@ router = APIRouter()
 
 @router.post(
     _PATH,
+    response_model=Answer,
     responses=ERROR_RESPONSES,
     openapi_extra=request_body(
-        {
-            "application/json": {"schema": schema_of(QueryBody)},
-            "multipart/form-data": {"schema": _FORM},
-            **raw_inputs("the classes are in the URL"),
-        }
+        QueryBody,
+        **{"multipart/form-data": {"schema": _FORM}},
+        **raw_inputs("the classes are in the URL"),
     ),
 )
 async def query(
     request: Request, parameters: Annotated[QueryParameters, QueryParam()], service: ServiceDep
-) -> Answer:
+) -> Response:
     """Does each image or text belong to these classes?
 
     Send JSON with images in base64, a form with files, or a single image or text as the body, with
     the classes in the URL.
     """
-    return await _answered(request, parameters, service)
-
-
-async def _answered(request: Request, parameters: QueryParameters, service: Service) -> Answer:
     async with service.admitted(request.state.client) as progress:
         asked, inputs = await read_query(request, parameters, QueryBody, service, progress)
+        if not asked.classes:
+            message = "classes is empty. Add at least one class to the URL, as ?classes=NAME"
+            raise ApiError(422, "invalid_query", message)
         check_count(len(asked.classes), "classes", service.config.max_classes)
         answer = await service.answer(inputs, await service.make_query(asked.classes, asked))
         progress.inputs = len(answer.results)
-        return answer
+        return Response(answer.model_dump_json(), media_type="application/json")
 
 
 @router.post(
     "/v1/classify",
     responses=ERROR_RESPONSES,
-    openapi_extra=request_body(
-        {
-            "application/json": {"schema": schema_of(ClassifyBody)},
-            **raw_inputs("`top` and the rule are in the URL"),
-        }
-    ),
+    openapi_extra=request_body(ClassifyBody, **raw_inputs("`top` and the rule are in the URL")),
 )
 async def classify(
     request: Request, parameters: Annotated[ClassifyParameters, QueryParam()], service: ServiceDep
@@ -100,34 +82,13 @@ async def classify(
         return found
 
 
-class DirectQuery:
-    """ASGI middleware that answers the most frequent request, a JSON query, without FastAPI, and
-    passes other requests to the application.
-
-    FastAPI's routing, dependencies and serialization take more CPU time than all other work for
-    such a request except the model's.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _is_json_query(scope):
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            answer = await _answered(request, _NO_PARAMETERS, request.state.version.service)
-            response = Response(answer.model_dump_json(), media_type="application/json")
-        except ApiError as error:
-            response = response_of(error)
-        except ClientDisconnect:
-            response = client_left()
-        await response(scope, receive, send)
+async def _direct(request: Request) -> Response:
+    names = request.query_params
+    values = {name: names.getlist(name) if name == "classes" else names[name] for name in names}
+    parameters = validated(QueryParameters, values, "invalid_parameter") if values else _NONE
+    return await query(request, parameters, request.state.version.service)
 
 
-def _is_json_query(scope: Scope) -> bool:
-    if scope["type"] != "http" or scope["path"] != _PATH or scope["method"] != "POST":
-        return False
-    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
-    return kinds == [b"application/json"] and not scope["query_string"]
+# Answers queries in place of FastAPI's route, whose dependencies and serialization take more CPU
+# time than all other work for a query except the model's.
+DIRECT_QUERY = Route(_PATH, _direct, methods=["POST"])

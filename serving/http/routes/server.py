@@ -9,24 +9,10 @@ from pydantic import BaseModel, Field
 
 from data.images.config import ImageConfig
 from serving.api_error import ApiError
-from serving.http.entry import ServiceDep, without_token
-from serving.schemas import ErrorBody, ModelLogits
+from serving.http.entry import ServiceDep
+from serving.schemas import ErrorBody, Limits, ModelLogits
 from trainer.backbone.precision import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
-
-
-class Health(BaseModel):
-    status: str
-
-
-class Limits(BaseModel):
-    """Limits on one request."""
-
-    max_inputs: int
-    max_classes: int
-    max_text_chars: int
-    max_body_bytes: int
-    max_pixels: int
 
 
 class ModelInfo(BaseModel):
@@ -81,14 +67,13 @@ async def info(service: ServiceDep) -> ModelInfo:
 
 
 @router.get("/health", responses={503: {"model": ErrorBody}})
-@without_token
-async def health(service: ServiceDep) -> Health:
+async def health(service: ServiceDep) -> dict[str, str]:
     """Check that the server is ready: the model has passed its self-check and responds."""
     try:
         service.check_health()
     except RuntimeError as error:
         raise ApiError(503, "unhealthy", str(error)) from error
-    return Health(status="ready")
+    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=Response, responses={404: {"model": ErrorBody}})

@@ -1,9 +1,7 @@
 """Compiles the kernels ahead of time for GPUs that need not be there, and prints what they use.
 
 `python -m tests.heads.tiles.compile_kernels ce:bf16:90` prints a line of JSON for each kernel, with
-and without its optional arguments. `python -m tests.heads.tiles.compile_kernels variants` prints
-for how many combinations of sizes Triton would compile each kernel. Both must run in a process of
-their own, without TRITON_INTERPRET.
+and without its optional arguments. It must run in a process of its own, without TRITON_INTERPRET.
 """
 
 import json
@@ -19,16 +17,14 @@ from typing import Any
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import create_function_from_signature
+from triton.compiler import ASTSource
 
 from heads.losses import LOSSES
-from heads.losses.tile import MAX, Reduction, Tile
+from heads.losses.tile import Reduction, Tile
 from heads.rows import update_kernel
 from heads.rows.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 from heads.tiles import kernels
-from heads.tiles.launch import BlockInputs
-from heads.tiles.operators import kernel_config, kernel_options
+from heads.tiles.launch import kernel_config, kernel_options
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}
@@ -135,47 +131,8 @@ def _resources(cubin: bytes) -> dict[str, int]:
     return {"registers": used["REG"], "spilled": used["STACK"] + used["LOCAL"]}
 
 
-class _Variants:
-    """Replaces a kernel, and collects the variants that launches would compile."""
-
-    def __init__(self, kernel: Any) -> None:
-        backend = make_backend(GPUTarget("cuda", 90, 32))
-        self._bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-        self.found: set[str] = set()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **kwargs: Any) -> None:
-            _, specialization, options = self._bind(*args, **kwargs)
-            self.found.add(f"{specialization} {options}")
-
-        return launch
-
-
-def variants() -> dict[str, int]:
-    """Return the number of variants of each kernel for blocks of 64 classes at different positions,
-    and for different numbers of rows and splits."""
-    names = "statistics_kernel", "gradient_kernel"
-    found = {name: _Variants(getattr(kernels, name)) for name in names}
-    for name in names:
-        setattr(kernels, name, found[name])
-    rows, class_ids = torch.zeros(64, 32), torch.arange(64)
-    for num_rows, first_class, num_splits in product((1, 16, 21), (0, 1, 64, 100), (1, 5, 16)):
-        features, labels = torch.zeros(num_rows, 32), torch.zeros(num_rows, dtype=torch.int64)
-        block = BlockInputs(features, rows, None, None, None, class_ids, labels, first_class)
-        totals = torch.zeros(1, 2 * num_splits, num_rows)
-        winners = torch.zeros(2 * num_splits, num_rows, dtype=torch.int64)
-        for first_split in (0, num_splits):
-            splits = slice(first_split, first_split + num_splits)
-            block.write_statistics(MAX, splits, totals, winners)
-        block.gradient(MAX, totals[:, 0], winners[0], totals[:, 0], of_shifts=True)
-    return {name: len(each.found) for name, each in found.items()}
-
-
 if __name__ == "__main__":
     for case in sys.argv[1:]:
-        if case == "variants":
-            print(json.dumps(variants()))
-            continue
         kind, dtype, capability = case.split(":")
         if kind == "update":
             for line in compiled_update(dtype, int(capability)):

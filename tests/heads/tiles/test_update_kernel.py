@@ -45,7 +45,7 @@ def with_torch(values, nodes, grad, keeps, divisor):
     values.write(nodes, torch.where(keeps, old, new), bits)
 
 
-@pytest.mark.parametrize("dim", [1, 5, 64, 100])
+@pytest.mark.parametrize("dim", [1, 64, 100])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_the_kernel_gives_the_bits_of_torch(dtype, dim):
     for nodes, divisor in ((slice(0, 9), None), (torch.tensor([8, 2, 5, 0]), torch.tensor(4.0))):

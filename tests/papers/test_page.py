@@ -1,0 +1,85 @@
+"""The pages of the papers' experiments: rows, statuses and stored results."""
+
+import json
+
+import pytest
+
+from experiments.papers.experiments import EXPERIMENTS
+from experiments.papers.page import Status, details_text, row, status, summary, summary_text
+from experiments.papers.run_experiments import stored_sections
+from experiments.papers.section import Claim, Kind, Section, Table, Verdict
+from tests.system.processes import ROOT
+
+RESULTS = ROOT / "experiments" / "papers" / "results"
+
+
+def claim(verdict: Verdict, evidence: str = "") -> Claim:
+    return Claim("it wins", verdict, evidence, Kind.PAPER)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "scale", "expected"),
+    [
+        (["holds"], "published", Status.REPRODUCED),
+        (["holds", "holds"], "an MLP", Status.DIRECTION),
+        (["holds", "does not hold"], "published", Status.CONTRADICTED),
+        (["holds", "does not hold"], "an MLP", Status.NOT_SETTLED),
+        (["holds", "not settled"], "published", Status.NOT_SETTLED),
+        (["degenerate"], "published", Status.NOT_SETTLED),
+    ],
+)
+def test_only_the_published_scale_can_reproduce_or_contradict(
+    verdicts: list[Verdict], scale: str, expected: Status
+) -> None:
+    assert status([claim(verdict) for verdict in verdicts], scale) is expected
+
+
+def test_a_rate_at_the_edge_of_its_search_settles_nothing() -> None:
+    edge = claim("holds", "1 > 0; the best rate is at an edge of the grid for ce (0.3)")
+    assert status([claim("holds"), edge], "published") is Status.NOT_SETTLED
+
+
+def test_a_row_of_an_unknown_claim_is_an_error() -> None:
+    definition = {
+        **dict.fromkeys(("item", "claim", "published", "scale"), ""),
+        "experiment": "one",
+        "claims": ["it loses"],
+    }
+    with pytest.raises(KeyError, match="it loses"):
+        row(definition, {"one": Section("one", "001", "One", "", claims=[claim("holds")])})
+
+
+def test_every_row_has_stored_results_or_the_reason_why_it_was_not_run() -> None:
+    sections = {one.name: one for one in stored_sections(ROOT, EXPERIMENTS, kept=RESULTS)}
+    for paper, definition in summary().items():
+        for one in definition["rows"]:
+            found = row(one, sections)
+            assert (found.status is Status.NOT_RUN) == ("not_run" in one), (paper, found)
+
+
+def test_the_committed_pages_are_made_from_the_stored_results() -> None:
+    sections = stored_sections(ROOT, EXPERIMENTS, kept=RESULTS)
+    docs = ROOT / "docs"
+    assert (docs / "papers.md").read_text(encoding="utf-8") == summary_text(sections)
+    for paper in summary():
+        of_paper = [one for one in sections if one.paper == paper]
+        text = (docs / "papers" / f"{paper}.md").read_text(encoding="utf-8")
+        assert text == details_text(paper, of_paper)
+        for plot in (plot for one in of_paper for plot in one.plots):
+            assert (docs / "papers" / plot.file).is_file()
+
+
+def test_the_details_contain_every_claim_and_table_with_escaped_cells() -> None:
+    section = Section(
+        "one",
+        "001",
+        "One",
+        "As it was.",
+        claims=[Claim("a|b", "holds", "1 > 0", Kind.PAPER)],
+        tables=[Table("T", ["x", "y"], [["1", "2|3"]])],
+        remarks=["A remark."],
+    )
+    text = details_text("001", [Section.from_json(json.loads(json.dumps(section.to_json())))])  # type: ignore[list-item]
+    assert "| a\\|b | holds | 1 > 0 |" in text
+    assert "| 1 | 2\\|3 |" in text
+    assert "- A remark." in text
