@@ -3,10 +3,8 @@
 Image files are not opened here; they are validated later.
 """
 
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from data.files import is_hidden
 from data.remote.input_path import InputPath
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
@@ -25,22 +23,9 @@ def why_not_image(path: InputPath) -> str | None:
         return HIDDEN_FILE
     if not is_image_name(path.name):
         return NOT_AN_IMAGE
-    return None if path.is_file() else why_not_file(path)
+    return None if path.is_file() else not_file(path)
 
 
-def why_not_file(path: InputPath) -> str:
+def not_file(path: InputPath) -> str:
     """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
-
-
-def entries_outside_class_folders(folder: InputPath) -> Iterator[tuple[InputPath, str]]:
-    """Yield the entries of `folder` that are not class folders, each with the reason why it is not
-    read.
-
-    A broken link among them may represent a class.
-    """
-    for path in folder.iterdir():
-        if not path.is_dir():
-            yield path, "outside the class folders" if path.is_file() else why_not_file(path)
-        elif is_hidden(path.name):
-            yield path, HIDDEN_FOLDER
