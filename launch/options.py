@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from data.option import NOT_A_FLAG, Argument, Option, Supplied
-from data.remote.input_path import Input
+from data.sources.input_path import Input
 
 T = TypeVar("T")
 Given = dict[str, Any]

@@ -6,17 +6,16 @@ import tarfile
 import zlib
 from collections.abc import Collection
 from lzma import LZMAError
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from data.files import is_of_file_system
 from data.messages import one_line
-from data.remote.input_path import InputPath
 
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
 def published_files(
-    path: InputPath, inner: str, names: Collection[str], published: str
+    path: Path, inner: str, names: Collection[str], published: str
 ) -> dict[str, bytes]:
     """Return the contents of the files `names` in an archive, which may be compressed, or in an
     unpacked folder or its subfolder `inner`.
@@ -36,7 +35,7 @@ def published_files(
     return found
 
 
-def _archived(archive: InputPath, names: Collection[str]) -> dict[str, bytes]:
+def _archived(archive: Path, names: Collection[str]) -> dict[str, bytes]:
     found = {}
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file) as members:

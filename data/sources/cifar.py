@@ -8,6 +8,7 @@ are not supported.
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -15,10 +16,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
-from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.archive import published_files
+from data.sources.input_path import Input
 from data.sources.packing import PixelTask, render_pixels
 from data.sources.source import STRICT, Sample, Source
 
@@ -70,7 +71,7 @@ class _Cifar(Source):
         return render_pixels(task._replace(pixels=planes.transpose(1, 2, 0)))
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.path
 
     def notes(self) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from data.messages import Report, shown, silent
 from data.processes import over_jobs
-from data.remote.input_path import InputPath
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
@@ -84,7 +83,7 @@ class RecordSource(FirstPassSource):
     spans. A source is pickled for them.
     """
 
-    files: Sequence[InputPath]
+    files: Sequence[Path]
     split: str | None
     test_fraction: float
     workers: int | None

@@ -9,12 +9,12 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from data.remote.input_path import InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.sources.archive import published_files
 
@@ -51,7 +51,7 @@ class Synset:
 class Devkit:
     """Synsets by WordNet ID. `truth[i]` is the synset of validation image i + 1."""
 
-    path: InputPath
+    path: Path
     synsets: Mapping[str, Synset]
     truth: tuple[str, ...]
 
@@ -99,7 +99,7 @@ class Devkit:
         return names
 
 
-def read_devkit(path: InputPath) -> Devkit:
+def read_devkit(path: Path) -> Devkit:
     """Read the devkit from the archive, or from a folder that contains `data/` or its two
     files.
 

@@ -3,9 +3,7 @@
 Image files are not opened here; they are validated later.
 """
 
-from pathlib import PurePosixPath
-
-from data.remote.input_path import InputPath
+from pathlib import Path, PurePosixPath
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
@@ -17,7 +15,7 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and PurePosixPath(name).suffix.lower() in ENDINGS
 
 
-def why_not_image(path: InputPath) -> str | None:
+def why_not_image(path: Path) -> str | None:
     """Return the reason to skip a file in a class folder, or None for an image."""
     if path.name.startswith("."):  # macOS writes .DS_Store and ._NAME
         return HIDDEN_FILE
@@ -26,6 +24,6 @@ def why_not_image(path: InputPath) -> str | None:
     return None if path.is_file() else not_file(path)
 
 
-def not_file(path: InputPath) -> str:
+def not_file(path: Path) -> str:
     """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -11,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from data.files import is_hidden, walk_directory
 from data.option import Argument, Option
-from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import (
     SPLIT_OF_WORD,
@@ -29,6 +29,7 @@ from data.sources.image_files import (
     not_file,
     why_not_image,
 )
+from data.sources.input_path import Input, check_folder
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, Sample, Source
@@ -144,7 +145,7 @@ class ImageFolder(PackedImages, Source):
         )
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.folder
 
     def announcement(self) -> str | None:
@@ -252,16 +253,16 @@ class _Listing:
     folders that are not read.
     """
 
-    def __init__(self, root: InputPath) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         self.files: list[File] = []
         self.spellings: defaultdict[str, set[str]] = defaultdict(set)
         self.skipped: list[Skipped] = []
 
-    def skip(self, path: InputPath, reason: str) -> None:
+    def skip(self, path: Path, reason: str) -> None:
         self.skipped.append(Skipped(str(path.relative_to(self.root)), reason))
 
-    def skip_outside(self, folder: InputPath) -> None:
+    def skip_outside(self, folder: Path) -> None:
         """Skip the entries of `folder` that are not class folders. A broken link among them may
         represent a class.
         """
@@ -271,7 +272,7 @@ class _Listing:
             elif is_hidden(path.name):
                 self.skip(path, HIDDEN_FOLDER)
 
-    def add_classes(self, base: InputPath, split: str | None) -> set[str]:
+    def add_classes(self, base: Path, split: str | None) -> set[str]:
         """Add the images of each class folder in `base`, and return the classes.
 
         Raises ValueError for a class folder with several subfolders of images, because these may be
@@ -308,7 +309,7 @@ class _Listing:
         self.skip_outside(base)
         return found
 
-    def _remove_links(self, parent: InputPath, folders: list[str]) -> None:
+    def _remove_links(self, parent: Path, folders: list[str]) -> None:
         """Remove links and hidden folders from `folders`, so that they are not walked."""
         for name in list(folders):
             path = parent / name
@@ -318,5 +319,5 @@ class _Listing:
                 folders.remove(name)
 
 
-def _folders(folder: InputPath) -> list[InputPath]:
+def _folders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name))

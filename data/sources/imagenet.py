@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -19,11 +19,11 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.image_files import HIDDEN_FILE, NOT_AN_IMAGE, is_image_name
+from data.sources.input_path import Input, check_folder, read_range
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, Sample, Source
 from data.tars.headers import Fault, Member, walk
@@ -135,7 +135,7 @@ class ImageNet(PackedImages, Source):
         )
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.folder
 
     def notes(self) -> list[str]:
@@ -285,7 +285,7 @@ def _differences(
         )
 
 
-def tar_members(path: InputPath, inside: Member | None = None) -> list[Member]:
+def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
     """Return, in order, the files in the tar `path`, or in the tar `inside` that it contains.
 
     This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -16,8 +17,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
-from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
+from data.sources.input_path import Input, check_folder
 from data.sources.packing import PixelTask, render_pixels
 from data.sources.source import STRICT, Sample, Source
 from data.tars.labels import read_class_names
@@ -99,7 +100,7 @@ class Mnist(Source):
         return arrays
 
 
-def _read_idx(folder: InputPath, stem: str, num_axes: int) -> np.ndarray:
+def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
     """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` as written by some unpacking tools, as a uint8
     array.
     """

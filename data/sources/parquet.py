@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import duckdb
 
 from data.messages import one_line
-from data.remote.input_path import InputPath
 from data.text.records import SPAN_BYTES, Fields
 
 PARQUET = ".parquet"
@@ -26,7 +26,7 @@ class ParquetFile:
     DuckDB reserves.
     """
 
-    def __init__(self, path: InputPath) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
             raise FileNotFoundError(f"{path} is not a file: pass a table")
@@ -72,7 +72,7 @@ class ParquetFile:
         return f"{self.path}, row {row}"
 
 
-def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
+def _query(path: Path, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query whose first parameter is the name of the file."""
     with duckdb.connect(config={"threads": "1"}) as connection:
         # DuckDB reads a name as a glob pattern.

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict
 
 from data.processes import end_with_parent, in_order, spawned
-from data.remote.input_path import InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
@@ -62,7 +62,7 @@ class Source(ABC):
     compares_splits: ClassVar[bool] = False
 
     @property
-    def origin(self) -> InputPath | None:
+    def origin(self) -> Path | None:
         """The file or folder that notes refer to."""
         return None
 

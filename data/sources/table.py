@@ -18,11 +18,11 @@ from pydantic_core import ArgsKwargs
 from data.files import is_hidden, walk_directory
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.input_path import Input, InputPath
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
+from data.sources.input_path import Input
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.parquet import ParquetFile
@@ -309,7 +309,7 @@ class Table(PackedImages, RecordSource):
         return list(dict.fromkeys(name for name in names if name is not None))
 
     @property
-    def _root(self) -> InputPath:
+    def _root(self) -> Path:
         return self.files[0].parent if self.images is None else self.images
 
 

@@ -9,10 +9,10 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from data.messages import shown
-from data.remote.input_path import InputPath
 
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 
@@ -41,7 +41,7 @@ class RecordFile:
     columns: the names in the first line of a table, or None for JSONL.
     """
 
-    path: InputPath
+    path: Path
     kind: Kind
     columns: tuple[str, ...] | None
     start: int
@@ -152,7 +152,7 @@ class RecordFile:
             ) from error
 
 
-def open_records(path: InputPath) -> RecordFile:
+def open_records(path: Path) -> RecordFile:
     """Open a record file. The extension determines its format, and the first line determines its
     columns.
 
@@ -204,7 +204,7 @@ def text_field(fields: Fields, name: str) -> str | None:
     return text
 
 
-def digest(paths: Sequence[InputPath]) -> str:
+def digest(paths: Sequence[Path]) -> str:
     """Return 16 hexadecimal digits of a hash of the files' names, sizes and contents.
 
     In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another
@@ -222,7 +222,7 @@ def digest(paths: Sequence[InputPath]) -> str:
     return whole.hexdigest()[:16]
 
 
-def _heading(path: InputPath, kind: Kind) -> tuple[tuple[str, ...], int]:
+def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     with path.open("rb") as file:
         line = file.readline(_MAX_RECORD_BYTES)
         start = file.tell()
