@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 
 from data.config import SamplingConfig
-from data.loading.sampling import _groups, _shares, sample_list_bytes, training_counts
-from data.shards.mixture import load_manifest, open_mixture
+from data.loading.sampling import training_counts
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
-from launch.plan.classes import classes_of, num_samples, shards_of, stored_samples
-from launch.plan.cluster import Machine
-from launch.plan.plan import Plan, PlanRequest
+from launch.plan.plan import Shards
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
@@ -101,10 +98,10 @@ def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_plan
     assert load_evaluation(recipe.run / "evaluations", step=6).metrics == measured
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     assert len(Bundle.open(tmp_path / "bundle").classes) == 15
-    manifest = shards_of(recipe)
+    planned = Shards.of(recipe.data)
     with open_split(glyphs, "train") as one, open_split(more_glyphs, "train") as other:
-        assert num_samples(recipe, manifest, None) == len(one) + len(other)
-    assert classes_of(recipe, manifest, None, class_ranks=1).num_classes == 15
+        assert planned.samples == len(one) + len(other)
+    assert planned.classes == 15
 
 
 def test_a_mixture_that_adds_classes_reports_that_label_vectors_are_not_used(
@@ -113,22 +110,6 @@ def test_a_mixture_that_adds_classes_reports_that_label_vectors_are_not_used(
     train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=1), rank_world())
     line = f"data.mixture adds 2 classes without label vectors to {glyphs}: label vectors are not"
     assert capsys.readouterr().out.count(line) == 1
-
-
-def test_the_plan_counts_the_list_of_samples_of_sampled_classes(
-    glyphs: Path, more_glyphs: Path
-) -> None:
-    recipe = mixed_recipe(glyphs, more_glyphs, Path("unused"), steps=1)
-    data, samples = recipe.data, stored_samples(recipe, shards_of(recipe))
-    with open_mixture(data, load_manifest(data)) as mixture:
-        groups = _groups(_shares(mixture), 0.5)
-    assert groups.members is not None
-    stored = groups.members.nbytes + 16 * len(groups.sizes)
-    planned = sample_list_bytes(data, num_samples=samples, num_classes=15)
-    assert stored <= planned <= stored + 16 * 15
-    machine = Machine("gpu", "cuda", 1 << 36, 1e12, {"fp32": 1e13}, 1e11, 1e10)
-    request = PlanRequest(machine, nodes=1, gpus=1)
-    assert Plan(recipe, request).host.lines["list of samples"] == (0, 0, planned)
 
 
 def test_a_run_cannot_resume_with_a_different_mixture(
