@@ -6,10 +6,10 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -22,14 +22,9 @@ from typer.core import TyperGroup
 from data.messages import pluralize, printable
 from launch.options import RayAddress
 from launch.output_path import explain_write_errors
+from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import progress, seconds_since, table_cell
 
-if TYPE_CHECKING:
-    from data.shards.manifest import Manifest
-
-Workers = Annotated[
-    int | None, typer.Option(min=0, help="number of processes; default: one per core")
-]
 Shards = Annotated[
     str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
 ]
@@ -39,7 +34,6 @@ _ALL_CLASSES = 30  # up to this many classes, list every class
 _ENDS = 5  # with more classes, list this many of the largest and the smallest
 _BAR = 28
 _NUM_TEXTS, _NUM_IMAGES = 12, 48
-_OTHER_CHARACTERS = 10  # listed by `check` in addition to suspect ones
 
 
 class _Sources(TyperGroup):
@@ -63,51 +57,6 @@ class _Sources(TyperGroup):
 app = typer.Typer(
     cls=_Sources, help="Write shards from a source, or inspect shards.", no_args_is_help=True
 )
-
-
-@app.command()
-def check(
-    shards: Shards,
-    split: Annotated[str, typer.Option(help="split of texts to check for leaks")] = "train",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit with code 2 if a character is suspect")
-    ] = False,
-) -> None:
-    """Count duplicates, and find characters that leak the label of texts."""
-    from data.inspection.leaks import check_leaks
-    from data.remote.config import folder_or_url
-    from data.shards.duplicates import find_duplicates
-    from data.shards.manifest import Manifest
-
-    folder = folder_or_url(shards)
-    is_text = Manifest.load(folder).modality == "text"
-    report = check_leaks(folder, split=split) if is_text else None
-    for found in find_duplicates(folder):
-        print(printable(f"duplicates: {found}"))
-    if report is None:
-        return
-    names = ("texts", "class", "precision", "lift", "gain", "suspect")
-    table = _table("characters by gain", "character", *names)
-    for leak in report.leaks[: len(report.suspects) + _OTHER_CHARACTERS]:
-        table.add_row(
-            leak.name,
-            f"{leak.texts:,}",
-            table_cell(leak.class_name),
-            f"{leak.precision:.2f}",
-            f"{leak.lift:.1f}",
-            f"{leak.gain:+.3f}",
-            leak.suspect or "",
-        )
-    Console().print(table)
-    suspects = ", ".join(leak.name for leak in report.suspects)
-    if not suspects:
-        print(printable(f"{folder}: no character leaks the label"))
-        return
-    print(printable(f"{folder}: suspect: {suspects}"))
-    if strict:
-        error = f"error: {folder}: {suspects}: remove it from the texts and write the shards again"
-        print(printable(error), file=sys.stderr)
-        raise typer.Exit(2)
 
 
 @app.command()
@@ -345,42 +294,3 @@ def _named_glob(text: str) -> tuple[str, str]:
     if not (name and equals and glob):
         raise ValueError(f"--split {text}: pass NAME=GLOB, such as train=part-0*.tar")
     return name, glob
-
-
-@contextmanager
-def connected(workers: int | None, ray: str | None) -> Iterator[None]:
-    """Keep a connection to the Ray cluster, if there is one, inside the block.
-
-    Raises ValueError if --workers is given too or there is no such cluster. Enter this block before
-    anything else, because a ValueError can delete the results of an interrupted run.
-    """
-    if ray is None:
-        yield
-        return
-    if workers is not None:
-        raise ValueError(
-            f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
-            "task per CPU"
-        )
-    from data.ray_pool import ray_cluster
-
-    with ray_cluster(ray):
-        yield
-
-
-def print_skipped(path: Path | str) -> None:
-    """Print the path of the file that lists the skipped files and samples."""
-    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
-
-
-def summary(manifest: "Manifest") -> str:
-    """Summarize the samples of each split and the number of classes, shards and bytes."""
-    splits = " + ".join(
-        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
-        for split in manifest.splits
-    )
-    size = sum(shard.bytes for shard in manifest.shards) / 1e6
-    return (
-        f"{splits} samples, {len(manifest.classes):,} classes, "
-        f"{pluralize(len(manifest.shards), 'shard')}, {size:,.1f} MB"
-    )
