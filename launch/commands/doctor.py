@@ -85,7 +85,7 @@ def _workload(
     # one being copied (`data/loading/workers.py`).
     shared = 4 * data.workers * recipe.train.global_batch * sample
     inputs = tuple(local_inputs(recipe, path))
-    return Workload(recipe.run, ranks, data.workers, shared, inputs=inputs)
+    return Workload(recipe.run, ranks, shared, inputs=inputs)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -1,10 +1,9 @@
 """`kway k8s`: creates manifests for a Kubernetes cluster."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from launch.commands.serve import check_tokens, replica_range
 from launch.kubernetes.kustomize import Settings
@@ -13,32 +12,12 @@ from launch.options import AllowImport, Given, build, options_of, with_options
 from launch.shipped import RECIPE
 
 app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
-
-
-@app.callback()
-def k8s() -> None:
-    """Create manifests for a Kubernetes cluster."""
-
-
-class _Render(TyperGroup):
-    """Makes `kway k8s render RECIPE` short for `kway k8s render training RECIPE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["training", *args]
-        return super().parse_args(ctx, args)
-
-
-render = typer.Typer(cls=_Render, no_args_is_help=True)
-app.add_typer(render, name="render")
-
-
-@render.callback()
-def render_group() -> None:
-    """Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl or kustomize.
-
-    `kway k8s render RECIPE` is short for `kway k8s render training RECIPE`.
-    """
+render = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    render,
+    name="render",
+    help="Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl or kustomize.",
+)
 
 
 def training(

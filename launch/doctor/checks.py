@@ -11,8 +11,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -52,14 +50,13 @@ class Finding:
 class Workload:
     """The training run that this machine is checked for.
 
-    ranks, workers: ranks on this machine, and loader processes per rank. shared_bytes: memory in
-    /dev/shm that all loader processes use; by default, for batches of 256 images of 224 x 224
-    pixels. port, peers: port of the rendezvous, and ports of other machines.
+    ranks: ranks on this machine. shared_bytes: memory in /dev/shm that all loader processes use; by
+    default, for batches of 256 images of 224 x 224 pixels. port, peers: port of the rendezvous, and
+    ports of other machines.
     """
 
     run: Path
     ranks: int = 2
-    workers: int = 4
     shared_bytes: int = 4 * 4 * 256 * 224 * 224 * 3
     port: int | None = None
     peers: tuple[tuple[str, int], ...] = ()
@@ -85,12 +82,6 @@ def packages(workload: Workload) -> Iterator[Finding]:
             shown.append(f"{need.name} {found}")
     without = f"; not installed: {', '.join(missing)} (optional)" if missing else ""
     yield Finding("ok", ", ".join(shown) + without)
-    # kway does not need torchvision, but transformers imports it if it is installed.
-    command = [sys.executable, "-P", "-c", "import torchvision"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "No module named 'torchvision'" not in done.stderr:
-        line = f"torchvision cannot be imported: {done.stderr.strip().splitlines()[-1][:120]}"
-        yield Finding("error", f"{line}, which breaks transformers", "pip uninstall torchvision")
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
@@ -126,21 +117,11 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
 
 def memory(workload: Workload) -> Iterator[Finding]:
     """Check the main memory and the memory limit of the container, which the kernel enforces."""
-    available, limit = psutil.virtual_memory().available, cgroup_limit("memory.max")
+    available, limit = psutil.virtual_memory().available, memory_limit()
     line = f"{_size(available)} available" + (f", limit {_size(limit)}" if limit else "")
     if min(available, limit or available) < workload.ranks * 2 * _GIB:
         need = f"{line}; {workload.ranks} ranks need 2 GiB each, not including the model"
         yield Finding("warning", need, "raise the limit, start fewer ranks or free memory")
-    else:
-        yield Finding("ok", line)
-
-
-def cpus(workload: Workload) -> Iterator[Finding]:
-    """Check the number of CPUs that this container may use."""
-    usable = min(len(os.sched_getaffinity(0)), cgroup_limit("cpu.max") or 1 << 20)
-    line = f"{usable:g} for {workload.ranks} ranks with {workload.workers} loaders each"
-    if workload.ranks * (1 + workload.workers) > 2 * usable:
-        yield Finding("warning", line, "lower data.workers or --nproc, or reserve more CPUs")
     else:
         yield Finding("ok", line)
 
@@ -171,11 +152,8 @@ def open_files(workload: Workload) -> Iterator[Finding]:
         yield Finding("ok", line)
 
 
-def cgroup_limit(
-    file: str, root: Path = _CGROUP, membership: Path = _MEMBERSHIP
-) -> int | float | None:
-    """Return the limit of this container, or None: `memory.max` in bytes, or `cpu.max` as a
-    number of CPUs.
+def memory_limit(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int | None:
+    """Return the memory limit of this container in bytes, or None.
 
     Reads control groups of version 2. The limit of a group also applies to its descendants.
     """
@@ -184,10 +162,10 @@ def cgroup_limit(
     found = []
     for group in (root / path, *(root / path).parents):
         # Inside a container, the ancestors of the container's group are not mounted.
-        if group.is_relative_to(root) and (group / file).is_file():
-            limit, _, period = (group / file).read_text().strip().partition(" ")
+        if group.is_relative_to(root) and (group / "memory.max").is_file():
+            limit = (group / "memory.max").read_text().strip()
             if limit != "max":
-                found.append(int(limit) / int(period) if period else int(limit))
+                found.append(int(limit))
     return min(found, default=None)
 
 
@@ -316,7 +294,6 @@ def collectives(workload: Workload) -> Iterator[Finding]:
 CHECKS: dict[str, Callable[[Workload], Iterator[Finding]]] = {
     "versions": packages,
     "memory": memory,
-    "CPUs": cpus,
     "shared memory": shared_memory,
     "open files": open_files,
     "run folder": run_folder,

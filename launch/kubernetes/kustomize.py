@@ -34,9 +34,6 @@ class Settings:
         default=None,
         description="container image; default: the overlay's image, or its CUDA variant for GPUs",
     )
-    namespace: str | None = Field(
-        default=None, description="namespace; default: the namespace of kubectl's context"
-    )
     storage_class: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None, description="storage class of the claims; default: the cluster's default"
     )
@@ -71,8 +68,6 @@ def build_with(
         whole["images"] = [{"name": "kway", **_image(settings.image)}]
     elif needs_cuda:
         whole["components"] = [*tree.get("components", ()), "k8s/components/cu130"]
-    if settings.namespace is not None:
-        whole["namespace"] = checked_name("--namespace", settings.namespace)
     write(folder, whole)
     return build(folder)
 

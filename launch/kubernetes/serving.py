@@ -31,7 +31,6 @@ TOKENS = "/var/run/secrets/kway/tokens"
 _FOLDER, _IN_IMAGE = PurePosixPath("/work"), PurePosixPath("/usr/share/kway")
 _POD = "/spec/template/spec"
 _RAY = "/spec/rayClusterConfig"
-_UPGRADE = "/spec/upgradeStrategy/clusterUpgradeOptions"
 _WORKERS = f"{_RAY}/workerGroupSpecs/0"
 
 
@@ -80,22 +79,14 @@ class Server:
         description="no surge: an upgrade needs no room for more pods. A deployment stops one pod "
         "before it starts the next; a rayservice does not start a second Ray cluster",
     )
-    has_incremental_upgrade: Annotated[bool, Option("--incremental-upgrade")] = Field(
-        default=False,
-        description="a rayservice moves traffic to a new Ray cluster in steps, through a Gateway "
-        "of --gateway-class that KubeRay creates",
-    )
     allow_imports: Annotated[tuple[str, ...], Supplied()] = ()
     host: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None,
-        description="DNS name of the server: also print a Gateway with TLS and its routes; "
-        "default: the server is reachable only in the cluster",
+        description="DNS name of the server: also print its routes and a Gateway with TLS, which uses "
+        "the Secret kway-tls; default: the server is reachable only in the cluster",
     )
     gateway_class: Annotated[str, Option(metavar="NAME")] = Field(
         default="envoy-gateway", description="GatewayClass of the Gateway"
-    )
-    tls_secret: Annotated[str, Option(metavar="NAME")] = Field(
-        default="kway-tls", description="Secret with the certificate of --host"
     )
     has_limits: Annotated[bool, Option("--edge-limits/--no-edge-limits")] = Field(
         default=True,
@@ -110,15 +101,10 @@ class Server:
 
 def check_options(server: Server) -> None:
     """Raise ValueError if options contradict each other, or if no volume contains the bundle."""
-    kind, incremental = server.kind, server.has_incremental_upgrade
+    kind = server.kind
     parts = PurePosixPath(server.bundle).parts
     contradictions = {
         "--grpc requires --kind deployment": server.has_grpc and kind != "deployment",
-        "--incremental-upgrade requires --kind rayservice": incremental and kind != "rayservice",
-        "--incremental-upgrade creates its own Gateway without TLS: omit --host, and use a TLS "
-        "proxy in front of the Gateway": incremental and server.host is not None,
-        "--incremental-upgrade needs room for more pods: omit --no-surge": incremental
-        and not server.has_surge,
         "--host, --in-image and --no-surge do not apply to --kind kserve: KServe creates the route "
         "and the Deployment, and mounts the model": kind == "kserve"
         and (server.host is not None or server.is_in_image or not server.has_surge),
@@ -133,7 +119,6 @@ def check_options(server: Server) -> None:
     }
     if found := [message for message, is_wrong in contradictions.items() if is_wrong]:
         raise ValueError(found[0])
-    checked_name("--tls-secret", server.tls_secret)
     checked_name("--gateway-class", server.gateway_class)
     checked_name("--host", server.host or "none")
 
@@ -145,9 +130,9 @@ def render_server(server: Server, settings: Settings) -> str:
     claim, and FileNotFoundError if kustomize is not installed.
     """
     check_options(server)
-    components = ["incremental-upgrade"] if server.has_incremental_upgrade else []
+    components = []
     if server.host is not None:
-        components += ["gateway", *(["grpc-route"] if server.has_grpc else [])]
+        components = ["gateway", *(["grpc-route"] if server.has_grpc else [])]
         components += ["envoy-gateway"] if server.has_limits else []
     claims = [removed_claims("bundles")] if server.is_in_image else []
     with copied() as folder:
@@ -251,8 +236,6 @@ def _kind_patches(server: Server) -> list[dict[str, Any]]:
             }
             if not server.has_surge:
                 values["/spec/upgradeStrategy"] = {"type": "None"}
-            if server.has_incremental_upgrade:
-                values[f"{_UPGRADE}/gatewayClassName"] = server.gateway_class
             removed = [*_removed_volumes(pod, server), *_removed_volumes(head, server)]
             return [json_patch("RayService", values, removed)]
 
@@ -280,7 +263,6 @@ def _gateway_patches(server: Server) -> list[dict[str, Any]]:
     of_gateway: dict[str, Any] = {"/spec/gatewayClassName": server.gateway_class}
     for index in range(2 if server.has_grpc else 1):
         of_gateway[f"/spec/listeners/{index}/hostname"] = server.host
-        of_gateway[f"/spec/listeners/{index}/tls/certificateRefs/0/name"] = server.tls_secret
     of_route: dict[str, Any] = {"/spec/hostnames": [server.host]}
     patches = [json_patch("Gateway", of_gateway)]
     patches += [json_patch("GRPCRoute", of_route)] if server.has_grpc else []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.doctor.checks import CHECKS, Finding, Workload, cgroup_limit, shared_memory
+from launch.doctor.checks import CHECKS, Finding, Workload, memory_limit, shared_memory
 from launch.doctor.collectives import run_collectives
 from tests.system.processes import KWAY, ROOT, environment, run
 
@@ -68,26 +68,19 @@ def test_doctor_finds_too_little_shared_memory_for_the_loaders(workload):
     assert finding.level == "ok"
 
 
-def test_doctor_finds_too_few_cpus_for_the_ranks(workload):
-    (finding,) = found("CPUs", replace(workload, ranks=1000))
-    assert finding.level == "warning"
-
-
-def test_limits_of_the_container_and_its_parents_are_read(tmp_path):
+def test_memory_limits_of_the_container_and_its_parents_are_read(tmp_path):
     membership, root = tmp_path / "cgroup", tmp_path / "groups"
     inner = root / "pod" / "box"
     inner.mkdir(parents=True)
+    membership.write_text("0::/pod/box\n")
+    assert memory_limit(root, membership) is None
     (inner / "memory.max").write_text("max\n")
     (inner.parent / "memory.max").write_text("2147483648\n")
-    (inner / "cpu.max").write_text("150000 100000\n")
-    membership.write_text("0::/pod/box\n")
-    assert cgroup_limit("memory.max", root, membership) == 1 << 31
-    assert cgroup_limit("cpu.max", root, membership) == 1.5
-    assert cgroup_limit("pids.max", root, membership) is None
+    assert memory_limit(root, membership) == 1 << 31
     # /proc may contain the group's path on the host, although that path is not mounted.
     (root / "memory.max").write_text("4096\n")
     membership.write_text("0::/../../host/box\n")
-    assert cgroup_limit("memory.max", root, membership) == 4096
+    assert memory_limit(root, membership) == 4096
 
 
 def test_doctor_finds_a_folder_that_cannot_store_a_checkpoint(workload):

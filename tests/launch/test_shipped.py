@@ -47,7 +47,7 @@ def test_an_existing_file_takes_precedence_over_a_shipped_recipe(
     assert find_recipe("glyphs") == RECIPES / "glyphs.yaml"
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "doctor", "k8s render"])
+@pytest.mark.parametrize("command", ["train", "plan", "doctor", "k8s render training"])
 def test_an_unknown_name_is_an_error_that_lists_the_recipes(
     command: str, kway: Kway, capsys
 ) -> None:
