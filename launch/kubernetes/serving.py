@@ -82,8 +82,8 @@ class Server:
     allow_imports: Annotated[tuple[str, ...], Supplied()] = ()
     host: Annotated[str | None, Option(metavar="NAME")] = Field(
         default=None,
-        description="DNS name of the server: also print its routes and a Gateway with TLS, which uses "
-        "the Secret kway-tls; default: the server is reachable only in the cluster",
+        description="DNS name of the server: also print its routes and a Gateway with TLS, which "
+        "uses the Secret kway-tls; default: the server is reachable only in the cluster",
     )
     gateway_class: Annotated[str, Option(metavar="NAME")] = Field(
         default="envoy-gateway", description="GatewayClass of the Gateway"

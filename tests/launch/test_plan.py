@@ -111,12 +111,9 @@ def test_fsdp_shards_the_backbone_in_the_node_and_sums_shards_across_nodes(tmp_p
     ("dtype", "optimizer", "rows", "moments", "gradients"),
     [
         ("fp32", ADAMW, 4, 8, 4),
-        ("fp32", {"kind": "lamb"}, 4, 8, 4),
         ("fp32", {"kind": "sgd"}, 4, 4, 4),
         ("bf16", ADAMW, 2, 4, 2 + 4),  # rounded from float32 sums
-        ("bf16", {"kind": "sgd", "momentum": 0}, 2, 0, 2 + 4),
         ("fp32", FUSED, 4, 0, 0),
-        ("bf16", FUSED, 2, 0, 0),
         ("fp8", FUSED, 1, 0, 0),
     ],
 )
@@ -355,9 +352,7 @@ def test_trees_are_planned_with_their_largest_size(tmp_path: Path):
 NUM_CLASSES = 5000
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"optimizer": ADAMW},
-    "ddp, unsharded classes": {"train__class_group": 1},
     "ddp, micro-batches": {"train__micro_batches": 2, "train__ema": {}},
-    "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
     "ddp, checkpointing": {"train__activation_checkpointing": True},
     "ddp, little memory": {"head": {"memory_mib": 1}},
     "ddp, mixed": {"data__augment__mix": {"mixup_alpha": 0.2}},
@@ -365,7 +360,6 @@ CASES: dict[str, dict[str, Any]] = {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },
     "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
-    "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
     "fsdp, bf16 weights": {
         "train__strategy": {**FSDP, "param_dtype": "bf16"},
         "train__precision": "bf16",
@@ -373,7 +367,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 } | {
     f"zero {stage}": {"train__strategy": {"kind": "deepspeed", "stage": stage}, "optimizer": ADAMW}
-    for stage in range(4)
+    for stage in (1, 3)
 }
 LASTING = ("backbone weights", "head weights", "optimizer moments", "moving averages")
 LASTING += ("inputs and buffers", "class index", "strategy's buckets")
