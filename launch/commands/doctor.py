@@ -72,7 +72,6 @@ def _workload(
     if path is None:
         return Workload(Path(), ranks)
     # Reading a recipe requires torch.
-    from launch.recipe_inputs import local_inputs
     from trainer.recipe import load_recipe
 
     recipe = load_recipe(path, overrides, allow_imports=allow_imports)
@@ -84,8 +83,7 @@ def _workload(
     # A loader process keeps four batches in shared memory: two prefetched, one being created and
     # one being copied (`data/loading/workers.py`).
     shared = 4 * data.workers * recipe.train.global_batch * sample
-    inputs = tuple(local_inputs(recipe, path))
-    return Workload(recipe.run, ranks, shared, inputs=inputs)
+    return Workload(recipe.run, ranks, shared)
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -18,19 +18,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
-
-import psutil
+from typing import Literal
 
 from data.extras import EXTRAS, requirements
 
-if TYPE_CHECKING:
-    from launch.recipe_inputs import RecipeInput
-
 _GIB = 2**30
 _DRIVER = Path("/proc/driver/nvidia/version")
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 _TIME_ERROR = 5  # return value of adjtimex for an unsynchronized clock
 
 
@@ -60,7 +53,6 @@ class Workload:
     shared_bytes: int = 4 * 4 * 256 * 224 * 224 * 3
     port: int | None = None
     peers: tuple[tuple[str, int], ...] = ()
-    inputs: "tuple[RecipeInput, ...]" = ()
 
 
 # ------------------------------------------------------------------ versions and devices
@@ -115,17 +107,6 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
 # ------------------------------------------------------------------ limits
 
 
-def memory(workload: Workload) -> Iterator[Finding]:
-    """Check the main memory and the memory limit of the container, which the kernel enforces."""
-    available, limit = psutil.virtual_memory().available, memory_limit()
-    line = f"{_size(available)} available" + (f", limit {_size(limit)}" if limit else "")
-    if min(available, limit or available) < workload.ranks * 2 * _GIB:
-        need = f"{line}; {workload.ranks} ranks need 2 GiB each, not including the model"
-        yield Finding("warning", need, "raise the limit, start fewer ranks or free memory")
-    else:
-        yield Finding("ok", line)
-
-
 def shared_memory(workload: Workload) -> Iterator[Finding]:
     """Check /dev/shm, through which loaders pass batches. If it is full, SIGBUS kills them."""
     free = shutil.disk_usage("/dev/shm").free
@@ -152,39 +133,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
         yield Finding("ok", line)
 
 
-def memory_limit(root: Path = _CGROUP, membership: Path = _MEMBERSHIP) -> int | None:
-    """Return the memory limit of this container in bytes, or None.
-
-    Reads control groups of version 2. The limit of a group also applies to its descendants.
-    """
-    lines = membership.read_text().splitlines() if membership.is_file() else []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    found = []
-    for group in (root / path, *(root / path).parents):
-        # Inside a container, the ancestors of the container's group are not mounted.
-        if group.is_relative_to(root) and (group / "memory.max").is_file():
-            limit = (group / "memory.max").read_text().strip()
-            if limit != "max":
-                found.append(int(limit))
-    return min(found, default=None)
-
-
 # ------------------------------------------------------------------ storage
-
-
-def inputs(workload: Workload) -> Iterator[Finding]:
-    """Check that the recipe's local shards and tokenizer exist."""
-    from data.shards.manifest import MANIFEST, Manifest
-
-    for needed in workload.inputs:
-        try:
-            if not needed.path.exists():
-                raise FileNotFoundError(f"{needed.path} does not exist")
-            if needed.path.name == MANIFEST:
-                Manifest.load(needed.path.parent)
-            yield Finding("ok", f"{needed.path} exists")
-        except (ValueError, OSError) as failure:
-            yield Finding("error", str(failure), f"run {needed.command}")
 
 
 def run_folder(workload: Workload) -> Iterator[Finding]:
@@ -293,12 +242,10 @@ def collectives(workload: Workload) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Workload], Iterator[Finding]]] = {
     "versions": packages,
-    "memory": memory,
     "shared memory": shared_memory,
     "open files": open_files,
     "run folder": run_folder,
     "network": network,
-    "inputs": inputs,
     # torch may be broken. The check after this one needs it.
     "torch": torch_build,
     "collectives": collectives,

@@ -1,6 +1,5 @@
 """The RECIPE argument: shipped recipes are found by name, and missing inputs are reported early."""
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,24 +58,6 @@ def test_training_without_shards_fails_before_ranks_start(
         assert "kway shard emoji-names -o shards/emoji-names" in error
         assert "kway tokenizer shards/emoji-names -o tokenizers/emoji-names" in error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_doctor_finds_missing_shards(
-    kway: Kway, glyphs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    from launch.doctor import checks
-
-    kept = {"inputs": checks.CHECKS["inputs"]}
-    monkeypatch.setattr(checks, "CHECKS", kept)
-    monkeypatch.chdir(tmp_path)
-    assert kway("doctor", "glyphs") == 1
-    assert "run kway shard glyphs -o shards/glyphs --classes 1000" in capsys.readouterr().out
-    (tmp_path / "shards" / "glyphs").mkdir(parents=True)
-    assert kway("doctor", "glyphs") == 1  # `kway shard` has not finished
-    shutil.copytree(glyphs, tmp_path / "shards" / "glyphs", dirs_exist_ok=True)
-    assert kway("doctor", "glyphs") == 0
-    (tmp_path / "shards" / "glyphs" / "train-000000.tar").unlink()
-    assert kway("doctor", "glyphs") == 1
 
 
 @pytest.mark.parametrize("name", shipped_recipes())
