@@ -9,7 +9,7 @@ import typer
 
 from data.messages import pluralize, printable
 from launch.options import AllowImport
-from launch.shipped import RECIPE
+from launch.shipped import OVERRIDES, RECIPE
 
 if TYPE_CHECKING:
     from launch.doctor.checks import Workload
@@ -19,10 +19,7 @@ _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def doctor(
     recipe: Annotated[Path | None, RECIPE] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as data.workers=8"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=2, help="ranks on this machine; default: one per GPU, at least 2"),

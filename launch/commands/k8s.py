@@ -9,24 +9,21 @@ from launch.commands.serve import check_tokens, replica_range
 from launch.kubernetes.kustomize import Settings
 from launch.kubernetes.serving import Server
 from launch.options import AllowImport, Given, build, options_of, with_options
-from launch.shipped import RECIPE
+from launch.shipped import OVERRIDES, RECIPE
 
 app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
 render = typer.Typer(no_args_is_help=True)
 app.add_typer(
     render,
     name="render",
-    help="Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl or kustomize.",
+    help="Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl.",
 )
 
 
 def training(
     given: Given,
     recipe: Annotated[Path, RECIPE],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     nodes: Annotated[int, typer.Option(min=1, help="number of pods, one per machine")] = 2,
     gpus: Annotated[
         int,
@@ -67,7 +64,7 @@ def serving(
     The bundle is checked as `kway serve` checks it.
     """
     from launch.kubernetes.kustomize import kustomize_command
-    from launch.kubernetes.serving import check_options, render_server
+    from launch.kubernetes.serving import render_server
     from serving.model import check_imports
     from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
@@ -77,7 +74,6 @@ def serving(
     least, most = replica_range(replicas)
     settings = build(Settings, {name: given.pop(name) for name in _SETTINGS if name in given})
     server = build(Server, given, replicas=(least, most or least), allow_imports=allowed)
-    check_options(server)
     if server.token_file is not None:
         check_tokens(server.token_file)
     with Bundle.open(server.bundle) as opened:

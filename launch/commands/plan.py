@@ -3,21 +3,16 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from launch.options import AllowImport, Given, build, options_of, with_options
 from launch.plan.request import PlanRequest
-from launch.shipped import RECIPE
+from launch.shipped import OVERRIDES, RECIPE
 from launch.terminal import wide_console
 
 
 def plan(
     given: Given,
     recipe: Annotated[Path, RECIPE],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Estimate the memory per GPU, network traffic and step time of a recipe on a cluster."""

@@ -38,7 +38,7 @@ def render(recipe: Recipe, settings: Settings, *, nodes: int, gpus: int, overlay
     """Render the overlay for this recipe, number of pods, and number of GPUs per pod as YAML.
 
     A pod has one rank per GPU, or one CPU rank. Raises ValueError for inconsistent input and
-    FileNotFoundError if kustomize is not installed.
+    FileNotFoundError if kubectl is not installed.
     """
     known = sorted(path.parent.name for path in FOLDER.glob("overlays/*/kustomization.yaml"))
     if overlay not in known:
@@ -109,9 +109,6 @@ def _job(shipped: Path, nodes: int, gpus: int) -> dict[str, Any]:
 def _times(amount: str, factor: int) -> str:
     """Multiply a quantity: `8Gi` x 4 -> `32Gi`."""
     return re.sub(r"^\d+", lambda number: str(int(number[0]) * factor), amount)
-
-
-# ---------------------------------------------------------------- checks
 
 
 def check_fit(recipe: Recipe, *, nodes: int, gpus: int) -> None:

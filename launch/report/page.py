@@ -83,7 +83,6 @@ def summary(runs: Sequence[Run]) -> dict[str, list[str]]:
         "training time": [
             _shown(run.seconds[-1:], lambda s: f"{timedelta(seconds=round(s))}") for run in runs
         ],
-        "checkpoints": [f"{run.num_checkpoints:,}" for run in runs],
         "restarts": last("restarts"),
         "damaged samples": last("bad_samples"),
         "skipped updates": last("skipped_steps"),

@@ -226,8 +226,14 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["other/glyphs"], "BUNDLE is other/glyphs, but the claim bundles is mounted at"),
         (["bundles/../x"], "pass a relative path bundles/NAME"),
         (["bundles/glyphs", "--replicas", "4:2"], "--replicas '4:2'"),
-        (["bundles/glyphs", "--memory", "4GB"], "--memory 4GB is not a quantity"),
-        (["bundles/glyphs", "--host", "a.org:443"], "--host a.org:443 is not a valid name"),
+        (
+            ["bundles/glyphs", "--memory", "4GB"],
+            "'--memory': String should match",
+        ),
+        (
+            ["bundles/glyphs", "--host", "a.org:443"],
+            "'--host': String should match",
+        ),
         (["bundles/glyphs", "--kind", "kserve", "--host", "a.org"], "do not apply"),
         (["bundles/glyphs", "--kind", "kserve", "--no-surge"], "do not apply"),
         (["bundles/glyphs", "--kind", "rayservice", "--grpc"], "--grpc requires --kind"),

@@ -63,9 +63,9 @@ def test_training_without_shards_fails_before_ranks_start(
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_a_shipped_recipe_states_the_commands_that_create_its_inputs(name: str) -> None:
     path = RECIPES / f"{name}.yaml"
-    for needed in local_inputs(load_recipe(path), path):
-        assert "SOURCE" not in needed.command
-        assert needed.command in path.read_text(encoding="utf-8")
+    for _, command in local_inputs(load_recipe(path), path):
+        assert "SOURCE" not in command
+        assert command in path.read_text(encoding="utf-8")
 
 
 def test_a_command_in_a_comment_cannot_run_another_program(glyphs: Path, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_command_in_a_comment_cannot_run_another_program(glyphs: Path, tmp_pat
     file = tmp_path / "recipe.yaml"
     for rest in ("; rm x", "| sh", "$(rm x)", "`rm x`", "&& rm x", "> x"):
         file.write_text(f"#   kway shard glyphs -o shards/mine {rest}\n")
-        (needed,) = local_inputs(recipe, file)
-        assert needed.command == "kway shard SOURCE -o shards/mine"
+        ((_, command),) = local_inputs(recipe, file)
+        assert command == "kway shard SOURCE -o shards/mine"
 
 
 def test_a_name_that_is_too_long_for_a_file_lists_the_shipped_recipes(
