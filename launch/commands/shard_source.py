@@ -23,9 +23,9 @@ from data.shards.writing.output import OutputFolder
 from data.sources import SOURCES, Source
 from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
-from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
+from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import Report, progress, seconds_since
 
 if TYPE_CHECKING:
