@@ -19,7 +19,8 @@ import torch
 import launch
 from data.loading.batch import Batch
 from launch.plan.cluster import machine_named
-from launch.plan.plan import Plan, PlanRequest
+from launch.plan.plan import Plan
+from launch.plan.request import PlanRequest
 from trainer.config import Recipe
 from trainer.recipe import load_recipe
 from trainer.step import take_step
@@ -87,7 +88,7 @@ def compare(case: str, threads: int) -> tuple[float, float, float, float]:
         take_step(task, batch, 1.0, step=1)
         for step in range(2, num_steps + 2):
             machine = machine_named("cpu", link_gbps=None, ranks_per_node=1)
-            plan = Plan(recipe, PlanRequest(machine, 1, 1, num_classes))
+            plan = Plan(recipe, machine, PlanRequest(classes=num_classes))
             planned.append(plan.seconds)
             started = time.perf_counter()
             take_step(task, batch, 1.0, step=step)

@@ -122,7 +122,7 @@ def check(found: Scores, rng: np.random.Generator) -> list[Checked]:
 
 
 HEADER = (
-    "| data set | recall | kind | classes | reach the recall | beta-binomial | mean pass rate | "
+    "| dataset | recall | kind | classes | reach the recall | beta-binomial | mean pass rate | "
     "estimate | interval width | inside |"
 )
 

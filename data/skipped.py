@@ -1,9 +1,8 @@
 """Files and samples that were not written to the shards, each with its name and a reason.
 
-`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. `repaired.jsonl`
-lists the samples that were written after a repair, in the same format. The index of a shard
-contains its own lists, so that they are not lost if the command is interrupted. The commands print
-only a few.
+`skipped.jsonl`, next to the shards, lists all of them, one JSON object per line. The index
+of a shard contains its own list, so that it is not lost if the command is interrupted. The commands
+print only a few.
 """
 
 import json
@@ -13,12 +12,11 @@ from typing import NamedTuple
 from data.messages import printable
 
 SKIPPED = "skipped.jsonl"
-REPAIRED = "repaired.jsonl"
 _NAMED = 5
 
 
 class Skipped(NamedTuple):
-    """A skipped or repaired item: a path, or a shard and the key of a sample in it."""
+    """A skipped item: a path, or a shard and the key of a sample in it."""
 
     name: str
     reason: str

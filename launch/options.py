@@ -27,7 +27,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from data.option import NOT_A_FLAG, Argument, Option, Supplied
-from data.remote.input_path import Input
+from data.sources.input_path import Input
 
 T = TypeVar("T")
 Given = dict[str, Any]
@@ -159,8 +159,6 @@ class FieldOption:
     def _info(self) -> Any:
         """typer's metadata for the option: help, metavar and bounds."""
         about: dict[str, Any] = {"help": self.field.description, "metavar": self.marker.metavar}
-        if self._holds_input:
-            about["help"] = f"{self.field.description} (path or URL)"
         if isinstance(self.marker, Argument):
             return typer.Argument(**about)
         if not self._is_flag:
@@ -179,8 +177,8 @@ class FieldOption:
         if self._holds(dict):
             return list[str] | None
         if self._holds(tuple):
-            # Inputs are texts, because `Path` would remove a slash from a URL. The field converts
-            # them.
+            # Inputs are texts, because `Path` would remove a slash from a URL, which the field
+            # rejects.
             item = str if self._holds_input else get_args(self._plain)[0]
             items = GenericAlias(list, (item,))
             return items if isinstance(self.marker, Argument) else str | None
@@ -214,8 +212,8 @@ class FieldOption:
     @property
     def _holds_input(self) -> bool:
         """Whether the field contains one or several input files or folders."""
-        types = (self.field.annotation, self._plain, *get_args(self._plain))
-        return any(map(_is_input, types))
+        types = (self._plain, *get_args(self._plain))
+        return Input in types or get_args(Input)[1] in self.field.metadata
 
     def _holds(self, container: type) -> bool:
         return get_origin(self._plain) is container
@@ -223,11 +221,6 @@ class FieldOption:
 
 def _marker(field: FieldInfo) -> Option | Supplied | None:
     return next((item for item in field.metadata if isinstance(item, Option | Supplied)), None)
-
-
-def _is_input(annotation: Any) -> bool:
-    """Return whether this is the type of an input file or folder."""
-    return annotation == Input or annotation == get_args(Input)[0]
 
 
 def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:

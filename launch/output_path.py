@@ -19,6 +19,15 @@ def explain_write_errors(path: Path, option: str) -> Iterator[None]:
         ) from error
 
 
+def check_new(out: Path, *, force: bool) -> None:
+    """Raise ValueError if the output folder exists, unless `force` replaces it."""
+    if out.exists() and not force:
+        raise ValueError(
+            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
+            "to replace it"
+        )
+
+
 def check_writable(path: Path, option: str) -> None:
     """Raise the error that writing to the file `path` would raise, before any work is done."""
     if path.is_dir():

@@ -3,7 +3,6 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from data.messages import kway_command
@@ -13,16 +12,9 @@ from data.text.tokenizer import HUB
 from trainer.config import Recipe
 
 
-@dataclass(frozen=True)
-class RecipeInput:
-    """A file or folder that a run reads, and the command that creates it."""
-
-    path: Path
-    command: str
-
-
-def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
-    """Yield the recipe's manifests, unless at a URL, and its tokenizer, unless on the hub.
+def local_inputs(recipe: Recipe, file: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the recipe's manifests, unless at a URL, and its tokenizer, unless on the hub, with
+    the commands that create them.
 
     The commands come from the comments of the recipe's `file`. By default, they are `kway shard
     SOURCE` and `kway tokenizer` with the recipe's shards.
@@ -33,22 +25,24 @@ def local_inputs(recipe: Recipe, file: Path) -> Iterator[RecipeInput]:
             command = _command_in(comments, address) or kway_command(
                 "shard", "SOURCE", "-o", address
             )
-            yield RecipeInput(Path(address) / MANIFEST, command)
+            yield Path(address) / MANIFEST, command
     text = recipe.data.text
     if text is not None and not text.tokenizer.startswith(HUB):
         command = _command_in(comments, text.tokenizer) or kway_command(
             "tokenizer", recipe.data.shards, "-o", text.tokenizer
         )
-        yield RecipeInput(Path(text.tokenizer), command)
+        yield Path(text.tokenizer), command
 
 
 def check_inputs(recipe: Recipe, file: Path) -> None:
     """Raise FileNotFoundError with the commands to run if a local input is missing."""
-    missing = [one for one in local_inputs(recipe, file) if not one.path.exists()]
+    missing = [
+        f"{path} does not exist: create it with {command}"
+        for path, command in local_inputs(recipe, file)
+        if not path.exists()
+    ]
     if missing:
-        raise FileNotFoundError(
-            "; ".join(f"{one.path} does not exist: create it with {one.command}" for one in missing)
-        )
+        raise FileNotFoundError("; ".join(missing))
 
 
 def _command_in(comments: str, folder: str) -> str | None:

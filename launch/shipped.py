@@ -44,11 +44,14 @@ def _exists(path: Path) -> bool:
         return False
 
 
-# Annotates the parameter of a command, which receives the path.
+# These annotate the parameters of a command, which receives the path and the overrides.
 RECIPE: Any = typer.Argument(
     metavar="RECIPE",
     parser=find_recipe,
     help="YAML file, or the name of a shipped recipe; kway train without arguments lists them",
+)
+OVERRIDES: Any = typer.Argument(
+    metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"
 )
 
 

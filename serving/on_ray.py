@@ -10,19 +10,20 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.messages import one_line
 from serving.addresses import Addresses
 from serving.config import ServingConfig
-from serving.stop_signal import ServerLostError
 from serving.temporary import temporary_folder
 
 # Ray reads its environment variables when it is imported, so this module does not import it.
@@ -141,22 +142,19 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
     not start.
     """
     with temporary_folder("kway-ray-") as folder:
-        _check_usable(folder)
+        free = shutil.disk_usage(folder).free
+        if free < _MIN_FREE_BYTES:
+            raise OSError(
+                f"{folder.parent} has {free / 2**20:.0f} MiB of free space, but Ray needs "
+                f"{_MIN_FREE_BYTES / 2**20:.0f} MiB. Free some space, or set TMPDIR to another "
+                "folder"
+            )
         _set_environment(folder, config)
         try:
             _start(bundle, config)
             yield Addresses.of(config)._replace(metrics=_metrics_url())
         finally:
             _stop()
-
-
-def _check_usable(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < _MIN_FREE_BYTES:
-        raise OSError(
-            f"{folder.parent} has {free / 2**20:.0f} MiB of free space, but Ray needs "
-            f"{_MIN_FREE_BYTES / 2**20:.0f} MiB. Free some space, or set TMPDIR to another folder"
-        )
 
 
 def _set_environment(folder: Path, config: ServingConfig) -> None:
@@ -244,10 +242,14 @@ def _stop() -> None:
                 serve.delete(_NAME)
             ray.shutdown()
 
-    # Use a thread, because Ray blocks and does not react to signals if its controller hangs. Ray's
-    # processes exit when this process does.
+    # Use a thread, because Ray blocks and does not react to signals if its controller hangs.
     thread = threading.Thread(target=shut_down, name="stop", daemon=True)
     thread.start()
     thread.join(_STOP_SECONDS)
     if thread.is_alive():
-        raise ServerLostError(f"Ray did not stop within {_STOP_SECONDS} s")
+        print(f"error: Ray did not stop within {_STOP_SECONDS} s", file=sys.stderr, flush=True)
+        for child in psutil.Process().children(recursive=True):
+            if child.name() == "haproxy":  # does not exit with the process that started it
+                child.kill()
+        # Ray's exit handler would wait again. Its other processes exit when this one does.
+        os._exit(1)

@@ -15,10 +15,9 @@ Fill = tuple[float, ...]
 """The value of each channel in pixels that an augmentation leaves empty."""
 
 # Separate these draws from other uses of the same seed.
-SAMPLES = 0x6B776179  # "kway"
+_SAMPLES = 0x6B776179  # "kway"
 _PAIRS = 0x70616972  # "pair"
 _BOX_ATTEMPTS = 10
-_WORDS = 8  # computed at once; most samples need no more
 
 Box = tuple[int, int, int, int]
 """top, left, height and width in pixels"""
@@ -33,7 +32,7 @@ class Augmentation(ABC):
     """
 
     @abstractmethod
-    def __call__(self, image: np.ndarray, fill: Fill, rng: "Draws") -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         """Return an image of the same shape as `image`, which is not modified.
 
         image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`, those of the
@@ -46,80 +45,20 @@ class Draws:
     """The random numbers of one sample at a time: numpy's Philox generator (Salmon et al. 2011),
     whose counter contains the epoch and the index of the sample.
 
-    The methods return the same numbers as those of `numpy.random.Generator`, in a fraction of the
-    time, which matters for small images.
+    One generator is reused, because creating one takes longer than drawing the numbers of a sample.
     """
 
     def __init__(self) -> None:
         self._philox = np.random.Philox()
-        self._start = _philox(0, SAMPLES, 0, 0).state
-        self.at(0, 0, 0)
+        self._start = _philox(0, _SAMPLES, 0, 0).state
+        self.rng = np.random.Generator(self._philox)
 
-    def at(self, seed: int, epoch: int, index: int) -> "Draws":
-        """Begin with the numbers of a sample, and return this object."""
+    def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
+        """Return `rng`, which begins with the numbers of a sample."""
         state: Any = self._start["state"]
         state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
         self._philox.state = self._start
-        self._words: list[int] = self._philox.random_raw(_WORDS).tolist()
-        self._next = 0
-        self._upper: int | None = None  # the upper half of the last word, if it is unused
-        return self
-
-    def _word(self) -> int:
-        if self._next == len(self._words):
-            self._words += self._philox.random_raw(_WORDS).tolist()
-        self._next += 1
-        return self._words[self._next - 1]
-
-    def _half_word(self) -> int:
-        if (upper := self._upper) is not None:
-            self._upper = None
-            return upper
-        word = self._word()
-        self._upper = word >> 32
-        return word & 0xFFFFFFFF
-
-    def random(self) -> float:
-        """Return a number in [0, 1)."""
-        return (self._word() >> 11) * 2.0**-53
-
-    def uniform(self, low: float, high: float) -> float:
-        """Return a number in [low, high)."""
-        return low + (high - low) * self.random()
-
-    def integers(self, end: int) -> int:
-        """Return an integer in [0, end), 0 < end < 2^32 (Lemire 2019, "Fast Random Integer
-        Generation in an Interval").
-        """
-        if end == 1:
-            return 0
-        product = self._half_word() * end
-        if product & 0xFFFFFFFF < end:
-            smallest = (2**32 - end) % end
-            while product & 0xFFFFFFFF < smallest:
-                product = self._half_word() * end
-        return product >> 32
-
-    def permutation(self, length: int) -> list[int]:
-        """Return a random order of the integers in [0, length)."""
-        order = list(range(length))
-        for last in range(length - 1, 0, -1):
-            mask = (1 << last.bit_length()) - 1
-            while (other := self._half_word() & mask) > last:
-                pass
-            order[last], order[other] = order[other], order[last]
-        return order
-
-    def generator(self) -> np.random.Generator:
-        """Return a numpy generator that continues after the numbers drawn so far. Draw no more
-        numbers of this sample from this object.
-        """
-        self._philox.state = self._start
-        self._philox.random_raw(self._next, output=False)
-        state = self._philox.state
-        state["has_uint32"], state["uinteger"] = int(self._upper is not None), self._upper or 0
-        self._philox.state = state
-        return np.random.Generator(self._philox)
+        return self.rng
 
 
 def pair_rng(seed: int, position: int) -> np.random.Generator:
@@ -138,7 +77,7 @@ def random_box(
     width: int,
     area: tuple[float, float],
     ratio: tuple[float, float],
-    rng: Draws,
+    rng: np.random.Generator,
 ) -> Box | None:
     """Return a random box inside height x width, or None if none of ten draws fits.
 
@@ -151,7 +90,7 @@ def random_box(
         shape = math.exp(rng.uniform(low, high))
         box_height, box_width = round(math.sqrt(pixels / shape)), round(math.sqrt(pixels * shape))
         if 0 < box_height <= height and 0 < box_width <= width:
-            top = rng.integers(height - box_height + 1)
-            left = rng.integers(width - box_width + 1)
+            top = int(rng.integers(height - box_height + 1))
+            left = int(rng.integers(width - box_width + 1))
             return top, left, box_height, box_width
     return None

@@ -3,7 +3,7 @@
 import numpy as np
 from pydantic import Field, model_validator
 
-from data.augment.base import Augmentation, Draws, Fill
+from data.augment.base import Augmentation, Fill
 from data.augment.image_operations import brightness, contrast, hue, saturation
 from data.base_config import FrozenConfig
 
@@ -31,7 +31,7 @@ class ColorJitter(FrozenConfig, Augmentation):
             )
         return self
 
-    def __call__(self, image: np.ndarray, fill: Fill, rng: Draws) -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         if rng.random() >= self.probability:
             return image
         steps = [

@@ -5,7 +5,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import ConfigDict, Field, RootModel
 
-from data.augment.base import Augmentation, Draws, Fill, random_box
+from data.augment.base import Augmentation, Fill, random_box
 
 # The defaults of timm and torchvision.
 _AREA = (0.02, 1 / 3)
@@ -21,7 +21,7 @@ class Erase(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
 
     model_config = ConfigDict(frozen=True)
 
-    def __call__(self, image: np.ndarray, fill: Fill, rng: Draws) -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         if rng.random() >= self.root:
             return image
         box = random_box(image.shape[0], image.shape[1], _AREA, _RATIO, rng)

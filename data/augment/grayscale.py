@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from pydantic import ConfigDict, Field, RootModel
 
-from data.augment.base import Augmentation, Draws, Fill
+from data.augment.base import Augmentation, Fill
 
 
 class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
@@ -14,7 +14,7 @@ class Grayscale(RootModel[Annotated[float, Field(ge=0, le=1)]], Augmentation):
 
     model_config = ConfigDict(frozen=True)
 
-    def __call__(self, image: np.ndarray, fill: Fill, rng: Draws) -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         if rng.random() >= self.root or image.ndim == 2:
             return image
         return cv2.cvtColor(cv2.cvtColor(image, cv2.COLOR_RGB2GRAY), cv2.COLOR_GRAY2RGB)

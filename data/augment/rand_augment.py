@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from pydantic import Field
 
-from data.augment.base import Augmentation, Draws, Fill
+from data.augment.base import Augmentation, Fill
 from data.augment.image_operations import (
     autocontrast,
     brightness,
@@ -60,7 +60,7 @@ class RandAugment(FrozenConfig, Augmentation):
     operations: int = Field(2, ge=1, le=14, description="number of operations per image")
     magnitude: float = Field(9, ge=0, le=10, description="strength of each operation")
 
-    def __call__(self, image: np.ndarray, fill: Fill, rng: Draws) -> np.ndarray:
+    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         chosen = _ALL if image.ndim == 3 else _ALL[:-1]
         for _ in range(self.operations):
             operation = chosen[rng.integers(len(chosen))]

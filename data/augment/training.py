@@ -15,7 +15,7 @@ import cv2
 import numpy as np
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
-from data.augment.base import Augmentation, Box, Draws, Fill, random_box
+from data.augment.base import Augmentation, Box, Fill, random_box
 from data.augment.color_jitter import ColorJitter
 from data.augment.custom import CustomAugmentation, check_imported
 from data.augment.erase import Erase
@@ -72,7 +72,7 @@ class Crop(FrozenConfig):
             )
         return self
 
-    def box(self, height: int, width: int, rng: Draws) -> Box:
+    def box(self, height: int, width: int, rng: np.random.Generator) -> Box:
         """Return a box with random area and shape.
 
         If none of ten draws fits, return the largest centered box with an allowed aspect ratio.
@@ -177,7 +177,7 @@ class TrainingImages:
         side = self.config.size + 2 * self.augment.pad
         return np.full((side, side, self.config.channels), self.fill, np.uint8)
 
-    def decoded(self, data: bytes, rng: Draws) -> np.ndarray:
+    def decoded(self, data: bytes, rng: np.random.Generator) -> np.ndarray:
         """Return the cropped image, uint8 [size, size, C], of a file's bytes, which the next call
         may overwrite.
 
@@ -191,7 +191,7 @@ class TrainingImages:
         box = augment.box(header.height, header.width, rng)
         return resized(decode_crop(data, header, box, config.channels, config.size), config.size)
 
-    def cropped(self, image: np.ndarray, rng: Draws) -> np.ndarray:
+    def cropped(self, image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Crop an image, uint8 [H, W, C]. Return uint8 [size, size, C], which the next call may
         overwrite.
         """
@@ -201,25 +201,23 @@ class TrainingImages:
             if not pad:
                 return middle
             self._padded[pad : pad + size, pad : pad + size] = middle
-            top, left = rng.integers(2 * pad + 1), rng.integers(2 * pad + 1)
+            top, left = (int(rng.integers(2 * pad + 1)) for _ in range(2))
             return self._padded[top : top + size, left : left + size]
         top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], size)
 
-    def augmented(self, crop: np.ndarray, rng: Draws) -> np.ndarray:
+    def augmented(self, crop: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Augment a crop. Return uint8 [C, size, size], a view of an array [size, size, C]."""
         drawn = crop[:, :, 0] if self.config.channels == 1 else crop
         for change in self._changes:
             drawn = change(drawn, self.fill, rng)
-        if self.augment.custom:
-            generator = rng.generator()
-            for augmentation in self.augment.custom:
-                drawn = augmentation.checked(drawn, self.fill, generator)
+        for augmentation in self.augment.custom:
+            drawn = augmentation.checked(drawn, self.fill, rng)
         return channels_first(drawn)
 
 
 def for_training(
-    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: Draws
+    image: np.ndarray, config: ImageConfig, augment: AugmentConfig, rng: np.random.Generator
 ) -> np.ndarray:
     """Augment an image uint8 [H, W, C] and return a new array uint8 [C, size, size]."""
     images = TrainingImages(config, augment)

@@ -12,20 +12,10 @@ from functools import lru_cache
 
 import cv2
 import numpy as np
-from PIL import (
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageFile,
-    ImageOps,
-    JpegImagePlugin,
-    PngImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import Image, ImageFile, ImageOps
 
 from data.images.config import ImageConfig
 from data.images.headers import JpegHeader, has_more_scans, jpeg_header, png_header
-from data.images.jpeg_end import completed, lacks_end
 
 # Loader processes provide the parallelism. OpenCV's threads would compete with them and can
 # deadlock after fork.
@@ -56,16 +46,7 @@ _REDUCED = {
     8: cv2.IMREAD_REDUCED_GRAYSCALE_8,
 }
 
-# The format is determined by the first bytes, not by the file name. Plugin classes are called
-# directly, because Image.open applies a process-wide size limit to large images.
-_FORMATS: dict[bytes, tuple[str, type[ImageFile.ImageFile]]] = {
-    b"\xff\xd8\xff": ("jpg", JpegImagePlugin.JpegImageFile),
-    b"\x89PNG\r\n\x1a\n": ("png", PngImagePlugin.PngImageFile),
-    b"RIFF": ("webp", WebPImagePlugin.WebPImageFile),
-    b"BM": ("bmp", BmpImagePlugin.BmpImageFile),
-    b"GIF8": ("gif", GifImagePlugin.GifImageFile),
-}
-
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 
 _DAMAGE = (
     SyntaxError,
@@ -92,17 +73,24 @@ def inspect(data: bytes, max_pixels: int = MAX_PIXELS) -> str:
 
 def _inspect(data: bytes, max_pixels: int) -> tuple[str, bool]:
     """Return the format, and whether the image has transparency."""
-    extension, plugin = _format(data)
-    try:
-        with plugin(io.BytesIO(data)) as header:
-            width, height = header.size
-            transparent = header.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
-                header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
-            )
-    except _DAMAGE as error:
-        raise ValueError(f"not an image: its {extension} header is damaged ({error})") from error
+    with _opened(data) as header:
+        (width, height), kind = header.size, header.format or ""
+        transparent = header.mode in ("RGBA", "LA", "PA", "RGBa", "La") or (
+            header.mode in ("1", "L", "P", "RGB") and "transparency" in header.info
+        )
     check_size(height, width, max_pixels)
-    return extension, transparent
+    # Several JPEGs in one file are an MPO.
+    return "jpg" if kind in ("JPEG", "MPO") else kind.lower(), transparent
+
+
+def _opened(data: bytes) -> ImageFile.ImageFile:
+    """Open an image whose first bytes, not its name, determine the format."""
+    try:
+        return Image.open(io.BytesIO(data), formats=_FORMATS)
+    except _DAMAGE as error:
+        raise ValueError(
+            "not an image, or its header is damaged: use JPEG, PNG, WebP, BMP or GIF"
+        ) from error
 
 
 # Many images have the same size.
@@ -121,19 +109,11 @@ def check_size(height: int, width: int, max_pixels: int) -> None:
         )
 
 
-def _format(data: bytes) -> tuple[str, type[ImageFile.ImageFile]]:
-    for magic, found in _FORMATS.items():
-        if data.startswith(magic):
-            return found
-    raise ValueError("not an image: use JPEG, PNG, WebP, BMP or GIF")
-
-
 def decode(data: bytes, channels: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Return pixels uint8 [H, W, channels], RGB or gray, with the EXIF orientation applied.
 
-    Transparent pixels are blended with white. A JPEG that lacks only its end marker is decoded.
-    Raises ValueError for data that is not an image or is truncated, for more than `max_pixels`
-    pixels, and for an aspect ratio above 100.
+    Transparent pixels are blended with white. Raises ValueError for data that is not an image or is
+    truncated, for more than `max_pixels` pixels, and for an aspect ratio above 100.
     """
     if (png := png_header(data)) is not None:
         check_size(png.height, png.width, max_pixels)
@@ -178,9 +158,6 @@ def _decoded(data: bytes, extension: str, channels: int, denominator: int = 1) -
     flags = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
     flags |= _REDUCED[denominator]
     decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    if decoded is None and extension == "jpg" and lacks_end(data):
-        whole = np.frombuffer(completed(data) or b"", np.uint8)
-        decoded = cv2.imdecode(whole, flags) if len(whole) else None
     if decoded is None:
         raise ValueError(f"the image cannot be decoded: its {extension} data is damaged")
     return decoded[:, :, None] if channels == 1 else decoded
@@ -191,12 +168,11 @@ def _on_white(data: bytes) -> np.ndarray:
 
     This uses Pillow, because OpenCV either drops transparency or ignores the EXIF orientation.
     """
-    extension, plugin = _format(data)
     try:
-        with plugin(io.BytesIO(data)) as opened:
+        with _opened(data) as opened:
             image = ImageOps.exif_transpose(opened.convert("RGBA"))
     except _DAMAGE as error:
-        raise ValueError(f"the image cannot be decoded: its {extension} data is damaged") from error
+        raise ValueError("the image cannot be decoded: its data is damaged") from error
     background = Image.new("RGBA", image.size, "white")
     return np.asarray(Image.alpha_composite(background, image).convert("RGB"))
 

@@ -1,15 +1,13 @@
 """Reads the header of a JPEG or PNG from its first bytes in a few microseconds.
 
-Only plain headers are parsed, in the same way as in libjpeg and libpng. Pillow parses all other
-headers, such as those of PNGs with text or profiles (`data/images/decode.py`). Parsing a header
-with Pillow takes longer than decoding the pixels of a small PNG, but only about a twentieth of the
-time it takes to decode a JPEG.
+Markers are found as in libjpeg, and the size of a PNG where libpng reads it. Other files are left
+to Pillow (`data/images/decode.py`). Parsing a header with Pillow takes longer than decoding the
+pixels of a small PNG, but only about a twentieth of the time it takes to decode a JPEG.
 """
 
 import re
 import struct
-import zlib
-from functools import lru_cache
+from collections.abc import Iterator
 from typing import NamedTuple
 
 # SOF0 to SOF15, without DHT, JPG and DAC, which are in the same range.
@@ -17,23 +15,15 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL_FRAMES = frozenset({0xC0, 0xC1})
 # Matches 0xFF and the code of either a marker that has a length or the end-of-image marker. Zero,
 # TEM, the restart markers and fill bytes are excluded.
-MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
-START_OF_SCAN, END_OF_IMAGE = b"\xda", b"\xd9"
-# DHT, DQT, DRI, APP0 to APP15 and COM are skipped by their length.
-_JPEG_SEGMENTS_SKIPPED = frozenset({0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
-_APP1 = 0xE1
+_MARKER = re.compile(rb"\xff+([^\x00\x01\xff\xd0-\xd7])")
+_START_OF_IMAGE, _END = b"\xff\xd8", b"\xff\xd9"
+_END_OF_IMAGE, _START_OF_SCAN, _APP1 = 0xD9, 0xDA, 0xE1
 _ORIENTATION, _SHORT = 0x0112, 3  # a tag and a type of EXIF
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# Gray, RGB, palette, gray with alpha, RGB with alpha.
-_PNG_COLOR_TYPES, _WITH_ALPHA = frozenset({0, 2, 3, 4, 6}), frozenset({4, 6})
-# The header chunk contains 13 bytes of data, after its length and name and before its checksum.
-_PNG_HEADER_END = 33
-_PALETTE_BYTES = 3 * 256
-# Small chunks that may be present. tRNS is excluded because it adds transparency, which Pillow
-# handles.
-_PNG_CHUNKS_SKIPPED = frozenset(
-    {b"PLTE", b"bKGD", b"cHRM", b"gAMA", b"pHYs", b"sBIT", b"sRGB", b"tIME"}
-)
+_PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"
+_PNG_COLORS = 26  # the bytes up to the color type
+# Chunks with transparency, and compressed texts and profiles, whose size Pillow limits.
+_PNG_INSPECTED = (b"tRNS", b"zTXt", b"iTXt", b"iCCP")
+_WITH_ALPHA = frozenset({4, 6})  # gray with alpha, RGB with alpha
 
 
 class JpegHeader(NamedTuple):
@@ -50,25 +40,36 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(data: bytes) -> JpegHeader | None:
-    """Return the header of a JPEG up to its first scan, or None if the header is not plain."""
-    if data[:2] != b"\xff\xd8":
+    """Return the header of a JPEG up to its first scan, or None if there is none."""
+    if data[:2] != _START_OF_IMAGE:
         return None
-    at, upright, frame = 2, True, 0
+    upright, frame = True, 0
     height = width = components = 0
-    while at + 10 <= len(data) and data[at] == 0xFF:
-        marker, length = struct.unpack_from(">BH", data, at + 1)
-        if marker == START_OF_SCAN[0]:
-            one_scan = frame in _SEQUENTIAL_FRAMES and data[at + 4] == components
+    for marker, at in _segments(data):
+        if marker == _START_OF_SCAN:
+            one_scan = frame in _SEQUENTIAL_FRAMES and data[at + 2 : at + 3] == bytes([components])
             return JpegHeader(height, width, upright, one_scan) if height and width else None
-        if marker in _FRAMES and not frame:
+        if marker in _FRAMES and not frame and len(data) >= at + 8:
             frame = marker
-            height, width, components = struct.unpack_from(">HHB", data, at + 5)
-        elif marker not in _JPEG_SEGMENTS_SKIPPED or length < 2:
-            return None
+            height, width, components = struct.unpack_from(">HHB", data, at + 3)
         elif marker == _APP1:
-            upright = upright and _is_upright(data[at + 4 : at + 2 + length])
-        at += 2 + length
+            upright = upright and _is_upright(data[at + 2 : at + _length(data, at)])
     return None
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield each marker of a JPEG up to the end of the image, and the position after it."""
+    at = 2
+    while (found := _MARKER.search(data, at)) is not None:
+        marker, at = found[1][0], found.end()
+        yield marker, at
+        if marker == _END_OF_IMAGE:
+            return
+        at += _length(data, at)
+
+
+def _length(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 2])
 
 
 def _is_upright(segment: bytes) -> bool:
@@ -101,14 +102,17 @@ def has_more_scans(data: bytes, limit: int) -> bool:
     # video.
     if data.count(b"\xff\xda") <= limit:
         return False
-    scans, at = 0, 2
-    while (found := MARKER.search(data, at)) is not None and found[1] != END_OF_IMAGE:
-        at = found.end()
-        scans += found[1] == START_OF_SCAN
-        if scans > limit:
-            return True
-        at += int.from_bytes(data[at : at + 2], "big")
-    return False
+    return sum(marker == _START_OF_SCAN for marker, _ in _segments(data)) > limit
+
+
+def is_jpeg_without_end(data: bytes | memoryview) -> bool:
+    """Return whether this is a JPEG without an end marker, whose last pixels may be missing.
+
+    libjpeg fills missing data with zeros and reports this only on stderr.
+    """
+    if data[:3] != b"\xff\xd8\xff" or data[-2:] == _END:
+        return False
+    return all(marker != _END_OF_IMAGE for marker, _ in _segments(bytes(data)))
 
 
 class PngHeader(NamedTuple):
@@ -120,36 +124,10 @@ class PngHeader(NamedTuple):
 
 
 def png_header(data: bytes) -> PngHeader | None:
-    """Return the header of a PNG with 8 bits per channel, or None if the header is not plain."""
-    if data[:8] != _PNG_SIGNATURE:
+    """Return the header of a PNG, or None for other data and for a PNG that Pillow must inspect."""
+    if data[: len(_PNG_START)] != _PNG_START or len(data) < _PNG_COLORS:
         return None
-    header = _png_header(data[:_PNG_HEADER_END])
-    if header is None or not (data[37:41] == b"IDAT" or _pixels_follow(data)):
+    if any(name in data for name in _PNG_INSPECTED):
         return None
-    return header
-
-
-# Most images of a set of small images have the same header.
-@lru_cache(maxsize=256)
-def _png_header(start: bytes) -> PngHeader | None:
-    """Parse the first 33 bytes of a PNG."""
-    if start[8:16] != b"\0\0\0\x0dIHDR" or len(start) < _PNG_HEADER_END:
-        return None
-    width, height, depth, color, *methods, crc = struct.unpack_from(">IIBBBBBI", start, 16)
-    if depth != 8 or color not in _PNG_COLOR_TYPES or any(methods) or not (width and height):
-        return None
-    return (
-        PngHeader(height, width, color in _WITH_ALPHA) if zlib.crc32(start[12:29]) == crc else None
-    )
-
-
-def _pixels_follow(data: bytes) -> bool:
-    at = _PNG_HEADER_END
-    while at + 8 <= len(data):
-        length, name = struct.unpack_from(">I4s", data, at)
-        if name == b"IDAT":
-            return True
-        if name not in _PNG_CHUNKS_SKIPPED or length > _PALETTE_BYTES:
-            return False
-        at += 12 + length
-    return False
+    width, height, _, color = struct.unpack_from(">IIBB", data, len(_PNG_START))
+    return PngHeader(height, width, color in _WITH_ALPHA)

@@ -116,7 +116,7 @@ class ImageInputs:
         keys = list(zip(epochs.tolist(), indices.tolist(), strict=True))
         return TrainingItems(
             lambda row, data: images.decoded(data, draws.at(seed, *keys[row])),
-            lambda decoded: images.augmented(decoded, draws),
+            lambda decoded: images.augmented(decoded, draws.rng),
         )
 
     def for_evaluation(self, decoded: np.ndarray) -> np.ndarray:

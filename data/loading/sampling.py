@@ -31,7 +31,6 @@ from data.shards.split import Part, Split, count_classes
 
 # Shares are rounded to 1/_PERIOD of a slot per epoch.
 _PERIOD = 1 << 16
-_BYTES_PER_GROUP = 16  # its first element and its bound, both int64
 
 Number = TypeVar("Number", int, np.ndarray)
 
@@ -156,16 +155,6 @@ def _offset(number: Number) -> Number:
     for shift, mask in ((1, 0x5555), (2, 0x3333), (4, 0x0F0F), (8, 0x00FF)):
         number = (number >> shift & mask) | (number & mask) << shift
     return number
-
-
-def sample_list_bytes(config: DataConfig, *, num_samples: int, num_classes: int) -> int:
-    """Return an upper limit of the bytes of the list of samples, sorted by class, that each rank
-    stores if `power` is not 1.
-
-    num_samples: the number of samples of all training splits. num_classes: the number of classes.
-    """
-    groups = num_classes * max(1, len(config.mixture))
-    return np.dtype(_index_type(num_samples)).itemsize * num_samples + _BYTES_PER_GROUP * groups
 
 
 def samples_per_epoch(training: Split, config: DataConfig) -> int:

@@ -7,11 +7,11 @@ from data.sources.hugging_face import HuggingFace
 from data.sources.imagefolder import ImageFolder
 from data.sources.imagenet import ImageNet
 from data.sources.mnist import Mnist
-from data.sources.source import CommandSource, Sample, Source
+from data.sources.source import Sample, Source
 from data.sources.table import Table
 from data.sources.tweets import Tweets
 
-SOURCES: dict[str, type[CommandSource]] = {
+SOURCES: dict[str, type[Source]] = {
     source.kind: source
     for source in (
         Glyphs,
@@ -31,7 +31,6 @@ __all__ = [
     "SOURCES",
     "Cifar10",
     "Cifar100",
-    "CommandSource",
     "EmojiNames",
     "Glyphs",
     "HuggingFace",

@@ -1,27 +1,41 @@
-"""Reads individual files from a published archive without unpacking it. A file is found by its
-name, whichever folder of the archive contains it.
+"""Reads individual files of a published archive, packed or unpacked. A file is found by its name,
+whichever folder of the archive contains it.
 """
 
 import tarfile
 import zlib
 from collections.abc import Collection
 from lzma import LZMAError
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from data.files import is_of_file_system
-from data.remote.input_path import InputPath
+from data.messages import one_line
 
-# The first bytes of gzip, bzip2 and xz files. A plain tar has its magic number in the first header.
-_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00")
-_TAR_MAGIC_AT, _TAR_MAGIC = 257, b"ustar"
 _DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, LZMAError)
 
 
-def archived_files(archive: InputPath, names: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of the files in `names` that are in the archive, which may be compressed.
+def published_files(
+    path: Path, inner: str, names: Collection[str], published: str
+) -> dict[str, bytes]:
+    """Return the contents of the files `names` in an archive, which may be compressed, or in an
+    unpacked folder or its subfolder `inner`.
 
-    Raises ValueError with a one-line message if the file is damaged, truncated or not an archive.
+    published: the archive to use, for errors. Raises FileNotFoundError for a missing file, and
+    ValueError if the archive is damaged, truncated or not a tar.
     """
+    if path.is_dir():
+        folder = path / inner if (path / inner).is_dir() else path
+        found = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    elif not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: pass {published} or its folder")
+    else:
+        found = _archived(path, names)
+    if missing := sorted(set(names) - found.keys()):
+        raise FileNotFoundError(f"{path} does not contain {missing[0]}: pass {published}")
+    return found
+
+
+def _archived(archive: Path, names: Collection[str]) -> dict[str, bytes]:
     found = {}
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file) as members:
@@ -32,23 +46,8 @@ def archived_files(archive: InputPath, names: Collection[str]) -> dict[str, byte
     except _DAMAGE as error:
         if is_of_file_system(error):
             raise
-        _reject_other_format(archive)
-        about = (str(error) or type(error).__name__).splitlines()[0].rstrip(":")
-        raise ValueError(f"{archive} is damaged ({about}): download it again") from error
-    return found
-
-
-def _reject_other_format(archive: InputPath) -> None:
-    """Raise ValueError for a file that was never a tar. An empty file may be a truncated tar."""
-    with archive.open("rb") as file:
-        start = file.read(_TAR_MAGIC_AT + len(_TAR_MAGIC))
-    if start and not start.startswith(_COMPRESSED) and start[_TAR_MAGIC_AT:] != _TAR_MAGIC:
         raise ValueError(
-            f"{archive} is not a tar archive, plain or compressed (it begins with "
-            f"{start[:4].hex()}): pass the archive, or download it again"
-        )
-
-
-def loose_files(folder: InputPath, names: Collection[str]) -> dict[str, bytes]:
-    """Return the contents of the files in `names` that are directly in `folder`."""
-    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+            f"{archive} is damaged, or not a tar archive ({one_line(error, 100)}): download it "
+            "again"
+        ) from error
+    return found

@@ -6,34 +6,29 @@ are not supported.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, ClassVar, NamedTuple
+from pathlib import Path
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
-from data.remote.input_path import Input, InputPath
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.archive import archived_files, loose_files
-from data.sources.packing import lossless
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.archive import published_files
+from data.sources.input_path import Input
+from data.sources.packing import PixelTask, render_pixels
+from data.sources.source import STRICT, Sample, Source
 
 _SIDE = 32
 _PIXELS = 3 * _SIDE * _SIDE
 
 
-class _Task(NamedTuple):
-    key: str
-    label: int
-    pixels: bytes
-
-
 @dataclass(frozen=True, config=STRICT)
-class _Cifar(CommandSource):
+class _Cifar(Source):
     """The base class of CIFAR-10 and CIFAR-100.
 
     path: the tar.gz archive, or a folder that contains either its files or the unpacked folder.
@@ -51,68 +46,61 @@ class _Cifar(CommandSource):
     archive: ClassVar[str]
     unpacked: ClassVar[str]
     files: ClassVar[dict[str, tuple[str, ...]]]  # the files of each split
-    published: ClassVar[int]  # the number of records in all files
     labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
-
-    def __post_init__(self) -> None:
-        if not self.path.exists():
-            raise FileNotFoundError(f"{self.path} does not exist: download {self.archive}")
+    published: ClassVar[int] = 60_000  # the number of records in all files
 
     def describe(self) -> SourceInfo:
-        content = hashlib.sha256()
-        for name in self._file_names:
-            content.update(self._contents[name])
+        content = hashlib.sha256(b"".join(self._contents.values()))
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._names(self.labels[-1]))
 
-    def splits(self) -> dict[str, Sequence[_Task]]:
+    def splits(self) -> dict[str, Sequence[PixelTask]]:
         num_labels = len(self.labels)
         return {
             split: [
-                _Task(f"{split}-{i:05d}", record[num_labels - 1], record[num_labels:])
+                PixelTask(f"{split}-{i:05d}", int(record[num_labels - 1]), record[num_labels:])
                 for i, record in enumerate(self._records(split))
             ]
             for split in self.files
         }
 
-    def render(self, task: _Task) -> Sample:
-        planes = np.frombuffer(task.pixels, np.uint8).reshape(3, _SIDE, _SIDE)
-        image = np.ascontiguousarray(planes.transpose(1, 2, 0))
-        return Sample(task.key, lossless(image), "png", task.label)
+    def render(self, task: PixelTask) -> Sample:
+        planes = task.pixels.reshape(3, _SIDE, _SIDE)
+        return render_pixels(task._replace(pixels=planes.transpose(1, 2, 0)))
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.path
 
     def notes(self) -> list[str]:
         """Return a line if the number of images differs from the published number."""
-        found = sum(1 for split in self.files for _ in self._records(split))
+        found = sum(len(self._records(split)) for split in self.files)
         if found == self.published:
             return []
         return [f"found {found:,} images, but {self.kind} was published with {self.published:,}"]
 
-    def _records(self, split: str) -> Iterator[bytes]:
-        """Yield the records of a split after checking their labels."""
+    def _records(self, split: str) -> np.ndarray:
+        """Return the records of a split, uint8 [N, size], after checking their labels."""
         size = len(self.labels) + _PIXELS
         limits = [len(self._names(file)) for file in self.labels]
+        records = []
         for file in self.files[split]:
-            content = self._contents[file]
-            if not content or len(content) % size:
+            content = np.frombuffer(self._contents[file], np.uint8)
+            if not len(content) or len(content) % size:
                 raise ValueError(
                     f"{self.path}: {file} has {len(content):,} bytes, which is not a multiple of "
                     f"the record size, {size:,}: download it again"
                 )
-            for i in range(0, len(content), size):
-                record = content[i : i + size]
-                for label, limit, names in zip(record, limits, self.labels, strict=False):
-                    if label >= limit:
-                        raise ValueError(
-                            f"{self.path}: image {i // size} of {file} has label {label}, but "
-                            f"{names} contains only {limit} names: download it again"
-                        )
-                yield record
+            records.append(content.reshape(-1, size))
+            wrong = np.argwhere(records[-1][:, : len(limits)] >= limits)
+            for i, byte in wrong[:1]:
+                raise ValueError(
+                    f"{self.path}: image {i} of {file} has label {records[-1][i, byte]}, but "
+                    f"{self.labels[byte]} contains only {limits[byte]} names: download it again"
+                )
+        return np.concatenate(records)
 
     def _names(self, file: str) -> list[str]:
         lines = self._contents[file].decode("utf-8", "replace").splitlines()
@@ -121,23 +109,13 @@ class _Cifar(CommandSource):
             raise ValueError(f"{self.path}: {file} is not a list of class names: download it again")
         return names
 
-    @property
-    def _file_names(self) -> tuple[str, ...]:
-        return (*(file for files in self.files.values() for file in files), *self.labels)
-
     @cached_property
     def _contents(self) -> dict[str, bytes]:
-        """Return the content of each file that is read, by file name."""
-        if self.path.is_dir():
-            inner = self.path / self.unpacked
-            found = loose_files(inner if inner.is_dir() else self.path, self._file_names)
-        else:
-            found = archived_files(self.path, self._file_names)
-        if missing := [name for name in self._file_names if name not in found]:
-            raise FileNotFoundError(
-                f"{self.path} does not contain {missing[0]}: use the binary version, {self.archive}"
-            )
-        return found
+        """The content of each file that is read, by file name."""
+        names = (*(file for files in self.files.values() for file in files), *self.labels)
+        published = f"the binary version ({self.archive})"
+        found = published_files(self.path, self.unpacked, names, published)
+        return {name: found[name] for name in names}
 
 
 class Cifar10(_Cifar):
@@ -151,7 +129,6 @@ class Cifar10(_Cifar):
         "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
         "test": ("test_batch.bin",),
     }
-    published = 60_000
     labels = ("batches.meta.txt",)
 
 
@@ -166,26 +143,18 @@ class Cifar100(_Cifar):
     archive = "cifar-100-binary.tar.gz"
     unpacked = "cifar-100-binary"
     files: ClassVar = {"train": ("train.bin",), "test": ("test.bin",)}
-    published = 60_000
     labels = ("coarse_label_names.txt", "fine_label_names.txt")
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        coarse_file, fine_file = self.labels
-        coarse_names, fine_names = self._names(coarse_file), self._names(fine_file)
-        coarse_of: dict[int, int] = {}
-        for split in self.files:
-            for record in self._records(split):
-                if coarse_of.setdefault(record[1], record[0]) != record[0]:
-                    raise ValueError(
-                        f"{self.path}: {fine_names[record[1]]!r} is in two coarse classes: "
-                        "download it again"
-                    )
+        coarse_names, fine_names = map(self._names, self.labels)
+        records = np.concatenate([self._records(split)[:, :2] for split in self.files])
+        found: dict[int, int] = {}
+        for coarse, fine in np.unique(records, axis=0).tolist():
+            if found.setdefault(fine, coarse) != coarse:
+                raise ValueError(
+                    f"{self.path}: {fine_names[fine]!r} is in two coarse classes: download it again"
+                )
+        paths = {fine: {PATH: join_path([coarse_names[one]])} for fine, one in found.items()}
         return tuple(
-            ClassInfo(
-                name=name,
-                attributes={PATH: join_path([coarse_names[coarse_of[i]]])}
-                if i in coarse_of
-                else {},
-            )
-            for i, name in enumerate(fine_names)
+            ClassInfo(name=name, attributes=paths.get(i, {})) for i, name in enumerate(fine_names)
         )

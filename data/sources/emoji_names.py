@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.source import STRICT, Sample, Source
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import fold, fully_qualified, load_languages, name_in
 
@@ -31,7 +31,7 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class EmojiNames(CommandSource):
+class EmojiNames(Source):
     """Names of emoji in 14 languages. No download is required.
 
     A class is an emoji without skin tone. Version 2.16 of the emoji library contains 1,923 classes

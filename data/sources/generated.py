@@ -31,19 +31,18 @@ from data.sources.first_pass import FirstPassSource, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.selection import (
-    SPAN_BYTES,
     Batch,
     ConflictError,
     Row,
     Rules,
     Selected,
     SelectionFolder,
-    Span,
     Task,
     gather,
 )
 from data.sources.source import STRICT, Modality, Sample
 from data.tars.labels import label_order
+from data.text.records import SPAN_BYTES
 
 
 class LabeledSample(NamedTuple):
@@ -103,8 +102,6 @@ class _Generated(PackedImages, FirstPassSource):
     work: Path
     modality: Modality  # type: ignore[misc]
     test_fraction: float
-    workers: int | None = None
-    ray: str | None = None
     report: Report = silent
 
     def describe(self) -> SourceInfo:
@@ -124,12 +121,10 @@ class _Generated(PackedImages, FirstPassSource):
     def render(self, task: Task) -> Sample | Skipped:
         if self.modality == "text":
             return Sample(task.key, task.content, "txt", task.label)
-        try:
-            image = self.packed(task.content)
-        except ValueError as error:
-            name = f"sample {int(task.key)}"
-            return self.bad_sample(name, error, where=name, fix="correct it, or pass skip_bad=True")
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+        name, fix = f"sample {int(task.key)}", "correct it, or pass skip_bad=True"
+        return self.image_sample(
+            task.key, task.label, lambda: task.content, name=name, where=name, fix=fix
+        )
 
     @cached_property
     def _selected(self) -> Selected:
@@ -145,14 +140,11 @@ class _Generated(PackedImages, FirstPassSource):
             ) from None
 
     def _batches(self) -> Iterator[Batch]:
-        rows = self.rows(Span(0, 0, 0, 0), Counter())
+        rows = self._rows()
         for number, row in enumerate(rows):
             yield gather(number, _up_to(row, rows), self.test_fraction, Counter())
 
-    def spans(self) -> list[Span]:
-        return []  # the samples can be read only once, by `_batches`
-
-    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
+    def _rows(self) -> Iterator[Row]:
         kind = str if self.modality == "text" else bytes
         for number, one in enumerate(self.samples):
             content, label, split, path = LabeledSample(*one)

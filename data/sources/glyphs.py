@@ -7,24 +7,26 @@ out for the test split. `data/images/fonts.py` draws the characters.
 
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import combinations
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from zlib import crc32
 
-import cv2
 import matplotlib
 import numpy as np
 from fontTools.unicodedata import block
 from pydantic import Field
 from pydantic.dataclasses import dataclass
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.packing import lossless
+from data.sources.source import STRICT, Sample, Source
 from data.text.name_vectors import name_vectors, split_words
 
 MIN_FACES = 8
@@ -38,7 +40,6 @@ TEST_FACES = (
     "cmtt10",
 )
 _LOOK = 32  # image size for comparing characters, independent of `size`
-_PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 
 # The kinds of characters, by Unicode category or by the first letter of the category.
 _KINDS = {
@@ -67,7 +68,7 @@ class _GlyphClass(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class Glyphs(CommandSource):
+class Glyphs(Source):
     """Characters drawn with the fonts that matplotlib ships. No download is required.
 
     A class is a character that at least 8 font faces contain, or a group of characters that look
@@ -94,12 +95,6 @@ class Glyphs(CommandSource):
     )
     size: int = Field(default=32, ge=8, le=512, description="side length of the images in pixels")
     seed: int = Field(default=0, ge=0, lt=2**63, description="random seed for the distortions")
-    confusables: Literal["merge", "keep"] = Field(
-        default="merge",
-        description="how to treat characters such as Latin and Greek A, which look the same in "
-        "more than half of the faces that contain both: merge them into one class, or keep a "
-        "separate class for each",
-    )
 
     def describe(self) -> SourceInfo:
         parameters: dict[str, Any] = {
@@ -107,7 +102,7 @@ class Glyphs(CommandSource):
             "samples": self.samples,
             "size": self.size,
             "seed": self.seed,
-            "confusables": self.confusables,
+            "confusables": "merge",  # an option of earlier versions, whose shards are still resumed
             # The version of the package determines the fonts.
             "matplotlib": matplotlib.__version__,
         }
@@ -158,9 +153,7 @@ class Glyphs(CommandSource):
         if task.variant >= 0:
             change = Distortion.draw(self._rng(task))
             key = f"{key}-{task.variant}"
-        written, png = cv2.imencode(".png", self._pen.draw(glyph, change), _PNG)
-        assert written
-        return Sample(key, png.tobytes(), "png", task.label)
+        return Sample(key, lossless(self._pen.draw(glyph, change)), "png", task.label)
 
     def _rng(self, task: _Task) -> np.random.Generator:
         """Return a generator that is keyed by the character, not by its class, so that --classes
@@ -187,10 +180,7 @@ class Glyphs(CommandSource):
     @cached_property
     def _groups(self) -> list[_GlyphClass]:
         drawings = self._drawings
-        groups: Iterable[Sequence[int]] = [(code,) for code in sorted(drawings)]
-        if self.confusables == "merge":
-            groups = look_alikes(drawings)
-        classes = [_glyph_class(group, drawings) for group in groups]
+        classes = [_glyph_class(group, drawings) for group in look_alikes(drawings)]
         classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
         return classes[: self.classes_limit]
 
@@ -234,20 +224,18 @@ def look_alikes(drawings: Drawings) -> list[list[int]]:
             same[face, drawing].append(code)
     for codes in same.values():
         equal_faces.update(combinations(codes, 2))
-    first = {code: code for code in drawings}
-
-    def root(code: int) -> int:
-        while first[code] != code:
-            code = first[code]
-        return code
-
-    for (a, b), equal in sorted(equal_faces.items()):
-        if 2 * equal > len(drawings[a].keys() & drawings[b].keys()):
-            low, high = sorted((root(a), root(b)))
-            first[high] = low
+    codes = sorted(drawings)
+    at = {code: i for i, code in enumerate(codes)}
+    merged = [
+        (at[a], at[b])
+        for (a, b), equal in equal_faces.items()
+        if 2 * equal > len(drawings[a].keys() & drawings[b].keys())
+    ]
+    rows, columns = np.array(merged, np.int64).reshape(-1, 2).T
+    edges = coo_array((np.ones(len(rows)), (rows, columns)), (len(codes), len(codes)))
     groups: defaultdict[int, list[int]] = defaultdict(list)
-    for code in sorted(drawings):
-        groups[root(code)].append(code)
+    for code, number in zip(codes, connected_components(edges, False)[1], strict=True):
+        groups[number].append(code)
     return list(groups.values())
 
 

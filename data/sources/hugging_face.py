@@ -1,13 +1,13 @@
-"""Data sets that `datasets.load_dataset` opens: of the Hub, or local Parquet files and image
+"""Datasets that `datasets.load_dataset` opens: of the Hub, or local Parquet files and image
 folders.
 
 The library converts them to Arrow files in its cache, which are memory-mapped: every worker process
-reads single rows from them. It does not run the code of a data set.
+reads single rows from them. It does not run the code of a dataset.
 """
 
 import hashlib
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,33 +24,22 @@ from data.skipped import Skipped
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages
 from data.sources.selection import content_hash
-from data.sources.source import STRICT, CommandSource, Modality, Sample
+from data.sources.source import STRICT, Modality, Sample, Source
 from data.tars.labels import label_order
 from data.text.records import digest
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
-_UNLABELED = -1  # how the library labels the rows of an unlabeled split
 
 
 class _Task(NamedTuple):
-    split: str  # the name in the data set
+    split: str  # the name in the dataset
     row: int
     label: int
 
 
-class _Labels(NamedTuple):
-    """of_row: the name of the class of each row by split, or None without a label. names: all
-    classes, in order. spellings: the spellings of each class.
-    """
-
-    of_row: dict[str, list[str | None]]
-    names: list[str]
-    spellings: dict[str, set[str]]
-
-
 @dataclass(frozen=True, config=STRICT)
-class HuggingFace(PackedImages, CommandSource):
-    """A data set of the Hugging Face Hub, or a local folder or file that `datasets` opens.
+class HuggingFace(PackedImages, Source):
+    """A dataset of the Hugging Face Hub, or a local folder or file that `datasets` opens.
 
     Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a
     ClassLabel are the classes; otherwise, the values of the label column are.
@@ -66,7 +55,7 @@ class HuggingFace(PackedImages, CommandSource):
         Argument(),
         Field(description="name on the Hub, such as ylecun/mnist, or a local folder or file"),
     ]
-    config: str | None = Field(default=None, description="configuration of the data set")
+    config: str | None = Field(default=None, description="configuration of the dataset")
     revision: str | None = Field(default=None, description="revision on the Hub")
     image_column: str | None = Field(
         default=None, description="column that contains the image; default: the only one"
@@ -93,10 +82,10 @@ class HuggingFace(PackedImages, CommandSource):
         return "image" if self.text_column is None else "text"
 
     def describe(self) -> SourceInfo:
-        content = hashlib.sha256(json.dumps(self._labels.names).encode())
+        content = hashlib.sha256(json.dumps(self._all_names).encode())
         for split, rows in self._rows.items():
             content.update(repr((split, len(rows), self._version(split))).encode())
-            content.update(json.dumps(self._labels.of_row[split]).encode())
+            content.update(json.dumps(self._labels[split]).encode())
         parameters: dict[str, Any] = {
             "name": Path(self.name).name if Path(self.name).exists() else self.name,
             "config": self.config,
@@ -111,11 +100,11 @@ class HuggingFace(PackedImages, CommandSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def _version(self, split: str) -> str:
-        """Return a text that changes with the files of the data set."""
+        """Return a text that changes with the files of the dataset."""
         path = Path(self.name)
         if path.exists():
             return digest(sorted(one for one in [path, *path.rglob("*")] if one.is_file()))
-        # The name of the folder in the cache contains the commit of the data set.
+        # The name of the folder in the cache contains the commit of the dataset.
         return ",".join(
             sorted(Path(f["filename"]).parent.name for f in self._rows[split].cache_files)
         )
@@ -125,30 +114,28 @@ class HuggingFace(PackedImages, CommandSource):
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         label = {name: i for i, name in enumerate(self._class_names)}
-        found: defaultdict[str, list[_Task]] = defaultdict(list)
-        for split, rows in self._labels.of_row.items():
-            for row, name in enumerate(rows):
-                if name is not None:
-                    found[self._split_of(split, row)].append(_Task(split, row, label[name]))
-        return {split: tasks for split, tasks in found.items() if tasks}
+        return {
+            split: [_Task(original, row, label[name]) for original, row, name in rows]
+            for split, rows in self._labeled.items()
+        }
 
     def render(self, task: _Task) -> Sample | Skipped:
-        key = f"{task.split}-{task.row}"
+        # A dot would begin the extension of the file.
+        key = f"{task.split.replace('.', '_')}-{task.row}"
         content = self._rows[task.split][task.row][self._content]
         where = f"{self.name}, split {task.split}, row {task.row}"
-        try:
-            if self.modality == "text":
-                if content is None or not str(content).strip():
-                    raise ValueError("there is no text")
-                return Sample(key, str(content).encode(), "txt", task.label)
+        fix = "correct the row, or pass --skip-bad"
+        if self.modality == "text":
+            if content is None or not str(content).strip():
+                return self.bad_sample(where, "there is no text", where=where, fix=fix)
+            return Sample(key, str(content).encode(), "txt", task.label)
+
+        def read() -> bytes:
             if content is None:
                 raise ValueError("there is no image")
-            image = self.packed(content["bytes"] or Path(content["path"]).read_bytes())
-        except (ValueError, FileNotFoundError) as error:
-            return self.bad_sample(
-                where, error, where=where, fix="correct the row, or pass --skip-bad"
-            )
-        return Sample(key, image.data, image.extension, task.label, image.repaired)
+            return content["bytes"] or Path(content["path"]).read_bytes()
+
+        return self.image_sample(key, task.label, read, name=where, where=where, fix=fix)
 
     def announcement(self) -> str | None:
         if len(self._used) > 1 or not self.test_fraction:
@@ -160,21 +147,21 @@ class HuggingFace(PackedImages, CommandSource):
 
     def notes(self) -> list[str]:
         """Return one line for each split with rows without a label, and for similar class names."""
-        notes = []
-        for split, rows in self._labels.of_row.items():
-            if unlabeled := rows.count(None):
-                notes.append(f"split {split!r}: {unlabeled:,} rows without a label are skipped")
-        return notes + spelling_notes(self._labels.spellings, self._class_names)
+        notes = [
+            f"split {split!r}: {names.count(None):,} rows without a label are skipped"
+            for split, names in self._labels.items()
+            if None in names
+        ]
+        spellings: defaultdict[str, set[str]] = defaultdict(set)
+        for spelling in {one for found in self._spellings.values() for one in found if one}:
+            spellings[class_name(spelling)].add(spelling)
+        return notes + spelling_notes(spellings, self._class_names)
 
     @cached_property
     def _class_names(self) -> list[str]:
-        trained = Counter[str]()
-        for split, rows in self._labels.of_row.items():
-            for row, name in enumerate(rows):
-                if name is not None and self._split_of(split, row) == TRAIN:
-                    trained[name] += 1
-        present = {name for rows in self._labels.of_row.values() for name in rows if name}
-        if untrained := sorted(present - trained.keys()):
+        trained = {name for _, _, name in self._labeled.get(TRAIN, ())}
+        present = {name for rows in self._labeled.values() for _, _, name in rows}
+        if untrained := sorted(present - trained):
             raise ValueError(
                 f"{self.name}: class {shown(untrained[0])} has no training rows: pass another "
                 "--label-column or a smaller --test-fraction"
@@ -184,23 +171,60 @@ class HuggingFace(PackedImages, CommandSource):
                 f"{self.name}: column {self._label!r} has {len(trained)} classes: at least 2 are "
                 "required"
             )
-        return [name for name in self._labels.names if name in trained]
+        return [name for name in self._all_names if name in trained]
 
     @cached_property
     def _used(self) -> list[str]:
-        """The splits of the data set that have labels."""
-        return [name for name, rows in self._labels.of_row.items() if any(rows)]
-
-    def _split_of(self, split: str, row: int) -> str:
-        """Return the split of a row in the shards."""
-        if len(self._used) > 1:
-            return shard_splits(map(split_name, self._used))[split_name(split)]
-        high, _ = content_hash(f"{split} {row}".encode())
-        return TEST if high < self.test_fraction * 2.0**64 else TRAIN
+        """The splits of the dataset that have labels."""
+        return [split for split, names in self._labels.items() if any(names)]
 
     @cached_property
-    def _labels(self) -> _Labels:
-        """The labels of all rows. Raises ValueError for lists, and for names of splits."""
+    def _labeled(self) -> dict[str, list[tuple[str, int, str]]]:
+        """For each split in the shards, the labeled rows: split, row and class name."""
+        in_shards = shard_splits(map(split_name, self._used))
+        found: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
+        for original in self._used:
+            split = in_shards[split_name(original)]
+            for row, name in enumerate(self._labels[original]):
+                if name is None:
+                    continue
+                if len(self._used) == 1:
+                    high, _ = content_hash(f"{original} {row}".encode())
+                    split = TEST if high < self.test_fraction * 2.0**64 else TRAIN
+                found[split].append((original, row, name))
+        return dict(found)
+
+    @cached_property
+    def _labels(self) -> dict[str, list[str | None]]:
+        """The class name of each row by split, or None without a label."""
+        return {
+            split: [class_name(one or "") or None for one in found]
+            for split, found in self._spellings.items()
+        }
+
+    @cached_property
+    def _all_names(self) -> list[str]:
+        """The class names, in order, including those without rows."""
+        if self._stored is not None:
+            return list(dict.fromkeys(map(class_name, self._stored)))
+        return label_order({name for names in self._labels.values() for name in names if name})
+
+    @cached_property
+    def _spellings(self) -> dict[str, list[str | None]]:
+        """The label of each row by split, as stored, or None without a label."""
+        found = {}
+        for split, rows in self._rows.items():
+            values = rows.with_format(None)[self._label][:]
+            if (stored := self._stored) is not None:
+                # The rows of an unlabeled split have a negative number.
+                found[split] = [None if v is None or v < 0 else stored[v] for v in values]
+            else:
+                found[split] = [None if v is None else str(v) for v in values]
+        return found
+
+    @cached_property
+    def _stored(self) -> list[str] | None:
+        """The names of a ClassLabel. Raises ValueError for lists, and for names of splits."""
         feature = self._features[self._label]
         kind = type(feature).__name__
         if kind not in ("ClassLabel", "Value"):
@@ -216,59 +240,31 @@ class HuggingFace(PackedImages, CommandSource):
                 "split folders do not contain class folders: add class folders, or write a table "
                 "(docs/layouts.md)"
             )
-        spellings: defaultdict[str, set[str]] = defaultdict(set)
-        of_row = {}
-        for split, rows in self._rows.items():
-            values = rows.with_format(None)[self._label][:]
-            of_row[split] = [self._name(split, value, stored, spellings) for value in values]
-        if stored is not None:
-            names = list(dict.fromkeys(map(class_name, stored)))
-        else:
-            names = label_order(set(spellings))
-        return _Labels(of_row, names, dict(spellings))
-
-    def _name(
-        self, split: str, value: Any, stored: list[str] | None, spellings: dict[str, set[str]]
-    ) -> str | None:
-        if value is None or (stored is not None and value == _UNLABELED):
-            return None
-        spelling = str(value) if stored is None else stored[value]
-        if not (name := class_name(spelling)):
-            return None
-        spellings[name].add(spelling)
-        return name
+        return stored
 
     @cached_property
     def _content(self) -> str:
         """The column of the images or texts."""
-        if self.text_column is not None:
-            return self._column(self.text_column)
-        if self.image_column is not None:
-            return self._column(self.image_column)
-        found = [name for name, one in self._features.items() if type(one).__name__ == "Image"]
-        return self._only(found, "--image-column or --text-column")
+        given = self.text_column or self.image_column
+        return self._column(given, self._of_kind("Image"), "--image-column or --text-column")
 
     @cached_property
     def _label(self) -> str:
-        if self.label_column is not None:
-            return self._column(self.label_column)
-        found = [name for name, one in self._features.items() if type(one).__name__ == "ClassLabel"]
-        return self._only(found or ["label"] * ("label" in self._features), "--label-column")
+        found = self._of_kind("ClassLabel") or ["label"] * ("label" in self._features)
+        return self._column(self.label_column, found, "--label-column")
 
-    def _column(self, name: str) -> str:
-        if name not in self._features:
-            raise ValueError(
-                f"{self.name}: column {name!r} does not exist: choose from "
-                f"{', '.join(self._features)}"
-            )
-        return name
+    def _column(self, given: str | None, found: list[str], option: str) -> str:
+        """Return the given column, or else the only one in `found`."""
+        if given is not None and given not in self._features:
+            problem = f"column {given!r} does not exist"
+        elif given is None and len(found) != 1:
+            problem = f"pass the column as {option}"
+        else:
+            return given or found[0]
+        raise ValueError(f"{self.name}: {problem}: choose from {', '.join(self._features)}")
 
-    def _only(self, found: list[str], option: str) -> str:
-        if len(found) != 1:
-            raise ValueError(
-                f"{self.name}: pass the column as {option}: choose from {', '.join(self._features)}"
-            )
-        return found[0]
+    def _of_kind(self, kind: str) -> list[str]:
+        return [name for name, one in self._features.items() if type(one).__name__ == kind]
 
     @property
     def _features(self) -> dict[str, Any]:
@@ -276,7 +272,7 @@ class HuggingFace(PackedImages, CommandSource):
 
     @cached_property
     def _opened(self) -> dict[str, Any]:
-        """The splits of the data set by name. Raises ValueError if the library cannot open it."""
+        """The splits of the dataset by name. Raises ValueError if the library cannot open it."""
         import datasets  # not installed without the extra
 
         path = Path(self.name)

@@ -6,29 +6,27 @@ It is read from the published `ILSVRC2012_devkit_t12.tar.gz` or its unpacked fol
 import io
 import struct
 import zlib
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
 from scipy.io.matlab import MatReadError
 
-from data.remote.input_path import InputPath
-from data.sources.archive import archived_files, loose_files
+from data.shards.hierarchy import PATH, join_path
+from data.sources.archive import published_files
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-_FIELDS = ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")
-_NUM_IMAGES = "num_train_images"
 # Exceptions that scipy raises for a damaged file or a different version of the file.
 _DAMAGE = (
     MatReadError,
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
+    LookupError,
     OSError,
     EOFError,
     NotImplementedError,
@@ -43,7 +41,6 @@ class Synset:
     training images, or 0 if unknown.
     """
 
-    wnid: str
     words: str
     gloss: str
     parents: tuple[str, ...]
@@ -52,91 +49,99 @@ class Synset:
 
 @dataclass(frozen=True)
 class Devkit:
-    """A taxonomy of synsets by WordNet ID. `truth[i]` is the synset of validation image i + 1."""
+    """Synsets by WordNet ID. `truth[i]` is the synset of validation image i + 1."""
 
-    path: InputPath
+    path: Path
     synsets: Mapping[str, Synset]
     truth: tuple[str, ...]
 
-    @property
-    def origin(self) -> str:
-        return str(self.path)
+    def attributes(self, classes: Sequence[str]) -> list[dict[str, str]]:
+        """Return `words`, `parents` (synsets separated by spaces), `path` and `gloss` of classes.
 
-    def synset(self, class_name: str) -> str:
-        """Return `class_name`, because ImageNet classes are named by their WordNet IDs."""
-        return class_name
+        A path uses the first parent of each synset. The name of a node is the first of its words,
+        with its synset if a sibling or a node above it has the same name.
+        """
+        chains = [self._chain(wnid) for wnid in classes]
+        inner = {node for chain in chains for node in chain[:-1]}
+        paths = [chain if chain[-1] in inner else chain[:-1] for chain in chains]
+        names = self._node_names(paths)
+        attributes = []
+        for wnid, path in zip(classes, paths, strict=True):
+            synset = self.synsets[wnid]
+            about = {"words": synset.words}
+            if synset.parents:
+                about["parents"] = " ".join(synset.parents)
+            if path:
+                about[PATH] = join_path([names[node] for node in path])
+            attributes.append({**about, "gloss": synset.gloss})
+        return attributes
 
-    def words(self, synset: str) -> str:
-        return self.synsets[synset].words
+    def _chain(self, wnid: str) -> list[str]:
+        """Return the synsets from the root down to a synset. Raises ValueError for a cycle."""
+        chain = [wnid]
+        while parents := self.synsets[chain[0]].parents:
+            if parents[0] in chain:
+                raise ValueError(
+                    f"{self.path}: {parents[0]}, an ancestor of class {wnid}, is its own ancestor: "
+                    "download it again"
+                )
+            chain.insert(0, parents[0])
+        return chain
 
-    def parents(self, synset: str) -> tuple[str, ...]:
-        return self.synsets[synset].parents
+    def _node_names(self, paths: Sequence[Sequence[str]]) -> dict[str, str]:
+        above = {node: tuple(path[:i]) for path in paths for i, node in enumerate(path)}
+        first = {node: self.synsets[node].words.split(", ")[0] or node for node in above}
+        same_name = Counter((up[-1:], first[node]) for node, up in above.items())
+        names = {}
+        for node, up in above.items():
+            repeats = same_name[up[-1:], first[node]] > 1 or first[node] in map(first.get, up)
+            names[node] = f"{first[node]} ({node})" if repeats else first[node]
+        return names
 
 
-def read_devkit(path: InputPath) -> Devkit:
+def read_devkit(path: Path) -> Devkit:
     """Read the devkit from the archive, or from a folder that contains `data/` or its two
     files.
 
     Raises FileNotFoundError if a file is missing, and ValueError if a file is damaged.
     """
-    found = _files(path)
-    if missing := {_META, _TRUTH} - found.keys():
-        raise FileNotFoundError(
-            f"{path} does not contain data/{min(missing)}: pass the published {DEVKIT}.tar.gz"
-        )
+    found = published_files(path, "data", (_META, _TRUTH), f"the published {DEVKIT}.tar.gz")
     try:
-        by_id = _synsets(found[_META])
+        wnids, synsets = _synsets(found[_META])
     except _DAMAGE as error:
         about = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path}: {_META} is damaged ({about}): download it again") from error
-    truth = _truth(found[_TRUTH], by_id, path)
-    return Devkit(path, {synset.wnid: synset for synset in by_id.values()}, truth)
+    truth = []
+    for number, line in enumerate(found[_TRUTH].decode("ascii", "replace").split(), 1):
+        if not line.isdecimal() or int(line) not in wnids:
+            raise ValueError(
+                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is not an ILSVRC2012_ID in "
+                f"{_META}: download the devkit again"
+            )
+        truth.append(wnids[int(line)])
+    return Devkit(path, synsets, tuple(truth))
 
 
-def _files(path: InputPath) -> dict[str, bytes]:
-    if path.is_dir():
-        return loose_files(path / "data" if (path / "data").is_dir() else path, (_META, _TRUTH))
-    if not path.is_file():
-        raise FileNotFoundError(f"devkit {path} does not exist: pass {DEVKIT}.tar.gz or its folder")
-    return archived_files(path, (_META, _TRUTH))
-
-
-def _synsets(content: bytes) -> dict[int, Synset]:
-    """Return the synsets by ILSVRC2012_ID, which is also the ID used in `children`."""
+def _synsets(content: bytes) -> tuple[dict[int, str], dict[str, Synset]]:
+    """Return the WordNet IDs by ILSVRC2012_ID, which `children` contains, and the synsets."""
     table = np.atleast_1d(loadmat(io.BytesIO(content), squeeze_me=True)["synsets"])
-    if missing := [name for name in _FIELDS if name not in (table.dtype.names or ())]:
-        raise ValueError(f"its synsets do not have the field {missing[0]}")
     wnids = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in table}
-    parents: defaultdict[int, list[str]] = defaultdict(list)
+    parents: defaultdict[str, list[str]] = defaultdict(list)
     for row in table:
         for child in np.atleast_1d(row["children"])[: int(row["num_children"])]:
-            if int(child) not in wnids:
-                raise ValueError(f"synset {row['WNID']} has the unknown child {int(child)}")
-            parents[int(child)].append(str(row["WNID"]))
-    return {
-        int(row["ILSVRC2012_ID"]): Synset(
-            wnid=str(row["WNID"]),
+            parents[wnids[int(child)]].append(str(row["WNID"]))
+    counted = "num_train_images" in (table.dtype.names or ())
+    return wnids, {
+        wnid: Synset(
             words=_text(row["words"]),
             gloss=_text(row["gloss"]),
-            parents=tuple(parents[int(row["ILSVRC2012_ID"])]),
-            num_images=int(row[_NUM_IMAGES]) if _NUM_IMAGES in (table.dtype.names or ()) else 0,
+            parents=tuple(parents[wnid]),
+            num_images=int(row["num_train_images"]) if counted else 0,
         )
-        for row in table
+        for wnid, row in zip(wnids.values(), table, strict=True)
     }
 
 
 def _text(value: object) -> str:
     """Convert MATLAB text to a string. An empty MATLAB string is an empty array."""
     return "" if isinstance(value, np.ndarray) and not value.size else str(value)
-
-
-def _truth(content: bytes, by_id: Mapping[int, Synset], path: InputPath) -> tuple[str, ...]:
-    wnids = []
-    for number, line in enumerate(content.decode("ascii", "replace").split(), 1):
-        if not line.isdecimal() or int(line) not in by_id:
-            raise ValueError(
-                f"{path}: {_TRUTH}, line {number}: {line[:20]!r} is not an ILSVRC2012_ID in "
-                f"{_META}: download the devkit again"
-            )
-        wnids.append(by_id[int(line)].wnid)
-    return tuple(wnids)

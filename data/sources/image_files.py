@@ -3,11 +3,7 @@
 Image files are not opened here; they are validated later.
 """
 
-from collections.abc import Iterator
-from pathlib import PurePosixPath
-
-from data.files import is_hidden
-from data.remote.input_path import InputPath
+from pathlib import Path, PurePosixPath
 
 ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"})
 NOT_AN_IMAGE = f"its name does not end in {', '.join(sorted(ENDINGS))}"
@@ -19,28 +15,15 @@ def is_image_name(name: str) -> bool:
     return not name.startswith(".") and PurePosixPath(name).suffix.lower() in ENDINGS
 
 
-def why_not_image(path: InputPath) -> str | None:
+def why_not_image(path: Path) -> str | None:
     """Return the reason to skip a file in a class folder, or None for an image."""
     if path.name.startswith("."):  # macOS writes .DS_Store and ._NAME
         return HIDDEN_FILE
     if not is_image_name(path.name):
         return NOT_AN_IMAGE
-    return None if path.is_file() else why_not_file(path)
+    return None if path.is_file() else not_file(path)
 
 
-def why_not_file(path: InputPath) -> str:
+def not_file(path: Path) -> str:
     """Return the reason to skip a directory entry that is neither a file nor a folder."""
     return "broken symbolic link" if path.is_symlink() else "not a regular file"
-
-
-def entries_outside_class_folders(folder: InputPath) -> Iterator[tuple[InputPath, str]]:
-    """Yield the entries of `folder` that are not class folders, each with the reason why it is not
-    read.
-
-    A broken link among them may represent a class.
-    """
-    for path in folder.iterdir():
-        if not path.is_dir():
-            yield path, "outside the class folders" if path.is_file() else why_not_file(path)
-        elif is_hidden(path.name):
-            yield path, HIDDEN_FOLDER

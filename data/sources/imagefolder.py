@@ -2,10 +2,9 @@
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass as plain_dataclass
-from dataclasses import field
+from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -13,10 +12,10 @@ from pydantic.dataclasses import dataclass
 
 from data.files import is_hidden, walk_directory
 from data.option import Argument, Option
-from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import (
     SPLIT_OF_WORD,
+    TEST,
     TRAIN,
     checked_split,
     shard_splits,
@@ -27,13 +26,13 @@ from data.skipped import Skipped, by_reason
 from data.sources.image_files import (
     ENDINGS,
     HIDDEN_FOLDER,
-    entries_outside_class_folders,
+    not_file,
     why_not_image,
 )
+from data.sources.input_path import Input, check_folder
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption, classes_digest
+from data.sources.source import STRICT, Sample, Source
 
 _SPLITS = frozenset(SPLIT_OF_WORD.values())
 
@@ -54,22 +53,8 @@ class _Task(NamedTuple):
     key: str
 
 
-@plain_dataclass
-class _Listing:
-    """Image files sorted by path. spellings: the folder names of each class. skipped: the files and
-    folders that are not read.
-    """
-
-    files: list[File] = field(default_factory=list)
-    spellings: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    skipped: list[Skipped] = field(default_factory=list)
-
-    def skip(self, path: InputPath, root: InputPath, reason: str) -> None:
-        self.skipped.append(Skipped(str(path.relative_to(root)), reason))
-
-
 @dataclass(frozen=True, config=STRICT)
-class ImageFolder(PackedImages, CommandSource):
+class ImageFolder(PackedImages, Source):
     """A folder with one subfolder of images per class.
 
     The class folders are in the folder itself or in subfolders that are named after splits, such as
@@ -104,7 +89,6 @@ class ImageFolder(PackedImages, CommandSource):
         kw_only=True,
         description="fraction of images to hold out if there is no test split",
     )
-    taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_folder(self.folder, "pass a folder that contains class folders")
@@ -132,38 +116,36 @@ class ImageFolder(PackedImages, CommandSource):
             "skip_bad": self.skip_bad,
             "labels": None,  # an option of earlier versions, whose shards are still resumed
         }
-        if self.taxonomy is not None:
-            parameters["taxonomy"] = classes_digest(self.classes())
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        if (in_taxonomy := self._in_taxonomy) is None:
-            return tuple(ClassInfo(name=name) for name in self._class_names)
-        about = zip(self._class_names, in_taxonomy.attributes(), strict=True)
-        return tuple(ClassInfo(name=name, attributes=attributes) for name, attributes in about)
+        return tuple(ClassInfo(name=name) for name in self._class_names)
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         files = self._listing.files
         label = {name: i for i, name in enumerate(self._class_names)}
+        paths = [file.path.encode("utf-8", "surrogateescape") for file in files]
+        hashes = [int.from_bytes(hashlib.sha256(path).digest()[:8]) for path in paths]
+        # In each class, the image with the largest hash is always in the training split.
+        largest: defaultdict[str, int] = defaultdict(int)
+        for file, value in zip(files, hashes, strict=True):
+            largest[file.class_name] = max(largest[file.class_name], value)
         splits: dict[str, list[_Task]] = {TRAIN: []}
-        by_hash = _split_by_hash(files, self.test_fraction)
         keys = webdataset_keys(file.path for file in files)
-        for file, split, key in zip(files, by_hash, keys, strict=True):
+        for file, value, key in zip(files, hashes, keys, strict=True):
+            held_out = value < self.test_fraction * 2**64 and value < largest[file.class_name]
+            split = file.split or (TEST if held_out else TRAIN)
             splits.setdefault(split, []).append(_Task(file.path, label[file.class_name], key))
         return {split: tasks for split, tasks in splits.items() if tasks}
 
     def render(self, task: _Task) -> Sample | Skipped:
-        path = self.folder / task.path
-        try:
-            image = self.packed(path.read_bytes())
-        except ValueError as error:
-            return self.bad_sample(
-                task.path, error, where=path, fix="remove the file, or pass --skip-bad"
-            )
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+        path, fix = self.folder / task.path, "remove the file, or pass --skip-bad"
+        return self.image_sample(
+            task.key, task.label, path.read_bytes, name=task.path, where=path, fix=fix
+        )
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.folder
 
     def announcement(self) -> str | None:
@@ -180,14 +162,7 @@ class ImageFolder(PackedImages, CommandSource):
     def notes(self) -> list[str]:
         """Return one line for each reason why files were skipped, and for similar class names."""
         notes = by_reason(self.skipped())
-        notes += spelling_notes(self._listing.spellings, self._class_names)
-        return notes + (self._in_taxonomy.notes() if self._in_taxonomy is not None else [])
-
-    @cached_property
-    def _in_taxonomy(self) -> ClassTaxonomy | None:
-        if self.taxonomy is None:
-            return None
-        return ClassTaxonomy(self.taxonomy, self._class_names)
+        return notes + spelling_notes(self._listing.spellings, self._class_names)
 
     @cached_property
     def _class_names(self) -> list[str]:
@@ -244,23 +219,24 @@ class ImageFolder(PackedImages, CommandSource):
         return {}
 
     @cached_property
-    def _listing(self) -> _Listing:
-        listing = _Listing()
+    def _listing(self) -> "_Listing":
+        listing = _Listing(self.folder)
         parts = self._split_folders
         if parts:
-            self._skip_other_folders(listing, parts)
+            used = {path.split("/")[0] for path in parts}
+            for path in _folders(self.folder):
+                if path.name not in used:
+                    listing.skip(path, "folder next to train/ that is not a split")
+            listing.skip_outside(self.folder)
         in_shards = shard_splits(parts.values())
         trained: set[str] = set()
         # Training comes first, because the classes of the others are compared with its classes.
         for part, split in sorted(parts.items(), key=lambda item: item[1] != TRAIN) or [("", "")]:
             base = self.folder / part if part else self.folder
-            found = _classes(listing, self.folder, base)
-            for name, paths in found.items():
-                files = [File(path, name, in_shards[split] if split else None) for path in paths]
-                listing.files += files
+            found = listing.add_classes(base, in_shards[split] if split else None)
             if split == TRAIN:
-                trained = set(found)
-            elif split and not trained & found.keys():
+                trained = found
+            elif split and not trained & found:
                 have = f"a class {min(found)!r} that is not in train" if found else "no classes"
                 raise ValueError(
                     f"{base} has {have}: add class folders, or pass the splits that have them, "
@@ -271,91 +247,77 @@ class ImageFolder(PackedImages, CommandSource):
         listing.skipped.sort()
         return listing
 
-    def _skip_other_folders(self, listing: _Listing, parts: dict[str, str]) -> None:
-        used = {path.split("/")[0] for path in parts}
-        for path in _folders(self.folder):
-            if path.name not in used:
-                listing.skip(path, self.folder, "folder next to train/ that is not a split")
-        for path, reason in entries_outside_class_folders(self.folder):
-            listing.skip(path, self.folder, reason)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "taxonomy": None}
+class _Listing:
+    """Image files below `root`. spellings: the folder names of each class. skipped: the files and
+    folders that are not read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: list[File] = []
+        self.spellings: defaultdict[str, set[str]] = defaultdict(set)
+        self.skipped: list[Skipped] = []
+
+    def skip(self, path: Path, reason: str) -> None:
+        self.skipped.append(Skipped(str(path.relative_to(self.root)), reason))
+
+    def skip_outside(self, folder: Path) -> None:
+        """Skip the entries of `folder` that are not class folders. A broken link among them may
+        represent a class.
+        """
+        for path in folder.iterdir():
+            if not path.is_dir():
+                self.skip(path, "outside the class folders" if path.is_file() else not_file(path))
+            elif is_hidden(path.name):
+                self.skip(path, HIDDEN_FOLDER)
+
+    def add_classes(self, base: Path, split: str | None) -> set[str]:
+        """Add the images of each class folder in `base`, and return the classes.
+
+        Raises ValueError for a class folder with several subfolders of images, because these may be
+        the classes, and for a name that is not UTF-8.
+        """
+        found = set()
+        for class_folder in _folders(base):
+            with_images = Counter[str]()
+            name = class_name(class_folder.name)
+            for parent, folders, names in walk_directory(class_folder):
+                self._remove_links(parent, folders)
+                for path in [parent / one for one in names]:
+                    if (reason := why_not_image(path)) is not None:
+                        self.skip(path, reason)
+                        continue
+                    with_images[str(parent.relative_to(class_folder))] += 1
+                    self.files.append(File(path.relative_to(self.root).as_posix(), name, split))
+            if not with_images:
+                self.skip(class_folder, "class folder without images")
+                continue
+            if class_folder.name.encode(errors="replace").decode() != class_folder.name:
+                raise ValueError(
+                    f"{self.root}: the name of class folder {class_folder.name!r} is not UTF-8: "
+                    "rename it"
+                )
+            found.add(name)
+            self.spellings[name].add(class_folder.name)
+            if len(below := sorted(with_images.keys() - {"."})) > 1:
+                raise ValueError(
+                    f"{class_folder} has images in several subfolders, such as {below[0]} and "
+                    f"{below[1]}: if these are the classes, move them up, or write a table with "
+                    "one row per image (docs/layouts.md)"
+                )
+        self.skip_outside(base)
+        return found
+
+    def _remove_links(self, parent: Path, folders: list[str]) -> None:
+        """Remove links and hidden folders from `folders`, so that they are not walked."""
+        for name in list(folders):
+            path = parent / name
+            if path.is_symlink() or is_hidden(name):
+                link = "link to a folder below a class folder"
+                self.skip(path, link if path.is_symlink() else HIDDEN_FOLDER)
+                folders.remove(name)
 
 
-def _folders(folder: InputPath) -> list[InputPath]:
+def _folders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not is_hidden(f.name))
-
-
-def _classes(listing: _Listing, root: InputPath, base: InputPath) -> dict[str, list[str]]:
-    """Return the paths of the images of each class folder in `base`, relative to `root`.
-
-    Raises ValueError for a class folder with several subfolders of images, because these may be the
-    classes, and for a name that is not UTF-8.
-    """
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for class_folder in _folders(base):
-        with_images = Counter[str]()
-        name = class_name(class_folder.name)
-        for parent, folders, names in walk_directory(class_folder):
-            _skip_folders(listing, root, parent, folders)
-            for path in [parent / one for one in names]:
-                if (reason := why_not_image(path)) is not None:
-                    listing.skip(path, root, reason)
-                    continue
-                with_images[str(parent.relative_to(class_folder))] += 1
-                found[name].append(path.relative_to(root).as_posix())
-        if not with_images:
-            listing.skip(class_folder, root, "class folder without images")
-            continue
-        _check_name(root, class_folder.name)
-        listing.spellings[name].add(class_folder.name)
-        if len(below := sorted(with_images.keys() - {"."})) > 1:
-            raise ValueError(
-                f"{class_folder} has images in several subfolders, such as {below[0]} and "
-                f"{below[1]}: if these are the classes, move them up, or write a table with one "
-                "row per image (docs/layouts.md)"
-            )
-    for path, reason in entries_outside_class_folders(base):
-        listing.skip(path, root, reason)
-    return found
-
-
-def _skip_folders(
-    listing: _Listing, root: InputPath, parent: InputPath, folders: list[str]
-) -> None:
-    """Remove links and hidden folders from `folders`, so that they are not walked."""
-    for name in list(folders):
-        path = parent / name
-        if path.is_symlink() or is_hidden(name):
-            link = "link to a folder below a class folder"
-            listing.skip(path, root, link if path.is_symlink() else HIDDEN_FOLDER)
-            folders.remove(name)
-
-
-def _check_name(folder: InputPath, name: str) -> None:
-    try:
-        name.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{folder}: the name of class folder {name!r} is not UTF-8: rename it"
-        ) from error
-
-
-def _split_by_hash(files: Iterable[File], test_fraction: float) -> list[str]:
-    """Assign each file to a split by a hash of its path.
-
-    In each class, the image with the largest hash is always in the training split.
-    """
-    hashes = [
-        int.from_bytes(hashlib.sha256(file.path.encode("utf-8", "surrogateescape")).digest()[:8])
-        for file in files
-    ]
-    kept: defaultdict[str, int] = defaultdict(int)
-    for file, value in zip(files, hashes, strict=True):
-        kept[file.class_name] = max(kept[file.class_name], value)
-    return [
-        file.split
-        or ("test" if value < test_fraction * 2**64 and value < kept[file.class_name] else TRAIN)
-        for file, value in zip(files, hashes, strict=True)
-    ]

@@ -1,13 +1,17 @@
 """ImageNet as published for ILSVRC 2012, read from the tar files in place.
 
-`ilsvrc_images.py` lists the images, and `ilsvrc_devkit.py` reads the synsets.
+The training tar contains a tar for each class, and the validation images are labeled by the devkit
+(`ilsvrc_devkit.py`). To list the images, only tar headers are read.
 """
 
 import hashlib
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
@@ -15,23 +19,31 @@ from pydantic.dataclasses import dataclass
 
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.remote.input_path import Input, InputPath, check_folder, read_range
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
-from data.sources.ilsvrc_images import (
-    TRAIN_TAR,
-    VAL_TAR,
-    ImageEntry,
-    ImageList,
-    list_training,
-    list_validation,
-)
+from data.sources.image_files import HIDDEN_FILE, NOT_AN_IMAGE, is_image_name
+from data.sources.input_path import Input, check_folder, read_range
 from data.sources.packing import PackedImages, webdataset_keys
-from data.sources.source import STRICT, CommandSource, Sample
-from data.sources.taxonomy import ClassTaxonomy, TaxonomyOption
+from data.sources.source import STRICT, Sample, Source
+from data.tars.headers import Fault, Member, walk
 
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+_SYNSET = re.compile(r"n\d{8}")
+_NUMBER = re.compile(r"_(\d{8})$")
+_THREADS = 8  # the threads mostly wait for the disk
 _NAMED = 3
+
+
+class _Image(NamedTuple):
+    """An image: bytes [offset, offset + size) of the tar `file`. `name` is unique."""
+
+    name: str
+    file: str
+    offset: int
+    size: int
+    synset: str
 
 
 class _Task(NamedTuple):
@@ -43,7 +55,7 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True, config=STRICT)
-class ImageNet(PackedImages, CommandSource):
+class ImageNet(PackedImages, Source):
     """ImageNet (ILSVRC 2012), from the published tar files.
 
     The devkit contains the names of the classes and the labels of the validation images. The
@@ -67,7 +79,6 @@ class ImageNet(PackedImages, CommandSource):
         description=f"path of {DEVKIT}.tar.gz or of its extracted folder; by "
         "default, FOLDER is searched",
     )
-    taxonomy: TaxonomyOption = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,19 +98,13 @@ class ImageNet(PackedImages, CommandSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def classes(self) -> tuple[ClassInfo, ...]:
+        if self._devkit is None:
+            return tuple(ClassInfo(name=synset) for synset in self._synsets)
+        about = self._devkit.attributes(self._synsets)
         return tuple(
-            ClassInfo(name=synset, attributes=about)
-            for synset, about in zip(self._synsets, self._attributes(), strict=True)
+            ClassInfo(name=synset, attributes=attributes)
+            for synset, attributes in zip(self._synsets, about, strict=True)
         )
-
-    def _attributes(self) -> list[dict[str, str]]:
-        if (in_taxonomy := self._in_taxonomy) is None:
-            return [{} for _ in self._synsets]
-        attributes = in_taxonomy.attributes()
-        if (devkit := self._devkit) is not None:
-            for synset, about in zip(self._synsets, attributes, strict=True):
-                about["gloss"] = devkit.synsets[synset].gloss
-        return attributes
 
     def splits(self) -> dict[str, Sequence[_Task]]:
         label = {synset: i for i, synset in enumerate(self._synsets)}
@@ -113,131 +118,188 @@ class ImageNet(PackedImages, CommandSource):
 
     def render(self, task: _Task) -> Sample | Skipped:
         path = self.folder / task.file
-        data = read_range(path, task.offset, task.size)
-        try:
+
+        def read() -> bytes:
+            data = read_range(path, task.offset, task.size)
             if len(data) != task.size:
                 raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
-            image = self.packed(data)
-        except ValueError as error:
-            return self.bad_sample(
-                f"{task.file}: {task.key}",
-                error,
-                where=f"{path}: {task.key}",
-                fix="download it again, or pass --skip-bad",
-            )
-        return Sample(task.key, image.data, image.extension, task.label, image.repaired)
+            return data
+
+        return self.image_sample(
+            task.key,
+            task.label,
+            read,
+            name=f"{task.file}: {task.key}",
+            where=f"{path}: {task.key}",
+            fix="download it again, or pass --skip-bad",
+        )
 
     @property
-    def origin(self) -> InputPath:
+    def origin(self) -> Path:
         return self.folder
 
     def notes(self) -> list[str]:
         """Return one line for each item that is missing or skipped without an error."""
         notes = []
-        if (in_taxonomy := self._in_taxonomy) is None:
+        if self._devkit is None:
             notes.append(
                 f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
-                "pass --devkit or --wordnet"
+                "pass --devkit"
             )
         else:
-            notes += in_taxonomy.notes()
-        if self._devkit is not None:
-            notes += _missing(self._devkit, self._training, self._validation)
+            notes += _differences(self._devkit, self._training, self._validation)
         if self._validation is None:
             notes.append(f"there is no test split, because {VAL_TAR} is missing")
         return notes + by_reason(self.skipped())
 
     def skipped(self) -> list[Skipped]:
         """Return the files and images that are not read."""
-        listed = [self._training] + ([self._validation] if self._validation else [])
         reason = "validation image of a class that is not in training"
-        return [
-            *(one for images in listed for one in images.skipped),
-            *(Skipped(f"{image.file}: {image.name}", reason) for image in self._outside),
-        ]
-
-    @cached_property
-    def _in_taxonomy(self) -> ClassTaxonomy | None:
-        taxonomy = self.taxonomy or self._devkit
-        return None if taxonomy is None else ClassTaxonomy(taxonomy, self._synsets)
+        trained = set(self._synsets)
+        others = [image for image in self._validation or () if image.synset not in trained]
+        return self._ignored + [Skipped(f"{one.file}: {one.name}", reason) for one in others]
 
     @cached_property
     def _devkit(self) -> Devkit | None:
-        if self.devkit is not None:
-            return read_devkit(self.devkit)
-        for name in (f"{DEVKIT}.tar.gz", DEVKIT):
-            if (self.folder / name).exists():
-                return read_devkit(self.folder / name)
-        return None
+        beside = [self.folder / f"{DEVKIT}.tar.gz", self.folder / DEVKIT]
+        path = self.devkit or next((path for path in beside if path.exists()), None)
+        return None if path is None else read_devkit(path)
 
     @cached_property
-    def _training(self) -> ImageList:
-        return list_training(self.folder, self.report)
+    def _ignored(self) -> list[Skipped]:
+        return []  # listing the images fills it
 
     @cached_property
-    def _validation(self) -> ImageList | None:
-        return list_validation(self.folder, self._devkit)
+    def _training(self) -> list[_Image]:
+        """The images of the tar of each class, sorted by name. Only tar headers are read."""
+        tar = self.folder / TRAIN_TAR
+        if not tar.is_file():
+            raise FileNotFoundError(
+                f"{self.folder} does not contain {TRAIN_TAR}: pass the folder that contains it, or "
+                "read extracted class folders with kway shard imagefolder"
+            )
+        classes = {PurePosixPath(m.name).name.removesuffix(".tar"): m for m in tar_members(tar)}
+        synsets = sorted(classes)
+        for synset in synsets:
+            if not _SYNSET.fullmatch(synset):
+                raise ValueError(
+                    f"{tar} contains {synset!r}, which is not a synset ID such as n01440764: "
+                    "remove it, or extract the tars and use kway shard imagefolder"
+                )
+        images: list[_Image] = []
+        with ThreadPoolExecutor(_THREADS) as pool:
+            listings = pool.map(lambda synset: tar_members(tar, classes[synset]), synsets)
+            for done, (synset, members) in enumerate(zip(synsets, listings, strict=True), start=1):
+                found = list(self._image_members(members, f"{tar.name}: {synset}/"))
+                if not found:
+                    raise ValueError(f"{tar}: class {synset} is empty: add images, or remove it")
+                images += [
+                    _Image(f"{synset}/{name}", tar.name, one.offset, one.size, synset)
+                    for name, one in found
+                ]
+                self.report(done, len(synsets))
+        return images
+
+    @cached_property
+    def _validation(self) -> list[_Image] | None:
+        """The validation images, or None without their tar. Their names contain only a number,
+        which the devkit maps to a class.
+        """
+        tar = self.folder / VAL_TAR
+        if not tar.is_file():
+            return None
+        if self._devkit is None:
+            raise ValueError(
+                f"{tar} does not contain labels: copy {DEVKIT}.tar.gz to the same folder, or pass "
+                "its path with --devkit"
+            )
+        images, truth = [], self._devkit.truth
+        for name, one in self._image_members(tar_members(tar), f"{tar.name}: "):
+            number = _NUMBER.search(PurePosixPath(name).stem)
+            position = int(number[1]) if number else 0
+            if not 1 <= position <= len(truth):
+                raise ValueError(
+                    f"{tar}: {self._devkit.path} has labels for validation images 1 to "
+                    f"{len(truth):,}, but not for {name}: remove the image, or pass another devkit"
+                )
+            synset = truth[position - 1]
+            images.append(_Image(f"val/{name}", tar.name, one.offset, one.size, synset))
+        return images
+
+    def _image_members(
+        self, members: Iterable[Member], prefix: str
+    ) -> Iterator[tuple[str, Member]]:
+        """Yield (file name, member) of the images, sorted by name. The others are skipped."""
+        for name, member in sorted((PurePosixPath(one.name).name, one) for one in members):
+            if is_image_name(name):
+                yield name, member
+            else:
+                reason = HIDDEN_FILE if name.startswith(".") else NOT_AN_IMAGE
+                self._ignored.append(Skipped(f"{prefix}{member.name}", reason))
 
     @cached_property
     def _synsets(self) -> list[str]:
-        synsets = sorted({image.synset for image in self._training.found})
+        synsets = sorted({image.synset for image in self._training})
         if len(synsets) < 2:
             raise ValueError(
                 f"{self.folder} has {len(synsets)} classes of training images: at least 2 are "
                 "required"
             )
-        if self._devkit is not None:
-            for synset in synsets:
-                if synset not in self._devkit.synsets:
-                    raise ValueError(
-                        f"{self.folder} contains class {synset}, which is not in "
-                        f"{self._devkit.path}: pass the matching devkit, or remove the class"
-                    )
+        known = synsets if self._devkit is None else self._devkit.synsets
+        if other := [synset for synset in synsets if synset not in known]:
+            raise ValueError(
+                f"{self.folder} contains class {other[0]}, which is not in the devkit: pass the "
+                "matching devkit, or remove the class"
+            )
         return synsets
 
     @cached_property
-    def _splits(self) -> dict[str, list[ImageEntry]]:
+    def _splits(self) -> dict[str, list[_Image]]:
         trained = set(self._synsets)
-        test = self._validation.found if self._validation else []
-        splits = {
-            "train": self._training.found,
-            "test": [image for image in test if image.synset in trained],
-        }
-        return {split: images for split, images in splits.items() if images}
-
-    @property
-    def _outside(self) -> list[ImageEntry]:
-        trained = set(self._synsets)
-        listed = self._validation.found if self._validation else []
-        return [image for image in listed if image.synset not in trained]
+        test = [image for image in self._validation or () if image.synset in trained]
+        return {"train": self._training, **({"test": test} if test else {})}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "taxonomy": None, "report": silent}
+        return {**super().__getstate__(), "report": silent}
 
 
-def _missing(devkit: Devkit, training: ImageList, validation: ImageList | None) -> list[str]:
-    """Return one line for each difference from the devkit. Images may have been lost, or the folder
+def _differences(
+    devkit: Devkit, training: list[_Image], validation: list[_Image] | None
+) -> Iterator[str]:
+    """Yield one line for each difference from the devkit. Images may have been lost, or the folder
     may contain a subset.
     """
-    found = Counter(image.synset for image in training.found)
-    expected = {s.wnid: s.num_images for s in devkit.synsets.values() if s.num_images}
-    notes = []
-    if absent := sorted(expected.keys() - found.keys()):
-        notes.append(
-            f"training has {len(found):,} of the {len(expected):,} classes in the devkit, missing: "
-            f"{_some(absent)}"
+    found = Counter(image.synset for image in training)
+    differ = [
+        f"{wnid} has {found[wnid]:,} images instead of {synset.num_images:,}"
+        for wnid, synset in sorted(devkit.synsets.items())
+        if synset.num_images and synset.num_images != found[wnid]
+    ]
+    if differ:
+        more = f" and {len(differ) - _NAMED:,} more" if len(differ) > _NAMED else ""
+        named = ", ".join(differ[:_NAMED])
+        yield f"training differs from the devkit in {len(differ):,} classes: {named}{more}"
+    if validation is not None and len(validation) != len(devkit.truth):
+        yield (
+            f"validation has {len(validation):,} of the {len(devkit.truth):,} images in the devkit"
         )
-    if other := sorted(s for s in expected.keys() & found.keys() if found[s] != expected[s]):
-        counts = [f"{s} has {found[s]:,} images instead of {expected[s]:,}" for s in other]
-        notes.append(f"training differs from the devkit in {len(other):,} classes: {_some(counts)}")
-    if validation is not None and len(validation.found) != len(devkit.truth):
-        notes.append(
-            f"validation has {len(validation.found):,} of the {len(devkit.truth):,} images in the "
-            "devkit"
-        )
-    return notes
 
 
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+def tar_members(path: Path, inside: Member | None = None) -> list[Member]:
+    """Return, in order, the files in the tar `path`, or in the tar `inside` that it contains.
+
+    This reads 512 bytes per member. Raises ValueError, with the tar, the position and a fix, for a
+    damaged header, a truncated tar, or a member that is neither a file nor a folder.
+    """
+    where, region = str(path), (0, path.stat().st_size)
+    if inside is not None:
+        where, region = f"{path}: {inside.name}", (inside.offset, inside.offset + inside.size)
+    members: dict[str, Member] = {}
+    with path.open("rb", buffering=0) as file:
+        for found in walk(file, *region):
+            if isinstance(found, Fault):
+                what = f"at byte {found.offset:,}: {found.what}"
+                raise ValueError(f"{where}: {what}: download the tar again")
+            if members.setdefault(found.name, found) is not found:
+                raise ValueError(f"{where}: it contains {found.name} twice: download the tar again")
+    return list(members.values())

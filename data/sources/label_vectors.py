@@ -24,7 +24,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class WithLabelVectors:
+class WithLabelVectors(Source):
     """`source` with label vectors from `file`.
 
     A class is looked up by its emoji or its `words`, and then by its name. Classes without a vector
@@ -40,7 +40,7 @@ class WithLabelVectors:
             raise FileNotFoundError(f"{self.file} does not exist: pass a file of label vectors")
 
     @property
-    def modality(self) -> Modality:
+    def modality(self) -> Modality:  # type: ignore[override]
         return self.source.modality
 
     def describe(self) -> SourceInfo:

@@ -1,4 +1,4 @@
-"""MNIST in its published idx files, and data sets with the same layout, such as Fashion-MNIST.
+"""MNIST in its published idx files, and datasets with the same layout, such as Fashion-MNIST.
 
 An idx file contains a magic number, the sizes of its axes (big-endian) and bytes (LeCun et al.).
 """
@@ -9,33 +9,27 @@ import struct
 import zlib
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument
-from data.remote.input_path import Input, InputPath, check_folder
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.packing import lossless
-from data.sources.source import STRICT, CommandSource, Sample
+from data.sources.input_path import Input, check_folder
+from data.sources.packing import PixelTask, render_pixels
+from data.sources.source import STRICT, Sample, Source
 from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
 _BYTES = 0x08  # the element type uint8 in the third byte of the magic number
-_DAMAGE = (gzip.BadGzipFile, EOFError, zlib.error)
-
-
-class _Task(NamedTuple):
-    key: str
-    label: int
-    pixels: np.ndarray
 
 
 @dataclass(frozen=True, config=STRICT)
-class Mnist(CommandSource):
-    """MNIST, or a data set that consists of the same four idx files, such as Fashion-MNIST."""
+class Mnist(Source):
+    """MNIST, or a dataset that consists of the same four idx files, such as Fashion-MNIST."""
 
     kind = "mnist"
     modality = "image"
@@ -67,26 +61,22 @@ class Mnist(CommandSource):
     def classes(self) -> tuple[ClassInfo, ...]:
         return tuple(ClassInfo(name=name) for name in self._class_names)
 
-    def splits(self) -> dict[str, Sequence[_Task]]:
+    def splits(self) -> dict[str, Sequence[PixelTask]]:
         return {
             split: [
-                _Task(f"{split}-{i:05d}", int(label), image)
+                PixelTask(f"{split}-{i:05d}", int(label), image)
                 for i, (image, label) in enumerate(zip(images, labels, strict=True))
             ]
             for split, (images, labels) in self._arrays.items()
         }
 
-    def render(self, task: _Task) -> Sample:
-        return Sample(task.key, lossless(task.pixels), "png", task.label)
+    def render(self, task: PixelTask) -> Sample:
+        return render_pixels(task)
 
     @cached_property
     def _class_names(self) -> list[str]:
-        labels = np.concatenate([labels for _, labels in self._arrays.values()])
-        number = int(labels.max()) + 1
-        if self.names is None:
-            names = [str(label) for label in range(number)]
-        else:
-            names = read_class_names(self.names)
+        number = 1 + max(int(labels.max()) for _, labels in self._arrays.values())
+        names = [*map(str, range(number))] if self.names is None else read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
                 f"{self.names or self.folder} has {len(names)} classes, but the largest label is "
@@ -101,42 +91,29 @@ class Mnist(CommandSource):
         for split, stem in _STEMS.items():
             images = _read_idx(self.folder, f"{stem}-images", 3)
             labels = _read_idx(self.folder, f"{stem}-labels", 1)
-            if len(images) != len(labels):
+            if len(images) != len(labels) or not images.size:
                 raise ValueError(
                     f"{self.folder}: {stem}-images has {len(images):,} images, but {stem}-labels "
                     f"has {len(labels):,} labels: download both again"
                 )
-            if not images.size:
-                raise ValueError(f"{self.folder}: {stem}-images is empty: download it again")
             arrays[split] = images, labels
         return arrays
 
 
-def _read_idx(folder: InputPath, stem: str, num_axes: int) -> np.ndarray:
+def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
     """Read `stem-idxN-ubyte`, or `stem.idxN-ubyte` as written by some unpacking tools, as a uint8
     array.
     """
-    for mark in "-.":
-        for ending in (".gz", ""):
-            path = folder / f"{stem}{mark}idx{num_axes}-ubyte{ending}"
-            if path.is_file():
-                return _parse_idx(_content(path), num_axes, path)
-    raise FileNotFoundError(
-        f"{folder} has no {stem}-idx{num_axes}-ubyte, with or without .gz: download it"
-    )
-
-
-def _content(path: InputPath) -> bytes:
+    names = [f"{stem}{mark}idx{num_axes}-ubyte{end}" for mark in "-." for end in (".gz", "")]
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {names[1]}, with or without .gz: download it")
     content = path.read_bytes()
-    if path.suffix != ".gz":
-        return content
-    try:
-        return gzip.decompress(content)
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged ({error}): download it again") from error
-
-
-def _parse_idx(content: bytes, num_axes: int, path: InputPath) -> np.ndarray:
+    if path.suffix == ".gz":
+        try:
+            content = gzip.decompress(content)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged ({error}): download it again") from error
     start = 4 + 4 * num_axes
     magic = bytes((0, 0, _BYTES, num_axes))
     if content[:4] != magic or len(content) < start:

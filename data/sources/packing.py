@@ -4,7 +4,7 @@ All image sources use this module. `data/images/decode.py` decodes images and en
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import cv2
@@ -13,9 +13,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.images.decode import MAX_PIXELS, decode, inspect, resize_short_side
-from data.images.jpeg_end import MISSING_END_MARKER, completed, lacks_end
+from data.images.headers import is_jpeg_without_end
 from data.skipped import Skipped
-from data.sources.source import STRICT
+from data.sources.source import STRICT, Sample
 
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 # A tar header stores names of up to 100 bytes, and the extension needs some of them.
@@ -23,11 +23,10 @@ _MAX_KEY_BYTES = 90
 
 
 class Packed(NamedTuple):
-    """A packed image file. repaired: how a damaged file was repaired, or None."""
+    """A packed image file."""
 
     data: bytes
     extension: str
-    repaired: str | None = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -60,33 +59,55 @@ class PackedImages:
         """Return a packed image file. Raises the errors of `packed`."""
         return packed(data, short_side=self.target_side, quality=self.quality)
 
-    def bad_sample(self, name: str, problem: object, *, where: object, fix: str) -> Skipped:
+    def image_sample(
+        self, key: str, label: int, read: Callable[[], bytes], *, name: str, where: object, fix: str
+    ) -> Sample | Skipped:
+        """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
+        try:
+            image = self.packed(read())
+        except FileNotFoundError:
+            return self.bad_sample(name, "the file does not exist", where=where, fix=fix)
+        except ValueError as error:
+            return self.bad_sample(name, str(error), where=where, fix=fix)
+        return Sample(key, image.data, image.extension, label)
+
+    def bad_sample(self, name: str, problem: str, *, where: object, fix: str) -> Skipped:
         """Return the bad sample `name` and its problem if `skip_bad` is set. Otherwise, raises
         ValueError with its location and the fix."""
         if self.skip_bad:
-            return Skipped(name, str(problem))
+            return Skipped(name, problem)
         raise ValueError(f"{where}: {problem}: {fix}")
 
 
 def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
     """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`.
 
-    The extension follows the format of the bytes, not the file name. A missing end marker of a JPEG
-    is added. Raises ValueError for data that `data.images` cannot decode.
+    The extension follows the format of the bytes, not the file name. Raises ValueError for data
+    that `data.images` cannot decode, and for a JPEG without an end marker.
     """
-    extension, repaired = inspect(data, MAX_PIXELS), None
+    extension = inspect(data, MAX_PIXELS)
+    if is_jpeg_without_end(data):
+        # OpenCV decodes a truncated image that is padded with zeros.
+        raise ValueError("the image is truncated: the end marker of the JPEG is missing")
     image = decode(data, 3, MAX_PIXELS)
-    if extension == "jpg" and lacks_end(data):
-        # OpenCV also decodes a truncated image that is padded with zeros.
-        if (whole := completed(data)) is None:
-            raise ValueError("the image is truncated")
-        data, repaired = whole, MISSING_END_MARKER
     if short_side is None or min(image.shape[:2]) <= short_side:
-        return Packed(data, extension, repaired)
+        return Packed(data, extension)
     image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
     written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
-    return Packed(jpeg.tobytes(), "jpg", repaired)
+    return Packed(jpeg.tobytes(), "jpg")
+
+
+class PixelTask(NamedTuple):
+    """A sample of decoded pixels, uint8, RGB [H, W, 3] or gray [H, W]."""
+
+    key: str
+    label: int
+    pixels: np.ndarray
+
+
+def render_pixels(task: PixelTask) -> Sample:
+    return Sample(task.key, lossless(task.pixels), "png", task.label)
 
 
 def lossless(image: np.ndarray) -> bytes:

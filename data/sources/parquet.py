@@ -1,17 +1,16 @@
-"""Reads columns of Parquet tables, at a path or a URL, with DuckDB."""
+"""Reads the rows of Parquet tables, with DuckDB."""
 
-import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import duckdb
-from fsspec import AbstractFileSystem
 
 from data.messages import one_line
-from data.remote.input_path import InputPath
+from data.text.records import SPAN_BYTES, Fields
 
 PARQUET = ".parquet"
 _AT_ONCE = 256  # rows; images make a row large
@@ -20,118 +19,69 @@ _ROW = "file_row_number"
 _FILE = "read_parquet(?, hive_partitioning = false, file_row_number = {})"
 
 
-def parquet_columns(path: InputPath) -> dict[str, str]:
-    """Map the columns of a table to their types, such as VARCHAR.
+class ParquetFile:
+    """A table with the methods of a `RecordFile`. A row is identified by its number, from 0.
 
     Raises FileNotFoundError, or ValueError if the file is not Parquet or has a column whose name
     DuckDB reserves.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: pass a table")
-    found = _query(path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
-    columns = {name: kind for name, kind, *_ in found}
-    if _ROW in columns:
-        raise ValueError(f"{path} has a column {_ROW}, which DuckDB reserves: rename the column")
-    return columns
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is not a file: pass a table")
+        if _ROW in self.columns:
+            raise ValueError(
+                f"{path} has a column {_ROW}, which DuckDB reserves: rename the column"
+            )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        found = _query(self.path, f"DESCRIBE SELECT * FROM {_FILE.format(False)}")
+        return tuple(name for name, *_ in found)
+
+    def has_class_names(self, column: str) -> bool:
+        """Return whether the datasets library has stored names for the numbers in a column."""
+        query = "SELECT value FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
+        for (value,) in _query(self.path, query):
+            try:
+                feature = json.loads(bytes(value))["info"]["features"][column]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+                return True
+        return False
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        query = "SELECT num_rows FROM parquet_file_metadata(?)"
+        total, size = int(next(_query(self.path, query))[0]), self.path.stat().st_size
+        step = max(1, total * SPAN_BYTES // size)
+        ends = [(first, min(first + step, total)) for first in range(0, total, step)]
+        return [(first, last, (last - first) * size // total) for first, last in ends]
+
+    def rows(
+        self, first: int, last: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, Fields | ValueError]]:
+        """Yield the number and the fields of rows [first, last)."""
+        names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
+        query = f"SELECT {_ROW}, {names} FROM {_FILE.format(True)} WHERE {_ROW} >= ? AND {_ROW} < ?"
+        for number, *values in _query(self.path, query, first, last):
+            yield number, dict(zip(columns, values, strict=True))
+
+    def where(self, row: int) -> str:
+        return f"{self.path}, row {row}"
 
 
-def num_rows(path: InputPath) -> int:
-    """Return the number of rows of a table."""
-    return int(next(_query(path, "SELECT num_rows FROM parquet_file_metadata(?)"))[0])
-
-
-def has_class_names(path: InputPath, column: str) -> bool:
-    """Return whether the datasets library has stored names for the numbers in a column."""
-    query = "SELECT value FROM parquet_kv_metadata(?) WHERE decode(key) = 'huggingface'"
-    for (value,) in _query(path, query):
-        try:
-            feature = json.loads(bytes(value))["info"]["features"][column]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
-            return True
-    return False
-
-
-def parquet_rows(
-    path: InputPath, columns: Sequence[str], first: int, last: int
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the values of rows [first, last). Raises ValueError with the file."""
-    names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
-    query = (
-        f"SELECT file_row_number, {names} FROM {_FILE.format(True)}"
-        " WHERE file_row_number >= ? AND file_row_number < ?"
-    )
-    for number, *values in _query(path, query, first, last):
-        yield number, dict(zip(columns, values, strict=True))
-
-
-def _query(path: InputPath, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
+def _query(path: Path, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query whose first parameter is the name of the file."""
     with duckdb.connect(config={"threads": "1"}) as connection:
         # DuckDB reads a name as a glob pattern.
-        name, remote = re.sub(r"([*?\[])", r"[\1]", str(path)), None
-        if not isinstance(path, Path):
-            remote = _Remote(path)
-            connection.register_filesystem(remote)
-            name = f"{remote.protocol}://table"
+        name = re.sub(r"([*?\[])", r"[\1]", str(path))
         try:
             connection.execute(query, [name, *parameters])
             while rows := connection.fetchmany(_AT_ONCE):
                 yield from rows
         except (duckdb.Error, ValueError, OverflowError) as error:
-            if remote is not None and remote.failure is not None:
-                raise remote.failure from error
             raise ValueError(
                 f"{path} is not a valid Parquet file ({one_line(error)}): save it again"
             ) from error
-
-
-class _Remote(AbstractFileSystem):
-    """A file system that contains one file at a URL, which DuckDB reads like a local file.
-
-    failure: the error that a read raised, because DuckDB raises another one in its place.
-    """
-
-    protocol = "kway"
-    cachable = False
-
-    def __init__(self, path: InputPath) -> None:
-        super().__init__()
-        self._path = path
-        self.failure: Exception | None = None
-
-    def kept(self, read: Callable[[], Any]) -> Any:
-        """Return `read()`, and keep the error that it raises."""
-        try:
-            return read()
-        except Exception as error:
-            self.failure = error
-            raise
-
-    def glob(self, path: str, **_: Any) -> list[str]:
-        return [path]
-
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        size = self.kept(lambda: self._path.stat().st_size)
-        return {"name": path, "size": size, "type": "file"}
-
-    def modified(self, path: str) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(0, datetime.UTC)
-
-    def _open(self, path: str, mode: str = "rb", **_: Any) -> "_File":
-        return _File(self, self._path)
-
-
-class _File:
-    """A file object whose read errors `_Remote` keeps."""
-
-    def __init__(self, remote: _Remote, path: InputPath) -> None:
-        self._remote = remote
-        self._file = path.open("rb")
-        self.seek, self.tell, self.close = self._file.seek, self._file.tell, self._file.close
-        self.seekable = self._file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        content: bytes = self._remote.kept(lambda: self._file.read(size))
-        return content

@@ -13,19 +13,16 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol, overload
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
 
 from data.files import commit, flush
-from data.messages import Report, shown
-from data.processes import over_jobs
+from data.messages import shown
 from data.shards.hierarchy import PATH, SEPARATOR, join_path
 
-SPAN_BYTES = 32 << 20
 TRAIN, TEST = "train", "test"
 # Keys of counts: the number of damaged records, and a prefix for the location of the first damaged
 # record in a span.
@@ -35,15 +32,6 @@ _ABOUT, _RESULT, _ROWS, _CONTENTS = "about.json", "selected.json", "rows.duckdb"
 _MEMORY, _THREADS = "1GB", 4
 _FETCHED = 100_000
 _TASK = np.dtype([("start", "<u8"), ("size", "<u4"), ("key_size", "<u4"), ("label", "<u4")])
-
-
-class Span(NamedTuple):
-    """A range of input number `file`: bytes or, in Parquet, rows. bytes: its size."""
-
-    file: int
-    first: int
-    last: int
-    bytes: int
 
 
 class Row(NamedTuple):
@@ -82,15 +70,6 @@ class Task(NamedTuple):
     key: str
     content: bytes
     label: int
-
-
-class RowReader(Protocol):
-    """What the first pass requires of a source. A reader is pickled for worker processes."""
-
-    def spans(self) -> list[Span]: ...
-
-    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
-        """Yield the labeled rows of a span, and count the other records in `counts` by reason."""
 
 
 @dataclass(frozen=True)
@@ -157,13 +136,7 @@ class Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, i: int) -> Task: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Task]: ...
-    def __getitem__(self, i: int | slice) -> Task | list[Task]:
-        if isinstance(i, slice):
-            return [self[j] for j in range(*i.indices(len(self)))]
+    def __getitem__(self, i: Any) -> Any:
         start, size, key_size, label = self._rows[i].item()
         data = self._contents[start : start + key_size + size].tobytes()
         return Task(data[:key_size].decode(), data[key_size:], label)
@@ -323,36 +296,6 @@ _COLUMNS = {
     "size": np.uint32,
     "key_size": np.uint32,
 }
-
-
-def read_spans(
-    reader: RowReader,
-    test_fraction: float,
-    done: Collection[int],
-    *,
-    workers: int | None,
-    ray: str | None,
-    report: Report,
-) -> Iterator[Batch]:
-    """Yield a batch for each span that is not `done`. Several processes or Ray tasks read them, and
-    `report` counts bytes.
-    """
-    spans = reader.spans()
-    left = [(number, span) for number, span in enumerate(spans) if number not in done]
-    total, read = sum(span.bytes for span in spans), sum(spans[number].bytes for number in done)
-    report(read, total)
-    work = partial(_read_span, reader, test_fraction)
-    batches = over_jobs(work, left, total_bytes=total - read, workers=workers, ray=ray)
-    for (_, span), batch in zip(left, batches, strict=True):
-        yield batch
-        read += span.bytes
-        report(read, total)
-
-
-def _read_span(reader: RowReader, test_fraction: float, job: tuple[int, Span]) -> Batch:
-    number, span = job
-    counts = Counter[str]()
-    return gather(number, reader.rows(span, counts), test_fraction, counts)
 
 
 def gather(number: int, rows: Iterable[Row], test_fraction: float, counts: Counter[str]) -> Batch:

@@ -1,4 +1,4 @@
-"""The source interfaces used by the shard writer and `kway shard`, and parallel rendering.
+"""The interface of sources, which the shard writer and `kway shard` use, and parallel rendering.
 
 A source is pickled once per worker process. Keep its state small, and open files only when they are
 needed.
@@ -10,19 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar, Literal, Protocol
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict
 
 from data.processes import end_with_parent, in_order, spawned
-from data.remote.input_path import InputPath
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options are rejected wherever it is
-# created. Arbitrary types are allowed because a field may have the type `Taxonomy`, a protocol
-# whose attributes pydantic checks.
+# created. Arbitrary types are allowed because a callback is a field.
 STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
@@ -31,57 +30,23 @@ _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhi
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`.
-
-    repaired: how the source file was repaired, for `repaired.jsonl`, or None.
-    """
+    """A sample as stored in a shard: `<key>.<extension>` and `<key>.cls`."""
 
     key: str
     data: bytes
     extension: str
     label: int
-    repaired: str | None = None
 
 
-class Source(Protocol):
-    """A source of samples. Sources with equal descriptions produce byte-identical samples."""
+class Source(ABC):
+    """A source of samples. Sources with equal descriptions produce byte-identical samples.
 
-    @property
-    def modality(self) -> Modality:
-        """The modality of the samples."""
-
-    def describe(self) -> SourceInfo:
-        """Return the kind and parameters.
-
-        An unfinished folder is resumed only if these are unchanged.
-        """
-
-    def classes(self) -> tuple[ClassInfo, ...]:
-        """Return the class list. A label is a position in this list."""
-
-    def label_vectors(self) -> np.ndarray | None:
-        """Return one vector per class, float32 [K, D], or None if the source does not provide
-        vectors.
-        """
-
-    def splits(self) -> dict[str, Sequence[Any]]:
-        """Return small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
-
-    def render(self, task: Any) -> Sample | Skipped:
-        """Create the sample, or return the reason why it is skipped.
-
-        Raises ValueError, with the problem and the fix, for invalid input.
-        """
-
-
-class CommandSource(ABC):
-    """A `Source` that `kway shard KIND` offers; `data/sources/__init__.py` lists them.
-
-    A subclass is a frozen pydantic dataclass. Its fields define the command's options, with their
-    defaults, bounds and descriptions, and its docstring is the command's help. A field marked
-    `Supplied` is not an option. The command supplies `work` (a folder for temporary files),
-    `workers`, `ray` (the address of a Ray cluster), and `report` (a callback for the progress of
-    the work that precedes writing).
+    `data/sources/__init__.py` lists the sources that `kway shard KIND` offers. Each is a frozen
+    pydantic dataclass. Its fields define the command's options, with their defaults, bounds and
+    descriptions, and its docstring is the command's help. A field marked `Supplied` is not an
+    option. The command supplies `work` (a folder for temporary files), `workers`, `ray` (the
+    address of a Ray cluster), and `report` (a callback for the progress of the work that precedes
+    writing).
 
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
@@ -97,24 +62,35 @@ class CommandSource(ABC):
     compares_splits: ClassVar[bool] = False
 
     @property
-    def origin(self) -> InputPath | None:
+    def origin(self) -> Path | None:
         """The file or folder that notes refer to."""
         return None
 
     @abstractmethod
-    def describe(self) -> SourceInfo: ...
+    def describe(self) -> SourceInfo:
+        """Return the kind and parameters.
+
+        An unfinished folder is resumed only if these are unchanged.
+        """
 
     @abstractmethod
-    def classes(self) -> tuple[ClassInfo, ...]: ...
+    def classes(self) -> tuple[ClassInfo, ...]:
+        """Return the class list. A label is a position in this list."""
 
     def label_vectors(self) -> np.ndarray | None:
+        """Return one vector per class, float32 [K, D], or None if there are none."""
         return None
 
     @abstractmethod
-    def splits(self) -> dict[str, Sequence[Any]]: ...
+    def splits(self) -> dict[str, Sequence[Any]]:
+        """Return small tasks, one per sample, by split name (`data/shards/split_names.py`)."""
 
     @abstractmethod
-    def render(self, task: Any) -> Sample | Skipped: ...
+    def render(self, task: Any) -> Sample | Skipped:
+        """Create the sample, or return the reason why it is skipped.
+
+        Raises ValueError, with the problem and the fix, for invalid input.
+        """
 
     def announcement(self) -> str | None:
         """Return a line to print first if the source chooses the test split by a hash."""

@@ -18,25 +18,18 @@ from pydantic_core import ArgsKwargs
 from data.files import is_hidden, walk_directory
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
-from data.remote.input_path import Input, InputPath
 from data.shards.manifest import SourceInfo
-from data.shards.split_names import split_name
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource
+from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
+from data.sources.input_path import Input
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.parquet import (
-    PARQUET,
-    has_class_names,
-    num_rows,
-    parquet_columns,
-    parquet_rows,
-)
-from data.sources.selection import SPAN_BYTES, ConflictError, Row, Rules, Selected, Span, Task
+from data.sources.parquet import ParquetFile
+from data.sources.selection import ConflictError, Row, Rules, Selected, Task
 from data.sources.source import STRICT, Modality, Sample
 from data.tars.labels import label_order
-from data.text.records import RecordFile, digest, field_value, open_records, text_field
+from data.text.records import Fields, digest, field_value, text_field
 
 _IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}
 _URLS = ("http://", "https://", "s3://", "gs://")
@@ -45,7 +38,7 @@ _SEPARATORS = "|;,"
 
 
 @dataclass(frozen=True, config=STRICT)
-class Table(PackedImages, FirstPassSource):
+class Table(PackedImages, RecordSource):
     """A table with a column of texts, image paths or images, and a column of labels.
 
     Texts are stored unchanged. Images are stored just as `imagefolder` stores them.
@@ -116,30 +109,13 @@ class Table(PackedImages, FirstPassSource):
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
-        for number, path in enumerate(self.files):
-            columns = self._columns_of(number)
-            missing = [name for name in self._columns if name not in (columns or self._columns)]
-            if missing:
+        self._check_columns(self._columns)
+        for one in self._opened:
+            if isinstance(one, ParquetFile) and one.has_class_names(self.label):
                 raise ValueError(
-                    f"{path}: column {missing[0]!r} does not exist: choose from "
-                    f"{', '.join(columns or ())[:200]}"
+                    f"{one.path}: the labels in column {self.label!r} are numbers with names that "
+                    f"the datasets library stored: use kway shard hf {one.path}"
                 )
-
-    def _columns_of(self, number: int) -> Collection[str] | None:
-        """Return the columns of a file, or None for JSONL."""
-        if not _is_parquet(self.files[number]):
-            return self._opened[number].columns
-        path = self.files[number]
-        columns = parquet_columns(path)
-        kind = columns.get(self.label, "")
-        if kind.endswith("]") or kind.startswith(("STRUCT", "MAP")):
-            raise ValueError(f"{path}: column {self.label!r} is a list: {_ONE_LABEL}")
-        if has_class_names(path, self.label):
-            raise ValueError(
-                f"{path}: the labels in column {self.label!r} are numbers with names "
-                f"that the datasets library stored: use kway shard hf {path}"
-            )
-        return columns
 
     @property
     def modality(self) -> Modality:  # type: ignore[override]
@@ -170,90 +146,53 @@ class Table(PackedImages, FirstPassSource):
         return SourceInfo(kind=self.kind, parameters=parameters)
 
     def announcement(self) -> str | None:
-        if self.split is not None or not self.test_fraction:
-            return None
-        column = self.group or self._content
-        return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows, "
-            f"by a hash of column {column!r}, become `test`"
-        )
+        return self._announced("rows", f"column {self.group or self._content!r}")
 
     def render(self, task: Task) -> Sample | Skipped:
         if self.text is not None:
             return Sample(task.key, task.content, "txt", task.label)
-        where, data = self._image(task)
-        try:
-            image = self.packed((self._root / where).read_bytes() if data is None else data)
-        except (ValueError, FileNotFoundError) as error:
-            missing = isinstance(error, FileNotFoundError)
-            reason = "the file does not exist" if missing else str(error)
-            full = where if data is not None else self._root / where
-            return self.bad_sample(
-                where, reason, where=full, fix="correct the row, or pass --skip-bad"
+        fix = "correct the row, or pass --skip-bad"
+        if not task.key.startswith(_BYTES):
+            name = task.content.decode()
+            path = self._root / name
+            return self.image_sample(
+                task.key, task.label, path.read_bytes, name=name, where=path, fix=fix
             )
         key = task.key.removeprefix(_BYTES)
-        return Sample(key, image.data, image.extension, task.label, image.repaired)
-
-    def _image(self, task: Task) -> tuple[str, bytes | None]:
-        """Return the path of an image, or its row and its bytes if the table contains it."""
-        if task.key.startswith(_BYTES):
-            file, row = (int(number, 16) for number in task.key.removeprefix(_BYTES).split("-"))
-            return f"{self.files[file].name}, row {row}", task.content
-        return task.content.decode(), None
+        file, row = (int(number, 16) for number in key.split("-"))
+        name = f"{self.files[file].name}, row {row}"
+        return self.image_sample(
+            key, task.label, lambda: task.content, name=name, where=name, fix=fix
+        )
 
     @cached_property
     def _selected(self) -> Selected:
         try:
             return super()._selected
         except ConflictError as error:
-            (one, at, label), (other, other_at, other_label) = error.rows
+            one, other = (self._opened[file].where(at) for file, at, _ in error.rows)
+            label, other_label = (shown(label) for *_, label in error.rows)
             raise ValueError(
-                f"{self._where(one, at)} and {self._where(other, other_at)}: the same image has "
-                f"the labels {shown(label)} and {shown(other_label)}: remove one of the rows"
+                f"{one} and {other}: the same image has the labels {label} and {other_label}: "
+                "remove one of the rows"
             ) from None
 
-    def spans(self) -> list[Span]:
-        found = []
-        for number, path in enumerate(self.files):
-            if not _is_parquet(path):
-                spans = self._opened[number].spans(SPAN_BYTES)
-                found += [Span(number, first, last, last - first) for first, last in spans]
-                continue
-            total, size = num_rows(path), path.stat().st_size
-            step = max(1, total * SPAN_BYTES // size)
-            for first in range(0, total, step):
-                last = min(first + step, total)
-                found.append(Span(number, first, last, (last - first) * size // total))
-        return found
-
-    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
-        for position, values in self._fields(span):
+    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
+        one = self._opened[number]
+        for position, values in one.rows(first, last, self._columns):
             counts["rows read"] += 1
+            if isinstance(values, ValueError):
+                raise ValueError(f"{one.where(position)}: the row {values}: correct it")
             try:
-                row = self._row(span.file, position, values)
+                row = self._row(number, position, values)
             except ValueError as error:
-                where = self._where(span.file, position)
-                raise ValueError(f"{where}: the row {error}: correct it") from error
+                raise ValueError(f"{one.where(position)}: the row {error}") from error
             if row is None:
                 counts["rows without text, path or label skipped"] += 1
             else:
                 yield row
 
-    def _fields(self, span: Span) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the position and the fields of each record of a span."""
-        if _is_parquet(self.files[span.file]):
-            path = self.files[span.file]
-            yield from parquet_rows(path, self._columns, span.first, span.last)
-            return
-        one = self._opened[span.file]
-        for offset, data in one.records(span.first, span.last):
-            try:
-                yield offset, one.parse(data)
-            except ValueError as error:
-                where = self._where(span.file, offset)
-                raise ValueError(f"{where}: the row {error}: correct it") from error
-
-    def _row(self, file: int, position: int, values: dict[str, Any]) -> Row | None:
+    def _row(self, file: int, position: int, values: Fields) -> Row | None:
         """Return a row, or None if it has no content or label."""
         key = f"{file:x}-{position:x}"
         content: bytes | str | None = text_field(values, self._content)
@@ -262,11 +201,11 @@ class Table(PackedImages, FirstPassSource):
             value = content = value.get("bytes") or value.get("path")
         if isinstance(value, bytes):
             if self.image is None:
-                raise ValueError(f"has bytes in column {self._content!r}, not text")
+                raise ValueError(f"has bytes in column {self._content!r}: pass a column of texts")
             key, content = f"{_BYTES}{key}", value
         label, spelling = field_value(values, self.label), text_field(values, self.label)
         if isinstance(label, list | tuple | dict) or _is_list(spelling or ""):
-            raise ValueError(f"has the label {shown(label)}, a list; {_ONE_LABEL}")
+            raise ValueError(f"has the label {shown(label)}, a list: {_ONE_LABEL}")
         name = class_name(spelling or "")
         if not name or not content or not content.strip():
             return None
@@ -277,21 +216,6 @@ class Table(PackedImages, FirstPassSource):
         path = None if self.hierarchy is None else text_field(values, self.hierarchy) or ""
         split = self._split_of(values)
         return Row(file, position, key, content, name, spelling, split, group, path)
-
-    def _split_of(self, values: dict[str, Any]) -> str | None:
-        if self.split is None:
-            return None
-        name = (text_field(values, self.split) or "").strip().lower()
-        if not name.isidentifier():
-            raise ValueError(f"names an invalid split, {shown(name)}")
-        return split_name(name)
-
-    def _where(self, file: int, position: int) -> str:
-        """Return the file and the line or, in Parquet, the number of a row."""
-        path = self.files[file]
-        if _is_parquet(path):
-            return f"{path}, row {position}"
-        return f"{path}, line {self._opened[file].line(position)}"
 
     def rules(self) -> Rules:
         return Rules(
@@ -334,14 +258,14 @@ class Table(PackedImages, FirstPassSource):
         name = text.strip()
         if name.lower().startswith(_URLS):
             raise ValueError(
-                f"has a URL outside {self._root}, which kway does not download; pass the folder of "
+                f"has a URL outside {self._root}, which kway does not download: pass the folder of "
                 "the images as --images, or fetch them and pass the column that contains them"
             )
         name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] == os.pardir:
-            raise ValueError(f"has {shown(text)}, which is outside {self._root}; pass --images")
+            raise ValueError(f"has {shown(text)}, which is outside {self._root}: pass --images")
         if max(len(os.fsencode(part)) for part in name.split(os.sep)) > _MAX_NAME_BYTES:
-            raise ValueError(f"has {shown(text)}, which is longer than a file name can be")
+            raise ValueError(f"has {shown(text)}, which is too long for a file name: shorten it")
         if is_image_name(name):
             return name
         folder, _, stem = name.rpartition("/")
@@ -353,7 +277,7 @@ class Table(PackedImages, FirstPassSource):
         if len(candidates) > 1:
             raise ValueError(
                 f"has {shown(text)}, which may be {candidates[0]} or {candidates[1]} in "
-                f"{self._root}; add the folder or the extension"
+                f"{self._root}: add the folder or the extension"
             )
         return candidates[0] if candidates else name
 
@@ -385,13 +309,8 @@ class Table(PackedImages, FirstPassSource):
         return list(dict.fromkeys(name for name in names if name is not None))
 
     @property
-    def _root(self) -> InputPath:
+    def _root(self) -> Path:
         return self.files[0].parent if self.images is None else self.images
-
-    @cached_property
-    def _opened(self) -> dict[int, RecordFile]:
-        tables = enumerate(self.files)
-        return {i: open_records(path) for i, path in tables if not _is_parquet(path)}
 
 
 _BYTES = "bytes-"  # begins the key of a row that contains an image
@@ -424,7 +343,3 @@ def _reject(fields: Collection[str], why: str) -> None:
     if fields:
         names = sorted(f"--{name.replace('_', '-')}" for name in fields)
         raise ValueError(f"{', '.join(names)}: {why}")
-
-
-def _is_parquet(path: InputPath) -> bool:
-    return path.suffix.lower() == PARQUET

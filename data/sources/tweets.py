@@ -4,9 +4,8 @@ text.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,27 +14,18 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import Report, one_line, shown, silent
+from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
-from data.remote.input_path import Input
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import split_name
-from data.sources.first_pass import FirstPassSource
+from data.sources.first_pass import RecordSource
+from data.sources.input_path import Input
 from data.sources.names import class_name
-from data.sources.selection import (
-    DAMAGED,
-    FIRST_DAMAGED,
-    SPAN_BYTES,
-    Row,
-    Rules,
-    Span,
-    Task,
-)
+from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Rules, Task
 from data.sources.source import STRICT, Sample
-from data.text.cleaning import Cleaning, Replacement, is_retweet
+from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
-from data.text.records import RecordFile, digest, open_records, text_field
+from data.text.records import Fields, digest, text_field
 
 # In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
@@ -48,7 +38,7 @@ _RETWEETED = "retweeted_status"
 
 
 @dataclass(frozen=True, config=STRICT)
-class Tweets(FirstPassSource):
+class Tweets(RecordSource):
     """Tweets labeled by their emoji. All emoji and parts of emoji are removed from the texts.
 
     A key has the form `<language>/<id>-<file>-<offset>`; an unknown language is `und`. By default,
@@ -91,19 +81,6 @@ class Tweets(FirstPassSource):
     policy: Literal["first", "each", "only-if-single", "most-frequent"] = Field(
         default="first", description="rule that selects the label of a tweet with several emoji"
     )
-    emoji_form: Annotated[Literal["fold", "keep"], Option("--emoji")] = Field(
-        default="fold",
-        description="how to treat skin tones and variants in labels: use the fully qualified emoji "
-        "without skin tone (fold), or the emoji as written (keep)",
-    )
-    users: Replacement = Field(
-        default="replace",
-        description="how to treat user names: replace them with @user, remove them, or keep them",
-    )
-    urls: Replacement = Field(
-        default="replace",
-        description="how to treat URLs: replace them with http, remove them, or keep them",
-    )
     retweets: Annotated[Literal["drop", "keep"], Option("--keep-retweets", flag="keep")] = Field(
         default="drop", description="keep retweets"
     )
@@ -133,8 +110,14 @@ class Tweets(FirstPassSource):
 
     def __post_init__(self) -> None:
         for one in self._opened:
-            if one.columns is not None:
-                self._check_columns(one)
+            columns = one.columns or _TEXT_NAMES
+            if self.text is None and not {*_TEXT_NAMES} & {*columns}:
+                raise ValueError(
+                    f"{one.path}: column 'text' does not exist: pass the column that contains the "
+                    f"text as --text; the columns are {', '.join(columns)[:200]}"
+                )
+        chosen = (self.text, self.language, self.identity, self.label, self.split)
+        self._check_columns([name for name in chosen if name is not None])
 
     def describe(self) -> SourceInfo:
         parameters: dict[str, Any] = {
@@ -144,9 +127,10 @@ class Tweets(FirstPassSource):
             "identity": self.identity,
             "languages": ",".join(sorted(self.languages)) or None,
             "policy": self.policy,
-            "emoji_form": self.emoji_form,
-            "users": self.users,
-            "urls": self.urls,
+            # Options of earlier versions, whose shards are still resumed.
+            "emoji_form": "fold",
+            "users": "replace",
+            "urls": "replace",
             "retweets": self.retweets,
             "duplicates": self.duplicates,
             "min_count": self.min_count,
@@ -173,32 +157,21 @@ class Tweets(FirstPassSource):
         return set(self._selected.labels) <= emoji.EMOJI_DATA.keys()
 
     def announcement(self) -> str | None:
-        if self.split is not None or not self.test_fraction:
-            return None
-        return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the texts, "
-            "by a hash of the text, become `test`"
-        )
+        return self._announced("texts", "the text")
 
     def render(self, task: Task) -> Sample:
         # A record with several labels becomes several samples.
         key = f"{task.key}-{task.label}" if self.policy == "each" else task.key
         return Sample(key, task.content, "txt", task.label)
 
-    def spans(self) -> list[Span]:
-        return [
-            Span(number, first, last, last - first)
-            for number, one in enumerate(self._opened)
-            for first, last in one.spans(SPAN_BYTES)
-        ]
-
-    def rows(self, span: Span, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[span.file]
-        for offset, data in one.records(span.first, span.last):
+    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
+        one = self._opened[number]
+        for offset, fields in one.rows(first, last, one.columns or ()):
             counts["records read"] += 1
             try:
-                fields = one.parse(data)
-                text = self._text(fields)
+                if isinstance(fields, ValueError):
+                    raise fields
+                text = _first(fields, self.text, _TEXT_NAMES)
                 labels, cleaned = self._labels_and_text(text, fields, counts)
             except ValueError as error:
                 if not counts[DAMAGED]:
@@ -207,28 +180,16 @@ class Tweets(FirstPassSource):
                 continue
             if not labels:
                 continue
-            key = self._key(fields, span.file, offset)
-            split = self._split_of(one, offset, fields)
+            try:
+                split = self._split_of(fields)
+            except ValueError as error:
+                raise ValueError(f"{one.where(offset)} {error}") from error
+            key = self._key(fields, number, offset)
             for label in labels:
-                yield Row(span.file, offset, key, cleaned.encode(), label, label, split)
-
-    @cached_property
-    def _opened(self) -> list[RecordFile]:
-        return [open_records(path) for path in self.files]
-
-    def _split_of(self, one: RecordFile, offset: int, fields: dict[str, Any]) -> str | None:
-        if self.split is None:
-            return None
-        name = (text_field(fields, self.split) or "").strip().lower()
-        if not name.isidentifier():
-            raise ValueError(
-                f"{one.path}, line {one.line(offset)}: {shown(name)} is not the name of a split: "
-                "use names such as train and test"
-            )
-        return split_name(name)
+                yield Row(number, offset, key, cleaned.encode(), label, label, split)
 
     def _labels_and_text(
-        self, text: str | None, fields: dict[str, Any], counts: Counter[str]
+        self, text: str | None, fields: Fields, counts: Counter[str]
     ) -> tuple[list[str], str]:
         """Return the labels and the cleaned text of a record.
 
@@ -245,7 +206,7 @@ class Tweets(FirstPassSource):
             reason = "texts without emoji" if self.label is None else "texts without a label"
         else:
             labels = labels_by_policy(self.policy, found)
-            cleaned = self._cleaning.clean(text)
+            cleaned = clean(text)
             if not labels:
                 reason = "texts with several emoji skipped by --policy"
             elif not cleaned:
@@ -255,46 +216,24 @@ class Tweets(FirstPassSource):
             return [], ""
         return labels, cleaned
 
-    def _found(self, text: str, fields: dict[str, Any]) -> list[str]:
+    def _found(self, text: str, fields: Fields) -> list[str]:
         """Return the emoji in the text, or the label of a column."""
         if self.label is None:
             found = find_emoji(text)
         else:
-            name = class_name(text_field(fields, self.label) or "")
-            found = [name] if name else []
-        if self.emoji_form == "keep":
-            return found
+            found = [name for name in [class_name(text_field(fields, self.label) or "")] if name]
         return [fold(one) if one in emoji.EMOJI_DATA else one for one in found]
 
-    def _text(self, fields: dict[str, Any]) -> str | None:
-        return _first(fields, self.text, _TEXT_NAMES)
-
-    def _language(self, fields: dict[str, Any]) -> str:
+    def _language(self, fields: Fields) -> str:
         return _plain(fields, self.language, _LANGUAGE_NAMES, _LANGUAGE) or _UNKNOWN_LANGUAGE
 
-    def _key(self, fields: dict[str, Any], file: int, offset: int) -> str:
+    def _key(self, fields: Fields, file: int, offset: int) -> str:
         """Return a key that is unique for each location."""
         identity = _plain(fields, self.identity, _ID_NAMES, _ID)
         suffix = f"{file:x}-{offset:x}"
         if identity is not None:
             suffix = f"{identity}-{suffix}"
         return f"{self._language(fields)}/{suffix}"
-
-    def _check_columns(self, one: RecordFile) -> None:
-        assert one.columns is not None
-        chosen = (self.text, self.language, self.identity, self.label, self.split)
-        named = [name for name in chosen if name is not None]
-        missing = [name for name in named if name not in one.columns]
-        shown = ", ".join(one.columns)[:200]
-        if self.text is None and not set(_TEXT_NAMES) & set(one.columns):
-            raise ValueError(
-                f"{one.path}: column 'text' does not exist: pass the column that contains the text "
-                f"as --text; the columns are {shown}"
-            )
-        if missing:
-            raise ValueError(
-                f"{one.path}: column {missing[0]!r} does not exist: choose one of {shown}"
-            )
 
     def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, most frequent first. Ties are sorted by code points."""
@@ -308,16 +247,12 @@ class Tweets(FirstPassSource):
             )
         return names[: self.top]
 
-    @property
-    def _cleaning(self) -> Cleaning:
-        return Cleaning(self.users, self.urls)
-
     def rules(self) -> Rules:
         drop = self.duplicates == "drop"
         return Rules(self._choose, self.test_fraction, drop, drop_across=self.across == "drop")
 
 
-def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> str | None:
+def _first(fields: Fields, name: str | None, usual: Sequence[str]) -> str | None:
     names = usual if name is None else (name,)
     for one in names:
         if (found := text_field(fields, one)) is not None:
@@ -326,7 +261,7 @@ def _first(fields: dict[str, Any], name: str | None, usual: Sequence[str]) -> st
 
 
 def _plain(
-    fields: dict[str, Any], name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
+    fields: Fields, name: str | None, usual: Sequence[str], pattern: re.Pattern[str]
 ) -> str | None:
     """Return the value of a field for use in a key, or None if it does not match `pattern`."""
     try:
@@ -336,17 +271,14 @@ def _plain(
     return found if pattern.fullmatch(found) else None
 
 
-_POLICIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
-    "first": lambda found: list(found[:1]),
-    "each": lambda found: list(dict.fromkeys(found)),
-    # There is only one distinct emoji, possibly repeated.
-    "only-if-single": lambda found: list(found[:1]) if len(set(found)) == 1 else [],
-    # Ties are resolved in favor of the first emoji in the text, because a Counter keeps insertion
-    # order.
-    "most-frequent": lambda found: [one for one, _ in Counter(found).most_common(1)],
-}
-
-
 def labels_by_policy(policy: str, found: Sequence[str]) -> list[str]:
     """Return the labels, possibly none, of a text whose emoji, in order, are `found`."""
-    return _POLICIES[policy](found)
+    match policy:
+        case "each":
+            return list(dict.fromkeys(found))
+        case "only-if-single":  # one distinct emoji, possibly repeated
+            return [*found[:1]] if len(set(found)) == 1 else []
+        case "most-frequent":  # the first one of equally frequent emoji
+            return [one for one, _ in Counter(found).most_common(1)]
+        case _:
+            return [*found[:1]]

@@ -7,9 +7,9 @@ or a position in the list.
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from data.messages import shown
-from data.remote.input_path import InputPath
 from data.shards.manifest import Manifest
 from data.text.lines import text_lines
 
@@ -19,7 +19,7 @@ INDEXED = "index"
 _MAX_DIGITS = 18
 
 
-def read_class_names(path: InputPath) -> list[str]:
+def read_class_names(path: Path) -> list[str]:
     """Return the names in a file, without surrounding whitespace or trailing empty lines.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the line number, for an
@@ -98,7 +98,7 @@ class ClassList:
         return cls(tuple(label_order(set(texts))), positions=False)
 
     @classmethod
-    def read(cls, path: InputPath) -> "ClassList":
+    def read(cls, path: Path) -> "ClassList":
         """Read a file with one class name per line. Raises the errors of `read_class_names`."""
         return cls(tuple(read_class_names(path)), positions=True)
 

@@ -6,15 +6,12 @@ removed, because any remaining part would leak the label.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
 
 from data.text.emoji_table import (
     EMOJI_STYLE,
     KEYCAP,
     PARTS,
     ZWJ,
-    without_letters_joiners,
     without_stray_joiners,
 )
 
@@ -24,7 +21,6 @@ _UNIFIED = {ord(part): EMOJI_STYLE for part in PARTS - {KEYCAP}}
 # A run of emoji and the surrounding space becomes one space, so that the length of the run does not
 # leak.
 _RUN = re.compile(rf"\s*(?:(?:[0-9#*]{EMOJI_STYLE}?{KEYCAP}|[{EMOJI_STYLE}{KEYCAP}])[\s{ZWJ}]*)+")
-Replacement = Literal["replace", "remove", "keep"]
 # A match cannot begin inside an email address, but letters of other scripts may directly precede
 # it.
 _USER = re.compile(r"(?<![A-Za-z0-9_.+-])[@＠][A-Za-z0-9_]+")
@@ -50,31 +46,13 @@ def remove_emoji(text: str) -> str:
     return _RUN.sub(lambda run: "\n" if "\n" in run[0] else " ", text).strip()
 
 
-def leftovers(text: str) -> list[str]:
-    """Return the parts of emoji in a text, except joiners that belong to letters. The result is
-    empty after `remove_emoji`.
+def clean(text: str) -> str:
+    """Return the text for the shards, with user names replaced by `@user` and URLs by `http`, or ""
+    if it contains only these.
     """
-    return [char for char in without_letters_joiners(text) if char in PARTS or char == ZWJ]
-
-
-@dataclass(frozen=True)
-class Cleaning:
-    """Cleaning options.
-
-    "replace" replaces user names with `@user` and URLs with `http`, "remove" removes them, and
-    "keep" leaves them unchanged.
-    """
-
-    users: Replacement = "replace"
-    urls: Replacement = "replace"
-
-    def clean(self, text: str) -> str:
-        """Return the text for the shards, or "" if it contains only user names and URLs."""
-        # Remove emoji first, because an emoji directly after a URL is not part of the URL.
-        text = remove_emoji(text)
-        text = _hide(_URL, text, self.urls, "http")
-        text = _hide(_USER, text, self.users, "@user").strip()
-        return text if _PLACEHOLDER.sub("", text).strip() else ""
+    # Remove emoji first, because an emoji directly after a URL is not part of the URL.
+    text = _USER.sub("@user", _URL.sub("http", remove_emoji(text))).strip()
+    return text if _PLACEHOLDER.sub("", text).strip() else ""
 
 
 def is_retweet(text: str) -> bool:
@@ -82,19 +60,3 @@ def is_retweet(text: str) -> bool:
     marks.
     """
     return _RETWEET.match(text) is not None
-
-
-def _hide(pattern: re.Pattern[str], text: str, what: Replacement, instead: str) -> str:
-    match what:
-        case "keep":
-            return text
-        case "replace":
-            return pattern.sub(instead, text)
-        case "remove":
-            # This also removes the preceding space, so that no double space remains.
-            return re.sub(
-                rf"[^\S\n]?(?:{pattern.pattern.removeprefix('(?i)')})",
-                "",
-                text,
-                flags=pattern.flags,
-            )

@@ -2,7 +2,7 @@
 
 This module finds the emoji in a text, folds them, returns their names and groups, and determines
 whether a joiner U+200D belongs to a letter or an emoji. The library does not contain groups and
-subgroups. They are in `emoji_groups.tsv`, which `emoji_test.py` generates.
+subgroups. They are in `emoji_groups.tsv`, made from Unicode's emoji-test.txt.
 """
 
 import re
@@ -72,7 +72,6 @@ _LETTER = _letters()
 _AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
 # A joiner next to a joining letter belongs to the letter; any other joiner belongs to an emoji.
 _STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
-_OF_LETTERS = re.compile(f"(?<=[{_LETTER}]){ZWJ}+|{ZWJ}+(?=[{_LETTER}])")
 
 
 def follows_a_letter(text: str, position: int) -> bool:
@@ -83,11 +82,6 @@ def follows_a_letter(text: str, position: int) -> bool:
 def without_stray_joiners(text: str) -> str:
     """Remove joiners that are not next to a joining letter."""
     return _STRAY.sub("", text) if ZWJ in text else text
-
-
-def without_letters_joiners(text: str) -> str:
-    """Remove joiners that are next to a joining letter."""
-    return _OF_LETTERS.sub("", text)
 
 
 def find_emoji(text: str) -> list[str]:
@@ -174,7 +168,7 @@ def _folded() -> dict[str, str]:
     return folded
 
 
-TABLE = Path(__file__).with_name("emoji_groups.tsv")
+_TABLE = Path(__file__).with_name("emoji_groups.tsv")
 
 
 def emoji_group(one: str) -> tuple[str, str]:
@@ -187,5 +181,5 @@ def emoji_group(one: str) -> tuple[str, str]:
 
 @cache
 def _groups() -> dict[str, tuple[str, str]]:
-    rows = [line.split("\t") for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    rows = [line.split("\t") for line in _TABLE.read_text(encoding="utf-8").splitlines()]
     return {one: (row[0], row[1]) for row in rows if len(row) == 3 for one in row[2].split(" ")}

@@ -1,13 +1,12 @@
 """Reads the lines of small text files that users supply, such as label files and class lists."""
 
 from collections.abc import Iterator
-
-from data.remote.input_path import InputPath
+from pathlib import Path
 
 _MAX_LINE_BYTES = 1 << 20
 
 
-def text_lines(path: InputPath) -> Iterator[tuple[int, str]]:
+def text_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the number, from 1, and the text of each line, with its line break.
 
     Lines end in LF or CR LF. Raises FileNotFoundError if the file is missing, and ValueError, with

@@ -6,14 +6,13 @@ is a record. CSV is quoted as in RFC 4180, and quoted cells may span several lin
 
 import csv
 import hashlib
-import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Literal
 
 from data.messages import shown
-from data.remote.input_path import InputPath
 
 Kind = Literal["jsonl", "csv", "tsv", "lines"]
 
@@ -25,12 +24,14 @@ KINDS: dict[str, Kind] = {
     ".tsv": "tsv",
     ".txt": "lines",
 }
-TEXT_OF_LINES = "text"
-_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".tar")
+SPAN_BYTES = 32 << 20
+_TEXT_OF_LINES = "text"
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
 csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record may be one cell
 _DIGEST_BLOCK_BYTES = 1 << 16
+
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,83 +41,142 @@ class RecordFile:
     columns: the names in the first line of a table, or None for JSONL.
     """
 
-    path: InputPath
+    path: Path
     kind: Kind
     columns: tuple[str, ...] | None
     start: int
     size: int
 
-    def spans(self, span_bytes: int) -> list[tuple[int, int]]:
-        """Return byte ranges that together contain every record once. For CSV, there is only one
-        range.
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Return byte ranges (first, last, size) that together contain every record once. For CSV,
+        there is only one range.
         """
         # A CSV file must be read from the beginning to determine whether a line break is inside
         # quotes.
-        step = self.size if self.kind == "csv" else span_bytes
-        return [
+        step = self.size if self.kind == "csv" else SPAN_BYTES
+        ends = [
             (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
         ]
+        return [(first, last, last - first) for first, last in ends]
 
-    def records(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (offset, bytes) of the records that begin in [first, last), except empty lines."""
-        name = str(self.path)
+    def rows(
+        self, first: int, last: int, columns: Sequence[str]
+    ) -> Iterator[tuple[int, Fields | ValueError]]:
+        """Yield the offset and the fields of each record that begins in [first, last), except empty
+        lines, or the reason why it is malformed. `columns` is for other kinds of files.
+        """
         with self.path.open("rb") as file:
-            lines = _lines(file, name, self.start, first, last)
-            found = _quoted(lines, name) if self.kind == "csv" else lines
-            yield from ((offset, data) for offset, data in found if data.strip(b"\r\n"))
+            lines = self._lines(file, first, last)
+            if self.kind == "csv":
+                yield from self._quoted(lines)
+            else:
+                yield from ((at, self._parsed(line)) for at, line in lines if line.strip(b"\r\n"))
 
-    def line(self, offset: int) -> int:
-        """Return the number of the line that begins at byte `offset`, from 1."""
+    def where(self, offset: int) -> str:
+        """Return the file and the number, from 1, of the line that begins at byte `offset`."""
         with self.path.open("rb") as file:
-            return 1 + sum(
-                file.read(min(1 << 20, offset - at)).count(b"\n")
-                for at in range(0, offset, 1 << 20)
-            )
+            blocks = (file.read(min(1 << 20, offset - at)) for at in range(0, offset, 1 << 20))
+            before = sum(block.count(b"\n") for block in blocks)
+        return f"{self.path}, line {before + 1}"
 
-    def parse(self, data: bytes) -> dict[str, Any]:
-        """Return the fields of a record. Raises ValueError with the reason if it is malformed."""
-        text = data.decode("utf-8").rstrip("\r\n")
-        match self.kind:
-            case "lines":
-                return {TEXT_OF_LINES: text.removeprefix("\ufeff")}
-            case "jsonl":
-                try:
-                    fields = json.loads(text.removeprefix("\ufeff"))
-                except RecursionError:
-                    raise ValueError("is nested too deeply") from None
-                if not isinstance(fields, dict):
-                    raise ValueError("is not a JSON object")
-                return fields
-        cells = text.split("\t") if self.kind == "tsv" else next(_cells([text]))
+    def _parsed(self, line: bytes) -> Fields | ValueError:
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+            if self.kind == "tsv":
+                return self._named(text.split("\t"))
+            text = text.removeprefix("\ufeff")
+            fields = {_TEXT_OF_LINES: text} if self.kind == "lines" else json.loads(text)
+        except RecursionError:
+            return ValueError("is nested too deeply")
+        except ValueError as error:
+            return error
+        return fields if isinstance(fields, dict) else ValueError("is not a JSON object")
+
+    def _named(self, cells: list[str]) -> Fields | ValueError:
         assert self.columns is not None
         if len(cells) != len(self.columns):
-            raise ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
+            return ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
+        try:
+            "".join(cells).encode()
+        except UnicodeEncodeError:
+            return ValueError("is not UTF-8")
         return dict(zip(self.columns, cells, strict=True))
 
+    def _lines(self, file: IO[bytes], first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines that begin in [first, last). A line that crosses `first` is not included,
+        because it belongs to the previous range.
+        """
 
-def open_records(path: InputPath) -> RecordFile:
+        def line() -> bytes:
+            found = file.readline(_MAX_RECORD_BYTES)
+            if len(found) == _MAX_RECORD_BYTES:
+                raise ValueError(
+                    f"{self.path}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} "
+                    "MiB: check that the file contains records"
+                )
+            return found
+
+        offset = first
+        file.seek(first - (first > self.start))
+        if first > self.start:
+            offset += len(line()) - 1
+        while offset < last and (found := line()):
+            yield offset, found
+            offset += len(found)
+
+    def _quoted(
+        self, lines: Iterator[tuple[int, bytes]]
+    ) -> Iterator[tuple[int, Fields | ValueError]]:
+        """Yield the records of CSV lines. A quoted cell may contain line breaks."""
+        taken: list[int] = []  # the offsets of the lines of the current record
+        ended = False
+
+        def texts() -> Iterator[str]:
+            nonlocal ended
+            for offset, line in lines:
+                taken.append(offset)
+                yield line.decode("utf-8", "surrogateescape")
+            ended = True
+            yield "end"  # a record of its own, unless a quote is open
+
+        try:
+            for cells in csv.reader(texts()):
+                if ended and taken:
+                    raise csv.Error("the file ends inside quotes")
+                if cells and not ended:
+                    yield taken[0], self._named(cells)
+                taken.clear()
+        except csv.Error as error:
+            raise ValueError(
+                f"{self.path}, byte {(taken or [0])[0]}: {error}: check for an unclosed quote"
+            ) from error
+
+
+def open_records(path: Path) -> RecordFile:
     """Open a record file. The extension determines its format, and the first line determines its
     columns.
 
     Raises FileNotFoundError if the file is missing, and ValueError for an unknown extension or an
     invalid first line.
     """
+    endings = ", ".join(KINDS)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a file: pass record files ({_endings()})")
+        raise FileNotFoundError(f"{path} is not a file: pass record files ({endings})")
     kind = KINDS.get(path.suffix.lower())
     if kind is None:
-        compressed = path.suffix.lower() in _COMPRESSED
-        remedy = "unpack it first" if compressed else f"use one of {_endings()}"
-        raise ValueError(f"{path} has the unsupported extension {path.suffix!r}: {remedy}")
+        raise ValueError(
+            f"{path} has the unsupported extension {path.suffix!r}: unpack it, or use one of "
+            f"{endings}"
+        )
     size = path.stat().st_size
     if kind in ("jsonl", "lines"):
-        columns = (TEXT_OF_LINES,) if kind == "lines" else None
+        columns = (_TEXT_OF_LINES,) if kind == "lines" else None
         return RecordFile(path, kind, columns, 0, size)
     names, start = _heading(path, kind)
     return RecordFile(path, kind, names, start, size)
 
 
-def field_value(fields: dict[str, Any], name: str) -> Any:
+def field_value(fields: Fields, name: str) -> Any:
     """Return a field, or None if it is missing. Dots in a name select nested fields."""
     value: Any = fields.get(name)
     if value is None and "." in name:
@@ -126,7 +186,7 @@ def field_value(fields: dict[str, Any], name: str) -> Any:
     return value
 
 
-def text_field(fields: dict[str, Any], name: str) -> str | None:
+def text_field(fields: Fields, name: str) -> str | None:
     """Return a field as text, or None if it is missing, a list or an object.
 
     Raises ValueError for an unpaired surrogate.
@@ -138,11 +198,13 @@ def text_field(fields: dict[str, Any], name: str) -> str | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"field {name!r} contains an unpaired surrogate") from None
+        raise ValueError(
+            f"has an unpaired surrogate in field {name!r}: correct the field"
+        ) from None
     return text
 
 
-def digest(paths: Sequence[InputPath]) -> str:
+def digest(paths: Sequence[Path]) -> str:
     """Return 16 hexadecimal digits of a hash of the files' names, sizes and contents.
 
     In files larger than 1 MiB, only 16 evenly spaced blocks of 64 KiB are read, to avoid another
@@ -160,99 +222,23 @@ def digest(paths: Sequence[InputPath]) -> str:
     return whole.hexdigest()[:16]
 
 
-def _heading(path: InputPath, kind: Kind) -> tuple[tuple[str, ...], int]:
+def _heading(path: Path, kind: Kind) -> tuple[tuple[str, ...], int]:
     with path.open("rb") as file:
         line = file.readline(_MAX_RECORD_BYTES)
         start = file.tell()
-    if b"\r" in line.rstrip(b"\r\n"):
-        raise ValueError(
-            f"{path}: the first line contains a carriage return (CR): save the file with the line "
-            "endings LF or CR LF"
-        )
     try:
         text = line.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: the first line is not UTF-8: save the file as UTF-8") from error
-    names = text.split("\t") if kind == "tsv" else next(_cells([text]), [])
+    if "\r" in text:
+        raise ValueError(
+            f"{path}: the first line contains a carriage return (CR): save the file with the line "
+            "endings LF or CR LF"
+        )
+    names = text.split("\t") if kind == "tsv" else next(csv.reader([text]), [])
     names = [name.strip() for name in names]
     if not all(names) or len(set(names)) != len(names):
         raise ValueError(
             f"{path}: the first line, {shown(text)}, must contain a unique name for every column"
         )
     return tuple(names), start
-
-
-def _lines(
-    file: IO[bytes], name: str, start: int, first: int, last: int
-) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that begin in [first, last). A line that crosses `first` is not included."""
-    offset = first
-    if first > start:
-        # The line that crosses `first` belongs to the previous range.
-        file.seek(first - 1)
-        offset += len(_line(file, name, first)) - 1
-    else:
-        file.seek(first)
-    while offset < last:
-        line = _line(file, name, offset)
-        if not line:
-            return
-        yield offset, line
-        offset += len(line)
-
-
-def _line(file: IO[bytes], name: str, offset: int) -> bytes:
-    line = file.readline(_MAX_RECORD_BYTES)
-    if len(line) == _MAX_RECORD_BYTES:
-        raise ValueError(
-            f"{name}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} MiB: check "
-            "that the file contains records"
-        )
-    return line
-
-
-def _quoted(lines: Iterator[tuple[int, bytes]], name: str) -> Iterator[tuple[int, bytes]]:
-    """Join lines of a CSV file into records, because quoted cells may contain line breaks."""
-    taken: list[tuple[int, bytes]] = []
-
-    def texts() -> Iterator[str]:
-        for offset, line in lines:
-            taken.append((offset, line))
-            yield line.decode("utf-8", "surrogateescape")
-
-    rows = csv.reader(texts())
-    record: tuple[int, bytes] | None = None
-    while True:
-        try:
-            row = next(rows, None)
-            if row is None and record is not None:
-                _check_closed(record[1])
-        except csv.Error as error:
-            at = taken[0][0] if taken else record[0] if record else 0
-            raise ValueError(f"{name}, byte {at}: {error}: check for an unclosed quote") from error
-        if record is not None:
-            yield record
-        if row is None:
-            return
-        record = taken[0][0], b"".join(line for _, line in taken)
-        taken.clear()
-
-
-def _check_closed(record: bytes) -> None:
-    """Raise csv.Error if the last record of a file ends inside quotes, which may be anywhere in the
-    file.
-    """
-    lines = record.decode("utf-8", "surrogateescape").splitlines(keepends=True)
-    try:
-        list(csv.reader(lines, strict=True))
-    except csv.Error as error:
-        if "end of data" in str(error):
-            raise
-
-
-def _cells(lines: Sequence[str]) -> Iterator[list[str]]:
-    return csv.reader(io.StringIO("\n".join(lines), newline=""))
-
-
-def _endings() -> str:
-    return ", ".join(KINDS)

@@ -76,67 +76,50 @@ def train_tokenizer(
         _written(out) as folder,
         open_split(shards, split, max_bad_labels=sys.maxsize) as opened,
     ):
-        texts = _Texts(opened, max_texts, report)
+        num = len(opened)
+        if num < 2:
+            raise ValueError(f"split {split!r} has {num} text(s): at least 2 are required")
+        num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
+        indices = permuted_index(0, 0, np.arange(min(num, num_held + max_texts)), num)
+        # Sort the indices, because disks read consecutive samples faster.
+        held, training = (np.sort(part).tolist() for part in np.split(indices, [num_held]))
+        problems, in_second_pass = Problems(), Problems()
+        texts = list(_texts(opened, held, problems))
+        if not texts:
+            raise ValueError(
+                f"{shards}: all texts reserved for evaluation are unreadable: copy the shards again"
+            )
+        passes = iter((problems, in_second_pass))
+        done = 0
+
+        def read() -> Iterator[str]:
+            # This is called twice: first for the alphabet, then for the words.
+            nonlocal done
+            for text in _texts(opened, training, next(passes)):
+                done += 1
+                report(done, 2 * len(training))
+                yield text
+
         backend = train_wordpiece(
-            texts.training,
+            read,
             vocab_size=vocab_size,
             alphabet=alphabet,
             lowercase=lowercase,
             threads=threads,
         )
-        held_out = list(texts.held_out())
-        if not held_out:
-            raise ValueError(
-                f"{shards}: all texts reserved for evaluation are unreadable: copy the shards again"
-            )
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
             tokenizer.save(folder)
-    return _measured(backend, held_out, texts.num_read - len(held_out), texts.problems)
+    return _measured(backend, texts, len(training) - in_second_pass.count, problems)
 
 
-class _Texts:
-    """The training and held-out texts of a split. Unreadable texts are counted."""
-
-    def __init__(self, split: Split, limit: int, report: Report) -> None:
-        num = len(split)
-        if num < 2:
-            raise ValueError(f"split {split.name!r} has {num} text(s): at least 2 are required")
-        num_held = max(1, min(num // _HELD_OUT_SHARE, _MAX_HELD_OUT))
-        indices = permuted_index(0, 0, np.arange(min(num, num_held + limit)), num)
-        # Sort the indices, because disks read consecutive samples faster.
-        self.held_out_indices = np.sort(indices[:num_held])
-        self.training_indices = np.sort(indices[num_held:])
-        self.problems = Problems()
-        self.num_read = 0
-        self._split = split
-        self._report = report
-        self._done = 0
-
-    def training(self) -> Iterator[str]:
-        """Yield the training texts. This is called twice: first for the alphabet, then for the
-        words.
-        """
-        first = self._done == 0
-        for index in self.training_indices.tolist():
-            self._done += 1
-            self._report(self._done, 2 * len(self.training_indices))
-            yield from self._text(index, count=first)
-
-    def held_out(self) -> Iterator[str]:
-        for index in self.held_out_indices.tolist():
-            yield from self._text(index, count=True)
-
-    def _text(self, index: int, *, count: bool) -> Iterator[str]:
-        """Yield one text, or nothing if it is damaged."""
+def _texts(split: Split, indices: list[int], problems: Problems) -> Iterator[str]:
+    """Yield texts of a split. Unreadable ones are added to `problems`."""
+    for index in indices:
         try:
-            text, _ = self._split.text(index)
+            yield split.text(index)[0]
         except BadSampleError as error:
-            if count:
-                self.problems.add(f"text {index}", str(error))
-            return
-        self.num_read += count
-        yield text
+            problems.add(f"text {index}", str(error))
 
 
 @contextmanager

@@ -6,11 +6,11 @@ tokenizer.
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -25,7 +25,6 @@ _ALPHABET_SHARE = 4  # the default alphabet is at most a quarter of the vocabula
 # sentence is one word.
 _MAX_WORD_CHARS = 300
 _LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
-_COUNTED_CHARS = 2**20
 _THREADS = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
 
 
@@ -48,9 +47,15 @@ def train_wordpiece(
     def usable() -> Iterator[str]:
         return _without_long_words(texts(), lowercase)
 
+    counts = Counter[str]()
+
+    def counted() -> Iterator[str]:
+        for text in usable():
+            counts.update(text)
+            yield text
+
     with _library_threads(threads):
-        counts = np.zeros(0x110000, np.int64)
-        pieces = _learn(_counted(usable(), counts), vocab_size=1, lowercase=lowercase).get_vocab()
+        pieces = _learn(counted(), vocab_size=1, lowercase=lowercase).get_vocab()
         limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
         chars = _most_frequent(counts, _normalizer(lowercase), limit)
         # The trainer numbers single-character pieces in hash-table order, which varies between
@@ -133,35 +138,15 @@ def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
             yield text
 
 
-def _counted(texts: Iterable[str], counts: np.ndarray) -> Iterator[str]:
-    """Yield the texts and count their characters in `counts`, int64 [0x110000]."""
-    held: list[str] = []
-    num_held = 0
-
-    def count() -> None:
-        characters = np.frombuffer("".join(held).encode("utf-32-le"), np.uint32)
-        np.add.at(counts, *np.unique(characters, return_counts=True))
-        held.clear()
-
-    for text in texts:
-        held.append(text)
-        num_held += len(text)
-        if num_held >= _COUNTED_CHARS:
-            count()
-            num_held = 0
-        yield text
-    count()
-
-
 def _most_frequent(
-    counts: np.ndarray, normalizer: normalizers.BertNormalizer, limit: int
+    counts: Counter[str], normalizer: normalizers.BertNormalizer, limit: int
 ) -> list[str]:
     """Return up to `limit` characters after normalization, most frequent first."""
-    total: dict[str, int] = {}
-    for point in np.flatnonzero(counts).tolist():
-        for char in normalizer.normalize_str(chr(point)):
-            if not char.isspace():
-                total[char] = total.get(char, 0) + int(counts[point])
+    total = Counter[str]()
+    for char, count in counts.items():
+        for normal in normalizer.normalize_str(char):
+            if not normal.isspace():
+                total[normal] += count
     return sorted(total, key=lambda char: (-total[char], char))[:limit]
 
 

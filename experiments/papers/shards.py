@@ -156,14 +156,14 @@ class _Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModifiedSource:
+class ModifiedSource(Source):
     """A source with the modifications of a `Dataset`."""
 
     inner: Source
     dataset: Dataset
 
     @property
-    def modality(self) -> Modality:
+    def modality(self) -> Modality:  # type: ignore[override]
         return self.inner.modality
 
     def describe(self) -> SourceInfo:

@@ -1,6 +1,8 @@
 """The size of a block of classes on a processor: this one, or one for which a run is planned."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -72,6 +74,39 @@ class Processor:
         if 0 < wave <= fitting:
             return wave * _power_of_two(fitting // wave)
         return max(_FEWEST_CLASSES, _power_of_two(fitting))
+
+
+def bytes_of_class(
+    *,
+    rows: int,
+    dim: int,
+    held: torch.dtype,
+    compute: torch.dtype,
+    stats: torch.dtype,
+    copies: bool,
+    is_cuda: bool,
+) -> int:
+    """Return the bytes of the largest tensor of a block per class: the logits of `rows` rows, or a
+    copy of the class rows, with `dim` numbers each, or of their gradient.
+
+    held, compute, stats: types of the class rows, the products and the logits. copies: whether the
+    walk copies the rows or writes their gradient even if it does not convert them.
+    """
+    logits = rows * stats.itemsize
+    if copies or held not in (compute, stats):
+        return max(logits, dim * stats.itemsize)
+    return max(logits, dim * compute.itemsize) if is_cuda and compute != stats else logits
+
+
+def saved_blocks(sizes: Sequence[int], itemsize: int, budget: int) -> tuple[bool, int]:
+    """Return whether forward saves the graphs of all blocks, and otherwise how many blocks of
+    logits it saves, given the number of logits of each block and the memory limit for logits.
+
+    A graph needs about three times the memory of its logits.
+    """
+    if 3 * sum(sizes) * itemsize <= budget // 2:
+        return True, len(sizes)
+    return False, sum(end * itemsize <= budget // 4 for end in accumulate(sizes))
 
 
 def _power_of_two(number: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from heads.engine.block_size import Processor
+from heads.engine.block_size import Processor, bytes_of_class
 from heads.logits import LogitMap, Margins
 from heads.losses import Choice, Loss, Stats
 from heads.rows.node_values import NodeValues
@@ -90,14 +90,15 @@ class BlockwiseLogits:
         class rows or their gradient. The rest of the budget covers a few temporaries of that size
         and the logits saved for backward, which use a quarter of the budget.
         """
-        dim, itemsize = self.features_Gd.shape[1], self.stats_dtype.itemsize
-        column_bytes = max(self.most_rows, 1) * itemsize
-        converts = self.rows.held.dtype not in (self.compute_dtype, self.stats_dtype)
-        copies = self.logit_map.normalizes or not self.weights.is_plain or converts
-        if copies or self.updates_rows:
-            column_bytes = max(column_bytes, dim * itemsize)
-        elif self.processor.kind == "cuda" and self.compute_dtype != self.stats_dtype:
-            column_bytes = max(column_bytes, dim * self.compute_dtype.itemsize)
+        column_bytes = bytes_of_class(
+            rows=max(self.most_rows, 1),
+            dim=self.features_Gd.shape[1],
+            held=self.rows.held.dtype,
+            compute=self.compute_dtype,
+            stats=self.stats_dtype,
+            copies=self.logit_map.normalizes or not self.weights.is_plain or self.updates_rows,
+            is_cuda=self.processor.kind == "cuda",
+        )
         return self.processor.classes_at_once(column_bytes, self.memory_bytes)
 
     def class_rows(self, block: ClassBlock) -> Tensor:

@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from heads.engine.block_size import saved_blocks
 from heads.engine.blockwise import BlockwiseLogits, GradientSums
 from heads.losses import Block, LabelPositions, Stats
 from heads.weights import ClassBlock
@@ -168,14 +169,12 @@ class SavedBlocks:
     ) -> None:
         sizes = [len(logits.features_Gd) * len(block.class_ids) for block in blocks]
         budget = logits.memory_bytes if with_grad else 0
-        # A graph needs about three times the memory of its logits.
-        self.graphs = 3 * sum(sizes) * logits.stats_dtype.itemsize <= budget // 2
+        itemsize = logits.stats_dtype.itemsize
+        self.graphs, self._num = saved_blocks(sizes, itemsize, budget)
         self._computed: list[ComputedBlock] = []
         if self.graphs:
             return
         self._starts = list(accumulate(sizes, initial=0))
-        itemsize = logits.stats_dtype.itemsize
-        self._num = sum(end * itemsize <= budget // 4 for end in self._starts[1:])
         size = self._starts[self._num] + max(sizes[self._num :], default=0)
         self._buffer = logits.features_Gd.new_empty(size, dtype=logits.stats_dtype)
 

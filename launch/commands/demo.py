@@ -84,6 +84,7 @@ RUNS = (DENSE_CE, DENSE_BATCH_CE, VTREE_CE)
 
 
 def demo(
+    context: typer.Context,
     out: Annotated[Path, typer.Option("--out", "-o", help="output folder")] = Path("demo"),
     classes: Annotated[int, typer.Option(min=20, help="number of characters")] = 1000,
     epochs: Annotated[
@@ -94,18 +95,8 @@ def demo(
 
     Takes a few minutes.
     """
-    from data.sources import Glyphs
-    from launch.commands.export import print_kinds
-    from launch.commands.query import query
-    from launch.commands.report import report
-    from launch.commands.shard_source import write
-    from launch.ranks.placement import Placement
-    from launch.ranks.run import run_ranks
-    from launch.shipped import find_recipe
-    from trainer.bundle.export import export_run
-    from trainer.world import open_world
-
     console, started = Console(highlight=False), time.monotonic()
+    kway = context.find_root().command
 
     def announce(number: int, what: str, *command: object) -> None:
         seconds = f"{time.monotonic() - started:.0f} s"
@@ -113,46 +104,31 @@ def demo(
         line = f"$ {kway_command(*command)}"
         console.print(line, style="bold", markup=False, soft_wrap=True)
 
-    exit_on_signals()
-    shards, bundle = out / "shards", out / "bundle"
-    command = ("shard", "glyphs", "-o", shards, "--classes", classes)
-    announce(1, "render characters", *command)
-    write(Glyphs(classes), shards)
-
-    for run in RUNS:
-        what = f"train {run.name} with {NUM_PROCESSES} processes"
-        overrides = run.overrides(out, epochs)
-        announce(2, what, "train", "glyphs", "--nproc", NUM_PROCESSES, *overrides)
-        placement = Placement(NUM_PROCESSES)
-        recipe = str(find_recipe("glyphs"))
-        code = run_ranks(
-            "trainer", [*placement.trainer_options, "--", recipe, *overrides], placement
-        )
-        if code:
+    def run(number: int, what: str, *command: object) -> None:
+        announce(number, what, *command)
+        if code := kway(list(map(str, command)), standalone_mode=False):
             raise typer.Exit(code)
 
-    folders = [run.folder(out) for run in RUNS]
-    announce(3, "compare", "report", *folders, "-o", out / "report.html")
+    exit_on_signals()
+    shards, bundle, report = out / "shards", out / "bundle", out / "report.html"
+    run(1, "render characters", "shard", "glyphs", "-o", shards, "--classes", classes)
+    for each in RUNS:
+        what = f"train {each.name} with {NUM_PROCESSES} processes"
+        overrides = each.overrides(out, epochs)
+        run(2, what, "train", "glyphs", "--nproc", NUM_PROCESSES, *overrides)
+    run(3, "compare", "report", *(each.folder(out) for each in RUNS), "-o", report)
     console.print(comparison(out))
-    report(folders, out / "report.html")
-
-    chosen = DENSE_BATCH_CE.folder(out)
-    announce(4, "export", "export", chosen, "-o", bundle, "--force")
-    with open_world("cpu") as world:
-        thresholds = export_run(chosen, bundle, world, force=True)
-    print_kinds(thresholds)
+    run(4, "export", "export", DENSE_BATCH_CE.folder(out), "-o", bundle, "--force")
     console.print(_THRESHOLDS_NOTE, markup=False, soft_wrap=True)
-
     announce(5, "serve", "serve", bundle)
     images = make_queries(shards, out / "queries")
     with server(bundle, out / "server.log") as url:
         console.print(f"ready at {url}")
         for image, true_class, queried in images:
-            announce(6, "query", "query", url, "--class", queried, "--recall", 0.9, image)
-            query(url, [image], [queried], recall=0.9)
+            run(6, "query", "query", url, "--class", queried, "--recall", 0.9, image)
             console.print(f"The true class is {true_class}.", markup=False)
     done = (
-        f"Done in {time.monotonic() - started:.0f} s. Plots of the runs: {out / 'report.html'}. "
+        f"Done in {time.monotonic() - started:.0f} s. Plots of the runs: {report}. "
         f"To query more images: {kway_command('query', bundle, '--class', 'NAME', 'IMAGE')}"
     )
     console.print(done, markup=False, soft_wrap=True)

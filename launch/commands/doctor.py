@@ -9,7 +9,7 @@ import typer
 
 from data.messages import pluralize, printable
 from launch.options import AllowImport
-from launch.shipped import RECIPE
+from launch.shipped import OVERRIDES, RECIPE
 
 if TYPE_CHECKING:
     from launch.doctor.checks import Workload
@@ -19,10 +19,7 @@ _COLORS = {"ok": "green", "warning": "yellow", "error": "red"}
 
 def doctor(
     recipe: Annotated[Path | None, RECIPE] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as data.workers=8"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     nproc: Annotated[
         int | None,
         typer.Option(min=2, help="ranks on this machine; default: one per GPU, at least 2"),
@@ -72,7 +69,6 @@ def _workload(
     if path is None:
         return Workload(Path(), ranks)
     # Reading a recipe requires torch.
-    from launch.recipe_inputs import local_inputs
     from trainer.recipe import load_recipe
 
     recipe = load_recipe(path, overrides, allow_imports=allow_imports)
@@ -84,8 +80,7 @@ def _workload(
     # A loader process keeps four batches in shared memory: two prefetched, one being created and
     # one being copied (`data/loading/workers.py`).
     shared = 4 * data.workers * recipe.train.global_batch * sample
-    inputs = tuple(local_inputs(recipe, path))
-    return Workload(recipe.run, ranks, data.workers, shared, inputs=inputs)
+    return Workload(recipe.run, ranks, shared)
 
 
 def _address(text: str) -> tuple[str, int]:

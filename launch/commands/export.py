@@ -7,7 +7,7 @@ import typer
 
 from data.messages import kway_command, printable
 from launch.options import AllowImport
-from launch.output_path import explain_write_errors
+from launch.output_path import check_new, explain_write_errors
 
 if TYPE_CHECKING:
     from trainer.bundle.thresholds import ClassThresholds
@@ -40,11 +40,7 @@ def export(
 ) -> None:
     """Export a run's newest model as a bundle."""
     check_promises(recall, confidence)
-    if out.exists() and not force:
-        raise ValueError(
-            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
-            "to replace it"
-        )
+    check_new(out, force=force)
     from trainer.bundle.export import export_run
     from trainer.world import open_world
 

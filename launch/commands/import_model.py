@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from data.messages import kway_command, printable
-from launch.output_path import explain_write_errors
+from launch.output_path import check_new, explain_write_errors
 
 
 def import_model(
@@ -45,11 +45,7 @@ def import_model(
     Reads only safetensors weights, not pickles. Before the bundle is published, its logits are
     compared with those of the original model.
     """
-    if out.exists() and not force:
-        raise ValueError(
-            f"{out} already exists: remove it, choose another folder with --out, or pass --force "
-            "to replace it"
-        )
+    check_new(out, force=force)
     from transformers.utils import logging
 
     from trainer.importing.classifier import ImportOptions, import_classifier

@@ -1,53 +1,29 @@
 """`kway k8s`: creates manifests for a Kubernetes cluster."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from launch.commands.serve import check_tokens, replica_range
 from launch.kubernetes.kustomize import Settings
 from launch.kubernetes.serving import Server
 from launch.options import AllowImport, Given, build, options_of, with_options
-from launch.shipped import RECIPE
+from launch.shipped import OVERRIDES, RECIPE
 
 app = typer.Typer(help="Create manifests for a Kubernetes cluster.", no_args_is_help=True)
-
-
-@app.callback()
-def k8s() -> None:
-    """Create manifests for a Kubernetes cluster."""
-
-
-class _Render(TyperGroup):
-    """Makes `kway k8s render RECIPE` short for `kway k8s render training RECIPE`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["training", *args]
-        return super().parse_args(ctx, args)
-
-
-render = typer.Typer(cls=_Render, no_args_is_help=True)
-app.add_typer(render, name="render")
-
-
-@render.callback()
-def render_group() -> None:
-    """Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl or kustomize.
-
-    `kway k8s render RECIPE` is short for `kway k8s render training RECIPE`.
-    """
+render = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    render,
+    name="render",
+    help="Print manifests, to be piped into `kubectl apply -f -`. Requires kubectl.",
+)
 
 
 def training(
     given: Given,
     recipe: Annotated[Path, RECIPE],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     nodes: Annotated[int, typer.Option(min=1, help="number of pods, one per machine")] = 2,
     gpus: Annotated[
         int,
@@ -88,7 +64,7 @@ def serving(
     The bundle is checked as `kway serve` checks it.
     """
     from launch.kubernetes.kustomize import kustomize_command
-    from launch.kubernetes.serving import check_options, render_server
+    from launch.kubernetes.serving import render_server
     from serving.model import check_imports
     from trainer.backbone.precision import check_device
     from trainer.bundle.bundle import Bundle
@@ -98,7 +74,6 @@ def serving(
     least, most = replica_range(replicas)
     settings = build(Settings, {name: given.pop(name) for name in _SETTINGS if name in given})
     server = build(Server, given, replicas=(least, most or least), allow_imports=allowed)
-    check_options(server)
     if server.token_file is not None:
         check_tokens(server.token_file)
     with Bundle.open(server.bundle) as opened:

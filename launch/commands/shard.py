@@ -6,10 +6,10 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -22,14 +22,9 @@ from typer.core import TyperGroup
 from data.messages import pluralize, printable
 from launch.options import RayAddress
 from launch.output_path import explain_write_errors
+from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import progress, seconds_since, table_cell
 
-if TYPE_CHECKING:
-    from data.shards.manifest import Manifest
-
-Workers = Annotated[
-    int | None, typer.Option(min=0, help="number of processes; default: one per core")
-]
 Shards = Annotated[
     str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
 ]
@@ -321,42 +316,3 @@ def _named_glob(text: str) -> tuple[str, str]:
     if not (name and equals and glob):
         raise ValueError(f"--split {text}: pass NAME=GLOB, such as train=part-0*.tar")
     return name, glob
-
-
-@contextmanager
-def connected(workers: int | None, ray: str | None) -> Iterator[None]:
-    """Keep a connection to the Ray cluster, if there is one, inside the block.
-
-    Raises ValueError if --workers is given too or there is no such cluster. Enter this block before
-    anything else, because a ValueError can delete the results of an interrupted run.
-    """
-    if ray is None:
-        yield
-        return
-    if workers is not None:
-        raise ValueError(
-            f"--workers {workers} and --ray {ray}: pass only one of them; a Ray cluster runs one "
-            "task per CPU"
-        )
-    from data.ray_pool import ray_cluster
-
-    with ray_cluster(ray):
-        yield
-
-
-def print_skipped(path: Path | str) -> None:
-    """Print the path of the file that lists the skipped files and samples."""
-    print(printable(f"skipped files and samples, with reasons: {path}"), file=sys.stderr)
-
-
-def summary(manifest: "Manifest") -> str:
-    """Summarize the samples of each split and the number of classes, shards and bytes."""
-    splits = " + ".join(
-        f"{sum(shard.samples for shard in manifest.of_split(split)):,} {split}"
-        for split in manifest.splits
-    )
-    size = sum(shard.bytes for shard in manifest.shards) / 1e6
-    return (
-        f"{splits} samples, {len(manifest.classes):,} classes, "
-        f"{pluralize(len(manifest.shards), 'shard')}, {size:,.1f} MB"
-    )

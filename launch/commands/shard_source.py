@@ -20,12 +20,12 @@ from data.messages import pluralize, printable
 from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
 from data.shards.writing.output import OutputFolder
-from data.sources import SOURCES, CommandSource, Source
+from data.sources import SOURCES, Source
 from data.sources.first_pass import work_folder
 from data.sources.label_vectors import WithLabelVectors
-from launch.commands.shard import Workers, connected, print_skipped, summary
 from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
+from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import Report, progress, seconds_since
 
 if TYPE_CHECKING:
@@ -64,22 +64,22 @@ def source_commands() -> dict[str, Any]:
     return commands
 
 
-def _help(source_class: type[CommandSource]) -> str:
+def _help(source_class: type[Source]) -> str:
     """Return the class's docstring with each paragraph on one line, because typer wraps lines."""
     paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
-def _epilog(source_class: type[CommandSource]) -> str:
+def _epilog(source_class: type[Source]) -> str:
     return f"Reads {source_class.reads}. Held out: {source_class.held_out}."
 
 
-def _command(source_class: type[CommandSource]) -> Callable[..., None]:
+def _command(source_class: type[Source]) -> Callable[..., None]:
     return with_options(partial(_shard, source_class), options_of(source_class))
 
 
 def _shard(
-    source_class: type[CommandSource],
+    source_class: type[Source],
     given: Given,
     out: Out,
     vectors: Vectors = None,
@@ -118,13 +118,13 @@ def _shard(
 
 
 def _source(
-    source_class: type[CommandSource],
+    source_class: type[Source],
     given: Given,
     work: Path,
     workers: int | None,
     ray: str | None,
     report: Report,
-) -> CommandSource:
+) -> Source:
     values = {
         **given,
         "work": work,
@@ -132,10 +132,6 @@ def _source(
         "ray": ray,
         "report": report,
     }
-    if "taxonomy" in given:
-        from heads.tree import read_wordnet
-
-        values["taxonomy"] = read_wordnet(given["taxonomy"])
     fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
     return build(source_class, {name: values[name] for name in values if name in fields})
 
@@ -146,7 +142,7 @@ def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
     return load_label_vectors(file, names, missing="zero")
 
 
-def _print_notes(source: CommandSource) -> None:
+def _print_notes(source: Source) -> None:
     for note in source.notes():
         print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
@@ -194,9 +190,6 @@ def write(
     manifest = written.manifest
     if written.skipped is not None:
         print_skipped(written.skipped)
-    if written.repaired is not None:
-        repaired = pluralize(written.num_repaired, "sample")
-        print(printable(f"repaired {repaired}, listed in {written.repaired}"), file=sys.stderr)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return

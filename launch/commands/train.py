@@ -13,7 +13,7 @@ import typer
 from data.processes import handled_signals
 from launch.options import AllowImport, Given, build, options_of, with_options
 from launch.ranks.placement import LAST_PORT, Placement, contradicting_variables, parse_nodes
-from launch.shipped import RECIPE, shipped_recipes
+from launch.shipped import OVERRIDES, RECIPE, shipped_recipes
 from launch.terminal import wide_console
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.signals import STOP_SIGNALS
@@ -22,10 +22,7 @@ from trainer.process.signals import STOP_SIGNALS
 def train(
     given: Given,
     recipe: Annotated[Path | None, RECIPE] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe overrides, such as optimizer.lr=0.4"),
-    ] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     nproc: Annotated[
         str | None,
         typer.Option(

@@ -11,8 +11,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,19 +18,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
-
-import psutil
+from typing import Literal
 
 from data.extras import EXTRAS, requirements
 
-if TYPE_CHECKING:
-    from launch.recipe_inputs import RecipeInput
-
 _GIB = 2**30
 _DRIVER = Path("/proc/driver/nvidia/version")
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
 _TIME_ERROR = 5  # return value of adjtimex for an unsynchronized clock
 
 
@@ -52,18 +43,16 @@ class Finding:
 class Workload:
     """The training run that this machine is checked for.
 
-    ranks, workers: ranks on this machine, and loader processes per rank. shared_bytes: memory in
-    /dev/shm that all loader processes use; by default, for batches of 256 images of 224 x 224
-    pixels. port, peers: port of the rendezvous, and ports of other machines.
+    ranks: ranks on this machine. shared_bytes: memory in /dev/shm that all loader processes use; by
+    default, for batches of 256 images of 224 x 224 pixels. port, peers: port of the rendezvous, and
+    ports of other machines.
     """
 
     run: Path
     ranks: int = 2
-    workers: int = 4
     shared_bytes: int = 4 * 4 * 256 * 224 * 224 * 3
     port: int | None = None
     peers: tuple[tuple[str, int], ...] = ()
-    inputs: "tuple[RecipeInput, ...]" = ()
 
 
 # ------------------------------------------------------------------ versions and devices
@@ -85,12 +74,6 @@ def packages(workload: Workload) -> Iterator[Finding]:
             shown.append(f"{need.name} {found}")
     without = f"; not installed: {', '.join(missing)} (optional)" if missing else ""
     yield Finding("ok", ", ".join(shown) + without)
-    # kway does not need torchvision, but transformers imports it if it is installed.
-    command = [sys.executable, "-P", "-c", "import torchvision"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "No module named 'torchvision'" not in done.stderr:
-        line = f"torchvision cannot be imported: {done.stderr.strip().splitlines()[-1][:120]}"
-        yield Finding("error", f"{line}, which breaks transformers", "pip uninstall torchvision")
 
 
 def torch_build(workload: Workload) -> Iterator[Finding]:
@@ -124,27 +107,6 @@ def torch_build(workload: Workload) -> Iterator[Finding]:
 # ------------------------------------------------------------------ limits
 
 
-def memory(workload: Workload) -> Iterator[Finding]:
-    """Check the main memory and the memory limit of the container, which the kernel enforces."""
-    available, limit = psutil.virtual_memory().available, cgroup_limit("memory.max")
-    line = f"{_size(available)} available" + (f", limit {_size(limit)}" if limit else "")
-    if min(available, limit or available) < workload.ranks * 2 * _GIB:
-        need = f"{line}; {workload.ranks} ranks need 2 GiB each, not including the model"
-        yield Finding("warning", need, "raise the limit, start fewer ranks or free memory")
-    else:
-        yield Finding("ok", line)
-
-
-def cpus(workload: Workload) -> Iterator[Finding]:
-    """Check the number of CPUs that this container may use."""
-    usable = min(len(os.sched_getaffinity(0)), cgroup_limit("cpu.max") or 1 << 20)
-    line = f"{usable:g} for {workload.ranks} ranks with {workload.workers} loaders each"
-    if workload.ranks * (1 + workload.workers) > 2 * usable:
-        yield Finding("warning", line, "lower data.workers or --nproc, or reserve more CPUs")
-    else:
-        yield Finding("ok", line)
-
-
 def shared_memory(workload: Workload) -> Iterator[Finding]:
     """Check /dev/shm, through which loaders pass batches. If it is full, SIGBUS kills them."""
     free = shutil.disk_usage("/dev/shm").free
@@ -171,42 +133,7 @@ def open_files(workload: Workload) -> Iterator[Finding]:
         yield Finding("ok", line)
 
 
-def cgroup_limit(
-    file: str, root: Path = _CGROUP, membership: Path = _MEMBERSHIP
-) -> int | float | None:
-    """Return the limit of this container, or None: `memory.max` in bytes, or `cpu.max` as a
-    number of CPUs.
-
-    Reads control groups of version 2. The limit of a group also applies to its descendants.
-    """
-    lines = membership.read_text().splitlines() if membership.is_file() else []
-    path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
-    found = []
-    for group in (root / path, *(root / path).parents):
-        # Inside a container, the ancestors of the container's group are not mounted.
-        if group.is_relative_to(root) and (group / file).is_file():
-            limit, _, period = (group / file).read_text().strip().partition(" ")
-            if limit != "max":
-                found.append(int(limit) / int(period) if period else int(limit))
-    return min(found, default=None)
-
-
 # ------------------------------------------------------------------ storage
-
-
-def inputs(workload: Workload) -> Iterator[Finding]:
-    """Check that the recipe's local shards and tokenizer exist."""
-    from data.shards.manifest import MANIFEST, Manifest
-
-    for needed in workload.inputs:
-        try:
-            if not needed.path.exists():
-                raise FileNotFoundError(f"{needed.path} does not exist")
-            if needed.path.name == MANIFEST:
-                Manifest.load(needed.path.parent)
-            yield Finding("ok", f"{needed.path} exists")
-        except (ValueError, OSError) as failure:
-            yield Finding("error", str(failure), f"run {needed.command}")
 
 
 def run_folder(workload: Workload) -> Iterator[Finding]:
@@ -315,13 +242,10 @@ def collectives(workload: Workload) -> Iterator[Finding]:
 
 CHECKS: dict[str, Callable[[Workload], Iterator[Finding]]] = {
     "versions": packages,
-    "memory": memory,
-    "CPUs": cpus,
     "shared memory": shared_memory,
     "open files": open_files,
     "run folder": run_folder,
     "network": network,
-    "inputs": inputs,
     # torch may be broken. The check after this one needs it.
     "torch": torch_build,
     "collectives": collectives,

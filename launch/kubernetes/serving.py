@@ -5,19 +5,18 @@ base/serving sets the arguments and the resources of a pod. Another one on top o
 what depends on the kind, the gateway, and the settings of all overlays.
 """
 
-import re
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from data.option import Argument, Option, Supplied
 from launch.kubernetes.kustomize import (
     GPU,
+    DnsName,
     Settings,
     build_with,
-    checked_name,
     copied,
     json_patch,
     removed_claims,
@@ -31,7 +30,6 @@ TOKENS = "/var/run/secrets/kway/tokens"
 _FOLDER, _IN_IMAGE = PurePosixPath("/work"), PurePosixPath("/usr/share/kway")
 _POD = "/spec/template/spec"
 _RAY = "/spec/rayClusterConfig"
-_UPGRADE = "/spec/upgradeStrategy/clusterUpgradeOptions"
 _WORKERS = f"{_RAY}/workerGroupSpecs/0"
 
 
@@ -39,7 +37,8 @@ _WORKERS = f"{_RAY}/workerGroupSpecs/0"
 class Server:
     """A bundle and how to serve it. The fields define options of `kway k8s render serving`.
 
-    replicas: minimum and maximum number of copies of the model, one per pod.
+    replicas: minimum and maximum number of copies of the model, one per pod. Raises ValueError for
+    options that contradict each other, and for a bundle that is not on a volume.
     """
 
     bundle: Annotated[Path, Argument(metavar="BUNDLE")] = Field(
@@ -57,6 +56,7 @@ class Server:
     cpus: int = Field(default=2, ge=1, description="CPU cores for each copy of the model")
     memory: Annotated[str | None, Option(metavar="QUANTITY")] = Field(
         default=None,
+        pattern=r"^\d+(\.\d+)?([kMGT]|[KMGT]i)?$",
         description="memory for each copy of the model, such as 6Gi; default: 4Gi, or 8Gi for a "
         "rayservice",
     )
@@ -80,27 +80,41 @@ class Server:
         description="no surge: an upgrade needs no room for more pods. A deployment stops one pod "
         "before it starts the next; a rayservice does not start a second Ray cluster",
     )
-    has_incremental_upgrade: Annotated[bool, Option("--incremental-upgrade")] = Field(
-        default=False,
-        description="a rayservice moves traffic to a new Ray cluster in steps, through a Gateway "
-        "of --gateway-class that KubeRay creates",
-    )
     allow_imports: Annotated[tuple[str, ...], Supplied()] = ()
-    host: Annotated[str | None, Option(metavar="NAME")] = Field(
+    host: DnsName | None = Field(
         default=None,
-        description="DNS name of the server: also print a Gateway with TLS and its routes; "
-        "default: the server is reachable only in the cluster",
+        description="DNS name of the server: also print its routes and a Gateway with TLS, which "
+        "uses the Secret kway-tls; default: the server is reachable only in the cluster",
     )
-    gateway_class: Annotated[str, Option(metavar="NAME")] = Field(
+    gateway_class: DnsName = Field(
         default="envoy-gateway", description="GatewayClass of the Gateway"
-    )
-    tls_secret: Annotated[str, Option(metavar="NAME")] = Field(
-        default="kway-tls", description="Secret with the certificate of --host"
     )
     has_limits: Annotated[bool, Option("--edge-limits/--no-edge-limits")] = Field(
         default=True,
         description="also print the policies of Envoy Gateway that limit rates and body sizes",
     )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Server":
+        if self.has_grpc and self.kind != "deployment":
+            raise ValueError("--grpc requires --kind deployment")
+        is_placed = self.host is not None or self.is_in_image or not self.has_surge
+        if self.kind == "kserve" and is_placed:
+            raise ValueError(
+                "--host, --in-image and --no-surge do not apply to --kind kserve: KServe creates "
+                "the route and the Deployment, and mounts the model"
+            )
+        if self.token_file is not None and not self.requires_tokens:
+            raise ValueError("--token-file and --no-tokens contradict each other: omit one")
+        parts = PurePosixPath(self.bundle).parts
+        is_on_claim = parts[:1] == ("bundles",) and len(parts) > 1 and ".." not in parts
+        if not (self.is_in_image or is_on_claim):
+            raise ValueError(
+                f"BUNDLE is {self.bundle}, but the claim bundles is mounted at {_FOLDER}/bundles: "
+                "pass a relative path bundles/NAME, or --in-image if the image contains the bundle "
+                f"at {_IN_IMAGE}/NAME"
+            )
+        return self
 
     @property
     def path(self) -> str:
@@ -108,46 +122,11 @@ class Server:
         return str(_IN_IMAGE / self.bundle.name if self.is_in_image else self.bundle)
 
 
-def check_options(server: Server) -> None:
-    """Raise ValueError if options contradict each other, or if no volume contains the bundle."""
-    kind, incremental = server.kind, server.has_incremental_upgrade
-    parts = PurePosixPath(server.bundle).parts
-    contradictions = {
-        "--grpc requires --kind deployment": server.has_grpc and kind != "deployment",
-        "--incremental-upgrade requires --kind rayservice": incremental and kind != "rayservice",
-        "--incremental-upgrade creates its own Gateway without TLS: omit --host, and use a TLS "
-        "proxy in front of the Gateway": incremental and server.host is not None,
-        "--incremental-upgrade needs room for more pods: omit --no-surge": incremental
-        and not server.has_surge,
-        "--host, --in-image and --no-surge do not apply to --kind kserve: KServe creates the route "
-        "and the Deployment, and mounts the model": kind == "kserve"
-        and (server.host is not None or server.is_in_image or not server.has_surge),
-        "--token-file and --no-tokens contradict each other: omit one": not server.requires_tokens
-        and server.token_file is not None,
-        f"--memory {server.memory} is not a quantity: pass one such as 6Gi": server.memory
-        and not re.fullmatch(r"\d+(\.\d+)?([kMGT]|[KMGT]i)?", server.memory),
-        f"BUNDLE is {server.bundle}, but the claim bundles is mounted at {_FOLDER}/bundles: pass a "
-        f"relative path bundles/NAME, or --in-image if the image contains the bundle at "
-        f"{_IN_IMAGE}/NAME": not server.is_in_image
-        and (parts[:1] != ("bundles",) or len(parts) < 2 or ".." in parts),
-    }
-    if found := [message for message, is_wrong in contradictions.items() if is_wrong]:
-        raise ValueError(found[0])
-    checked_name("--tls-secret", server.tls_secret)
-    checked_name("--gateway-class", server.gateway_class)
-    checked_name("--host", server.host or "none")
-
-
 def render_server(server: Server, settings: Settings) -> str:
-    """Render the overlay of the server's kind as YAML.
-
-    Raises ValueError for options that contradict each other and for a bundle that is not on the
-    claim, and FileNotFoundError if kustomize is not installed.
-    """
-    check_options(server)
-    components = ["incremental-upgrade"] if server.has_incremental_upgrade else []
+    """Render the overlay of the server's kind as YAML. FileNotFoundError: kubectl is missing."""
+    components = []
     if server.host is not None:
-        components += ["gateway", *(["grpc-route"] if server.has_grpc else [])]
+        components = ["gateway", *(["grpc-route"] if server.has_grpc else [])]
         components += ["envoy-gateway"] if server.has_limits else []
     claims = [removed_claims("bundles")] if server.is_in_image else []
     with copied() as folder:
@@ -251,8 +230,6 @@ def _kind_patches(server: Server) -> list[dict[str, Any]]:
             }
             if not server.has_surge:
                 values["/spec/upgradeStrategy"] = {"type": "None"}
-            if server.has_incremental_upgrade:
-                values[f"{_UPGRADE}/gatewayClassName"] = server.gateway_class
             removed = [*_removed_volumes(pod, server), *_removed_volumes(head, server)]
             return [json_patch("RayService", values, removed)]
 
@@ -280,7 +257,6 @@ def _gateway_patches(server: Server) -> list[dict[str, Any]]:
     of_gateway: dict[str, Any] = {"/spec/gatewayClassName": server.gateway_class}
     for index in range(2 if server.has_grpc else 1):
         of_gateway[f"/spec/listeners/{index}/hostname"] = server.host
-        of_gateway[f"/spec/listeners/{index}/tls/certificateRefs/0/name"] = server.tls_secret
     of_route: dict[str, Any] = {"/spec/hostnames": [server.host]}
     patches = [json_patch("Gateway", of_gateway)]
     patches += [json_patch("GRPCRoute", of_route)] if server.has_grpc else []

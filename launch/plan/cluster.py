@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 import torch
@@ -19,8 +19,7 @@ from heads.engine.block_size import Processor
 from trainer.backbone.trace import Kind
 from trainer.devices import DEVICES
 
-# `shard` contains the ranks that share one copy of the backbone, and `replicate` contains the ranks
-# with the same piece of each copy.
+# `shard`: the ranks that share one copy of the backbone; `replicate`: those with the same piece.
 Group = Literal["class", "data", "shard", "replicate", "world"]
 Transfer = Literal["all_gather", "all_reduce", "reduce_scatter", "broadcast"]
 Phase = Literal["forward", "head", "backward", "optimizer"]
@@ -45,7 +44,7 @@ class Machine:
     if measured, of float32 convolutions. bandwidth: bytes per second of the memory. in_place: the
     same for memory that is already in use (None: equal); on CPUs, new memory causes page faults.
     link, network: bytes per second that a GPU sends within its node and to other nodes. num_sms:
-    number of streaming multiprocessors of a GPU; capability: see `trainer/devices.py`.
+    number of streaming multiprocessors of a GPU.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Machine:
     link: float
     network: float
     num_sms: int = 0
-    capability: int = 0
     in_place: float | None = None
 
     @property
@@ -66,12 +64,11 @@ class Machine:
     def peak(self, kind: Kind, *, precision: str, tf32: bool) -> float:
         """Return the FLOPs per second of products. cuDNN convolves in TF32 by default."""
         names = {"half": precision, "convolution": "tf32", "single": "tf32" if tf32 else "fp32"}
-        name = kind if kind in self.flops else names[kind]
+        name = kind if kind in self.flops else names.get(kind, "fp32")
         return self.flops.get(name, self.flops["fp32"])
 
 
-@dataclass(frozen=True)
-class Collective:
+class Collective(NamedTuple):
     """A collective that runs `calls` times per step, in `messages` messages per call.
 
     `bytes` counts the full tensor: the input of an all-reduce or reduce-scatter, or the output of
@@ -84,8 +81,8 @@ class Collective:
     bytes: int
     phase: Phase
     calls: int = 1
-    hidden: bool = False
     messages: int = 1
+    hidden: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,51 +139,39 @@ def machine_named(name: str, *, link_gbps: float | None, ranks_per_node: int) ->
     if device is None:
         raise ValueError(f"--gpu {name} is unknown: choose one of {', '.join(DEVICES)}, or cpu")
     gbps = link_gbps or _NETWORK_GBPS.get(name.partition("-")[0], _OTHER_GBPS)
-    return Machine(
-        name=name,
-        kind="cuda",
-        memory=device.memory_bytes,
-        bandwidth=device.memory_bytes_per_second,
-        flops={precision: float(peak) for precision, peak in device.peaks.items()},
-        link=device.link_bytes_per_second,
-        network=gbps * BYTES_PER_GBIT,
-        num_sms=device.num_sms,
-        capability=device.capability,
-    )
+    memory, bandwidth = device.memory_bytes, device.memory_bytes_per_second
+    flops = {str(name): float(peak) for name, peak in device.peaks.items()}
+    links = device.link_bytes_per_second, gbps * BYTES_PER_GBIT
+    return Machine(name, "cuda", memory, bandwidth, flops, *links, device.num_sms)
 
 
 def _this_cpu(ranks: int, link_gbps: float | None) -> Machine:
     """Measure this machine's CPU for about a second, and divide it among its ranks: a product and a
     convolution, both forward and backward, and copies to new and to used memory."""
+
+    def rate(amount: float, work: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(4):
+            started = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - started)
+        return amount / min(seconds) / ranks
+
     block, other = torch.zeros(2, _COPIED // 4)
     left, right = (torch.randn(1024, 768, requires_grad=True) for _ in range(2))
     images = torch.randn(4, 128, 28, 28, requires_grad=True)
     filters = torch.randn(128, 128, 3, 3, requires_grad=True)
-    work: dict[str, tuple[float, Callable[[], object]]] = {
-        "fp32": (6 * 1024**2 * 768, lambda: (left @ right.T).sum().backward()),
-        "bf16": (2 * 1024**2 * 768, lambda: left.bfloat16() @ right.bfloat16().T),
-        "convolution": (
-            6 * 4 * 128**2 * 28**2 * 9,
-            lambda: F.conv2d(images, filters, padding=1).sum().backward(),
+    product, convolution = 2 * 1024**2 * 768, 2 * 4 * 128**2 * 28**2 * 9
+    flops = {
+        "fp32": rate(3 * product, lambda: (left @ right.T).sum().backward()),
+        "bf16": rate(product, lambda: left.bfloat16() @ right.bfloat16().T),
+        "convolution": rate(
+            3 * convolution, lambda: F.conv2d(images, filters, padding=1).sum().backward()
         ),
     }
-    flops = {name: count / _fastest(run) / ranks for name, (count, run) in work.items()}
-    return Machine(
-        name=f"cpu ({os.cpu_count()} cores)",
-        kind="cpu",
-        memory=psutil.virtual_memory().total // ranks,
-        bandwidth=2 * _COPIED / _fastest(block.clone) / ranks,
-        flops={**flops, "fp16": flops["bf16"]},
-        link=_LOOPBACK / ranks,
-        network=(link_gbps or _OTHER_GBPS) * BYTES_PER_GBIT / ranks,
-        in_place=2 * _COPIED / _fastest(lambda: block.copy_(other)) / ranks,
-    )
-
-
-def _fastest(work: Callable[[], object]) -> float:
-    times = []
-    for _ in range(4):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
+    name, memory = f"cpu ({os.cpu_count()} cores)", psutil.virtual_memory().total // ranks
+    bandwidth = rate(2 * _COPIED, block.clone)
+    in_place = rate(2 * _COPIED, lambda: block.copy_(other))
+    links = _LOOPBACK / ranks, (link_gbps or _OTHER_GBPS) * BYTES_PER_GBIT / ranks
+    flops["fp16"] = flops["bf16"]
+    return Machine(name, "cpu", memory, bandwidth, flops, *links, in_place=in_place)

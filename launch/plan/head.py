@@ -11,16 +11,17 @@ from dataclasses import dataclass
 import torch
 
 from heads.build import ROW_DTYPES
+from heads.engine.block_size import bytes_of_class, saved_blocks
 from heads.engine.torch_walk import ComputedBlock
 from heads.losses import Block, ClassFacts, Loss
 from heads.tree import LabelTree
-from launch.plan.classes import Classes
 from launch.plan.cluster import Cluster
 from trainer.backbone.trace import BackboneCost, Kind, Recorder, Work
 from trainer.config import Recipe
 
 FLOAT32 = 4
 INT64 = FLOAT64 = 8
+_COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Large enough that costs independent of the block size are negligible.
 _ROWS, _CLASSES, _VECTOR_DIM = 256, 2048, 300
 # With tiles: the time of two products relative to their peak rate, the bytes per logit, and the
@@ -32,6 +33,33 @@ _NORMALIZING = 26
 # Bytes per number to round an updated row or moment without the kernel of fused updates: this takes
 # torch operations on 64-bit hashes.
 ROUNDING = 110
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Upper bounds for the nodes of the label tree, which is not built.
+
+    nodes: nodes to shard; inner: nodes with children; depth: mean number of nodes on the path of a
+    class; boundary: nodes that ranks other than their owners need.
+    """
+
+    num_classes: int
+    nodes: int
+    depth: float = 1.0
+    boundary: int = 0
+    inner: int = 0
+
+    @classmethod
+    def of(cls, recipe: Recipe, num: int, *, class_ranks: int) -> "Classes":
+        """The bounds of a U-tree with one node per class, or of a V-tree in which all inner nodes
+        have two children."""
+        if recipe.head.weights.kind in ("dense", "factored"):
+            return cls(num, num)
+        if recipe.head.loss.over_nodes:  # each node is a column of the logits
+            return cls(num, 2 * num - 1)
+        levels = max(1, (num - 1).bit_length())
+        nodes = num if recipe.head.weights.kind == "utree" else 2 * num - 1
+        return cls(num, nodes, levels + 1.0, min(nodes, (class_ranks - 1) * levels), num - 1)
 
 
 @dataclass(frozen=True)
@@ -54,8 +82,7 @@ class LossCost:
     @classmethod
     def of(cls, loss: Loss) -> "LossCost":
         """Run the loss on one block of random logits."""
-        vectors = torch.randn(_CLASSES, _VECTOR_DIM)
-        tree = LabelTree.dense(_CLASSES)
+        vectors, tree = torch.randn(_CLASSES, _VECTOR_DIM), LabelTree.dense(_CLASSES)
         loss = loss.prepare(ClassFacts(_CLASSES, torch.ones(_CLASSES), vectors, tree))
         leaf = torch.randn(_ROWS, _CLASSES).requires_grad_()
         classes, labels = torch.arange(_CLASSES), torch.randint(_CLASSES, (_ROWS,))
@@ -82,8 +109,7 @@ class LossCost:
 
 
 class Head:
-    """The head on the rank with the largest shard, as the engine runs it (`SavedBlocks`,
-    `Processor.classes_at_once`).
+    """The head on the rank with the largest shard.
 
     parts: micro-batches of a step, in each of which the backbone runs. calls: calls of the head per
     step, with `rows` rows of this rank and `group_rows` of the class group. nodes: this rank's
@@ -97,13 +123,13 @@ class Head:
         self, recipe: Recipe, backbone: BackboneCost, classes: Classes, cluster: Cluster
     ) -> None:
         config, train, group = recipe.head, recipe.train, cluster.class_ranks
-        self.recipe, self.classes, self.cluster = recipe, classes, cluster
+        self.recipe, self.backbone = recipe, backbone
+        self.classes, self.cluster = classes, cluster
         self.loss = LossCost.of(config.loss)
         self.is_factored = config.weights.kind == "factored"
         self.fused = recipe.optimizer.head.fused_sgd is not None
-        self.dim, self.feature_bytes = backbone.dim, backbone.feature_bytes
-        self.compute_bytes = 2 if train.precision != "fp32" else backbone.feature_bytes
-        self.row_bytes = ROW_DTYPES[config.dtype].itemsize
+        held, compute = ROW_DTYPES[config.dtype], _COMPUTE[train.precision]
+        self.dim, self.row_bytes, self.compute_bytes = backbone.dim, held.itemsize, compute.itemsize
         # Rows: each sample is one, or two if samples are mixed.
         share = -(-train.global_batch // cluster.ranks)
         copies = 1 + (recipe.data.augment.mix is not None)
@@ -118,23 +144,26 @@ class Head:
         sampled = config.loss.sampled(classes.num_classes, self.group_rows * cluster.size("data"))
         if sampled is not None:
             self.computed = min(self.computed, math.ceil(sampled / group))
-        is_cuda = cluster.machine.kind == "cuda"
-        self.uses_tiles = config.tiles and is_cuda and config.loss.tile is not None
-        self.uses_tiles &= sampled is None
+        is_cuda, processor = cluster.machine.kind == "cuda", cluster.machine.processor
+        has_tile = config.loss.tile is not None and sampled is None
+        self.uses_tiles = config.tiles and is_cuda and has_tile
         # Blocks
-        processor, compute = cluster.machine.processor, self.compute_bytes
         memory = (config.memory_mib or processor.default_memory_mib) << 20
-        column, converts = self.group_rows * FLOAT32, self.row_bytes not in (compute, FLOAT32)
-        if config.logits.normalizes or not classes.plain or converts or self.fused:
-            column = max(column, self.dim * FLOAT32)
-        elif is_cuda and compute != FLOAT32:
-            column = max(column, self.dim * compute)
-        self.block_classes = min(processor.classes_at_once(column, memory), self.computed)
-        self.blocks = -(-self.computed // max(1, self.block_classes))
-        self.logits, block = self.group_rows * self.computed, self.group_rows * self.block_classes
-        self.graphs = 3 * self.logits * FLOAT32 <= memory // 2
-        whole_blocks = memory // 4 // FLOAT32 // max(1, block) * block
-        self.saved = self.logits if self.graphs else min(self.logits, whole_blocks)
+        per_class = bytes_of_class(
+            rows=self.group_rows,
+            dim=self.dim,
+            held=held,
+            compute=compute,
+            stats=torch.float32,
+            copies=config.logits.normalizes or classes.inner > 0 or self.fused,
+            is_cuda=is_cuda,
+        )
+        self.block_classes = min(processor.classes_at_once(per_class, memory), self.computed)
+        starts = range(0, self.computed, max(1, self.block_classes))
+        ends = (min(start + self.block_classes, self.computed) for start in starts)
+        sizes = [self.group_rows * (end - start) for start, end in zip(starts, ends, strict=True)]
+        self.graphs, num_saved = saved_blocks(sizes, FLOAT32, memory)
+        self.blocks, self.logits, self.saved = len(sizes), sum(sizes), sum(sizes[:num_saved])
 
     def bytes_of_rows(self, itemsize: int) -> int:
         """Return the bytes of the vectors, with `itemsize` bytes per number, and of their bias."""
@@ -158,7 +187,7 @@ class Head:
         classes, own = self.classes, self.own
         size = INT64 * (classes.num_classes + own)
         size += int(self.loss.constants * classes.num_classes)
-        if not classes.plain:
+        if classes.inner:
             inner = -(-classes.inner * self.nodes // classes.nodes)
             size += int(own * classes.depth) * 4 + INT64 * (3 * own + 2 * self.nodes + 4 * inner)
         return size
@@ -169,7 +198,7 @@ class Head:
         block, half = self.group_rows * self.block_classes, self.compute_bytes < FLOAT32
         # Per number of a block of rows: the sums along paths; the normalized rows, their gradient
         # and two products with them; two copies in the precision of the products.
-        copies = FLOAT32 * (not self.classes.plain)
+        copies = FLOAT32 * (self.classes.inner > 0)
         copies += 4 * FLOAT32 * self.recipe.head.logits.normalizes
         copies += 2 * self.compute_bytes * half
         work = 2 * self.blocks * self.group_rows * self.loss.width * FLOAT32
@@ -221,7 +250,7 @@ class Head:
         # Rows are cast, or summed along their paths, for the logits, the gradients of the features,
         # and the logits that are not saved.
         per_number = (2 + again) * (row + compute) * (row != compute)
-        if not self.classes.plain:
+        if self.classes.inner:
             per_number += FLOAT32 * ((2 + again) * (self.classes.depth + 1) + 4)
         return per_logit * self.logits + per_number * rows
 

@@ -2,12 +2,10 @@
 and the size of a checkpoint."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from launch.plan.cluster import Cluster
 from launch.plan.head import FLOAT32, FLOAT64, INT64, Head
-from trainer.backbone.trace import BackboneCost
-from trainer.config import Recipe
 
 # The CUDA context, the workspaces of cuBLAS and cuDNN, and NCCL's buffers. Assumed, not measured.
 _CUDA_RESERVE = 2 << 30
@@ -16,11 +14,15 @@ _CUDA_RESERVE = 2 << 30
 _PROCESS_BYTES, _KERNEL_BYTES = 490 << 20, 100 << 20
 # The share of activations by which fragmentation enlarges the heap, measured with glibc.
 _FRAGMENTATION = 0.3
-# Bytes per node of the label tree while the head is built and afterwards. Measured with 300,000 and
+# Bytes per class with a name of 24 characters while the manifest is parsed, and afterwards, and
+# bytes per node of the label tree while the head is built, and afterwards. Measured with 100,000 to
 # 2,000,000 classes.
+_PARSING_BYTES, _CLASS_BYTES = 1263, 664
 _TREE_BYTES, _KEPT_TREE_BYTES = 64, 57
 # Each rank hashes what it writes and what it verifies. Measured SHA-256 of a file in memory.
 _HASHED_PER_SECOND = 1.4e9
+
+Lines = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class MemoryTable:
     unknown)."""
 
     phases: tuple[str, ...]
-    lines: dict[str, tuple[int, ...]]
+    lines: Lines
     capacity: int | None
     ranks: int = 1
 
@@ -69,11 +71,12 @@ class BackboneShare:
     gathered: int
 
     @classmethod
-    def of(cls, recipe: Recipe, backbone: BackboneCost, cluster: Cluster) -> "BackboneShare":
+    def of(cls, head: Head) -> "BackboneShare":
+        backbone, cluster = head.backbone, head.cluster
         whole = backbone.numel * FLOAT32
         if cluster.ranks == 1:
             return cls(whole, whole, whole, 0, 0)
-        sharding, ranks = recipe.train.strategy.sharding, cluster.size("shard")
+        sharding, ranks = head.recipe.train.strategy.sharding, cluster.size("shard")
         units = backbone.padded(ranks if sharding.weights else 1)
         piece = -(-sum(units) // ranks) * FLOAT32
         bucket = min(sharding.bucket * FLOAT32, whole)
@@ -87,21 +90,16 @@ class BackboneShare:
         if sharding.weights and not bucket:  # gradients of a block, and their copy
             gathered += (sharding.param_bytes + sharding.reduce_bytes) * max(units)
         updated = piece if sharding.updates else whole
-        return cls(
-            weights=(piece if sharding.weights else whole) + sharding.copies_updates * updated,
-            gradients=piece if sharding.gradients else whole,
-            updated=updated,
-            buckets=bucket if sharding.keeps_bucket else 0,
-            gathered=gathered,
-        )
+        weights = (piece if sharding.weights else whole) + sharding.copies_updates * updated
+        gradients = piece if sharding.gradients else whole
+        return cls(weights, gradients, updated, bucket * sharding.keeps_bucket, gathered)
 
 
-def device_memory(
-    recipe: Recipe, backbone: BackboneCost, share: BackboneShare, head: Head
-) -> MemoryTable:
+def device_memory(head: Head, share: BackboneShare) -> MemoryTable:
     """Return the memory of the rank that needs the most during a step. The phase `head` is the
     backward pass of the head."""
-    parts, machine = head.parts, head.cluster.machine
+    recipe, backbone, parts = head.recipe, head.backbone, head.parts
+    machine = head.cluster.machine
     during_head = parts == 1 or not recipe.calls_head_once  # otherwise they are computed later
     averages = share.updated + backbone.buffers + head.bytes_of_rows(FLOAT32)
     always = {
@@ -120,7 +118,7 @@ def device_memory(
     if recipe.optimizer.copies_tensors:
         largest = max(shape.numel() for unit in backbone.units for shape in unit) * FLOAT32
         updating = max(share.updated, shard) + 2 * max(largest, shard)
-    table = {
+    lines = {
         **{what: (size, size, size) for what, size in always.items()},
         "backbone gradients": (share.gradients * (parts > 1), share.gradients, share.gradients),
         "gathered blocks": (0, share.gathered, 0),
@@ -128,15 +126,14 @@ def device_memory(
         **_of_head(head),
         "optimizer's temporaries": (0, 0, updating),
     }
-    lines = {what: sizes for what, sizes in table.items() if any(sizes)}
     return MemoryTable(("head", "backward", "optimizer"), lines, machine.memory)
 
 
-def _of_head(head: Head) -> dict[str, tuple[int, ...]]:
+def _of_head(head: Head) -> Lines:
     if head.is_factored:  # d x d matrices, and two copies of the features of all ranks, in float64
         square = 6 * head.dim**2 * FLOAT64
         world_rows = head.group_rows * head.cluster.size("data")
-        rows = world_rows * head.dim * (head.feature_bytes + 2 * FLOAT64)
+        rows = world_rows * head.dim * (head.backbone.feature_bytes + 2 * FLOAT64)
         return {"factored head's sums and rows": (square + rows, square, square + rows)}
     kept = first = head.moment
     if head.fused:  # only biases and the inner nodes of a tree have gradients
@@ -145,8 +142,8 @@ def _of_head(head: Head) -> dict[str, tuple[int, ...]]:
     else:  # gradients of bf16 rows are float32 sums, which are then rounded
         first *= 2 if head.calls > 1 else 1
         first += head.bytes_of_rows(FLOAT32) * (head.row_bytes < FLOAT32)
-    rows = head.group_rows * head.dim
-    features = rows * (head.compute_bytes + FLOAT32) + head.rows * head.dim * head.feature_bytes
+    features = head.group_rows * head.dim * (head.compute_bytes + FLOAT32)
+    features += head.rows * head.dim * head.backbone.feature_bytes
     return {
         "head gradients": (first, kept, kept),
         "features and their gradients": (features, 0, 0),
@@ -154,45 +151,37 @@ def _of_head(head: Head) -> dict[str, tuple[int, ...]]:
     }
 
 
-def host_memory(
-    head: Head,
-    device: MemoryTable,
-    of_data: dict[str, tuple[int, ...]],
-    *,
-    class_bytes: tuple[float, float],
-    capacity: int | None,
-) -> MemoryTable:
+def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
     """Return the main memory of a rank while it parses the manifest, builds the head and trains. On
-    CPUs, the training step also uses main memory.
+    CPUs, the training step also uses main memory; the size of that of GPU machines is unknown.
 
-    Every rank parses the manifest and stores the class list as Python objects: `class_bytes` per
-    class while it parses and afterwards. Loader processes are not counted, because they are forked
-    and share the list copy-on-write.
+    Every rank parses the manifest and stores the class list as Python objects. Loader processes are
+    not counted, because they are forked and share the list copy-on-write.
     """
     num, nodes = head.classes.num_classes, head.classes.nodes
-    is_cpu, (parsing, kept) = head.cluster.machine.kind == "cpu", class_bytes
+    is_cpu = head.cluster.machine.kind == "cpu"
     # The C library does not return the memory of freed activations, and gradients, which are
     # larger, do not fit into the gaps.
     activations, gradients = (device.lines[what] for what in ("activations", "backbone gradients"))
-    heap = (
-        device.totals["head"] + gradients[1] - gradients[0] + int(_FRAGMENTATION * activations[0])
+    heap = int(
+        device.totals["head"] + gradients[1] - gradients[0] + _FRAGMENTATION * activations[0]
     )
-    table = {
+    kernels = max(0, heap - device.peak) + _KERNEL_BYTES
+    kept = _CLASS_BYTES * num
+    lines = {
         "Python and libraries": (_PROCESS_BYTES, _PROCESS_BYTES, _PROCESS_BYTES),
         # While the head is built: also the class names and each class's number of samples.
-        "class list": (int(parsing * num), int(kept * num) + 2 * INT64 * num, int(kept * num)),
+        "class list": (_PARSING_BYTES * num, kept + 2 * INT64 * num, kept),
         "label tree": (0, _TREE_BYTES * nodes, _KEPT_TREE_BYTES * nodes),
         "first rows": (0, head.shard * is_cpu, 0),  # on GPUs, they are generated on the device
-        **of_data,
+        **others,
         "memory of a step (CPU)": (0, 0, device.peak * is_cpu),
-        "kernels and fragmented heap": (
-            0,
-            0,
-            (max(0, heap - device.peak) + _KERNEL_BYTES) * is_cpu,
-        ),
+        "kernels and fragmented heap": (0, 0, kernels * is_cpu),
     }
-    lines = {what: sizes for what, sizes in table.items() if any(sizes)}
-    return MemoryTable(("manifest", "head", "training"), lines, capacity, head.cluster.gpus)
+    phases = ("reading the manifest", "building the head", "training")
+    gpus = head.cluster.gpus
+    capacity = head.cluster.machine.memory * gpus if is_cpu else None
+    return MemoryTable(phases, lines, capacity, gpus)
 
 
 @dataclass(frozen=True)
@@ -206,17 +195,15 @@ class CheckpointCost:
     resume: float
 
     @classmethod
-    def of(
-        cls, recipe: Recipe, backbone: BackboneCost, head: Head, storage: float
-    ) -> "CheckpointCost":
+    def of(cls, head: Head, storage: float) -> "CheckpointCost":
         """Return the cost with `storage` bytes per second between a machine and its storage.
 
         Each shard of the head exists once per class group, and the groups divide its tensors among
         themselves. A rank hashes what it writes. On resume, it hashes a share of the files, and
         then reads what it needs.
         """
-        cluster, copies = head.cluster, 1 + (recipe.train.ema is not None)
-        moments = recipe.optimizer.num_moments
+        recipe, backbone, cluster = head.recipe, head.backbone, head.cluster
+        copies, moments = 1 + (recipe.train.ema is not None), recipe.optimizer.num_moments
         shard = copies * head.shard + moments * head.moment
         whole = (copies + moments) * backbone.numel * FLOAT32 + copies * backbone.buffers
         tensors = copies + moments * (head.moment > 0)

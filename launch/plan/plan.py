@@ -1,124 +1,178 @@
 """Plans a run of a recipe on a cluster by combining the costs of its parts."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from launch.plan.classes import class_list_bytes, classes_of, data_bytes, num_samples, shards_of
-from launch.plan.cluster import BYTES_PER_GBIT, Cluster, Collective, Machine, Phase
-from launch.plan.head import Head
+from data.remote.config import is_url
+from data.shards.manifest import MANIFEST
+from data.shards.mixture import read_manifests, united_manifest
+from launch.plan.cluster import BYTES_PER_GBIT, Cluster, Machine
+from launch.plan.head import Classes, Head
 from launch.plan.memory import BackboneShare, CheckpointCost, device_memory, host_memory
-from launch.plan.time import PhaseTime, phase_times, step_collectives, step_work
-from trainer.backbone.trace import BackboneCost, Work, trace_backbone
-from trainer.config import Recipe
+from launch.plan.request import PlanRequest
+from launch.plan.time import phase_times, step_collectives
+from trainer.backbone.trace import BackboneCost, trace_backbone
+from trainer.config import DataConfig, Recipe
+from trainer.strategies.base import StrategyKind
 from trainer.world import mesh_shape
+
+_SMALL_LOGITS_MIB = 64
+_MAX_NODES = 1024
+_MIN_SAVING = 0.1  # smallest saving of a suggested change, as a fraction of the missing memory
 
 
 @dataclass(frozen=True)
-class PlanRequest:
-    """The inputs of a plan in addition to the recipe. None: take the value from the shards.
+class Shards:
+    """What a plan reads from the shards of a recipe, if they are on this machine.
 
-    host_bytes: main memory of a machine. None: measured on CPUs, unknown on GPUs. storage: bytes
-    per second between a machine and the storage of its checkpoints.
+    vectors: bytes of the label vectors.
     """
 
-    machine: Machine
-    nodes: int
-    gpus: int
     classes: int | None = None
     samples: int | None = None
-    host_bytes: int | None = None
-    storage: float = 10 * BYTES_PER_GBIT
+    vectors: int = 0
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "Shards":
+        folders = data.addresses
+        if any(is_url(folder) or not (Path(folder) / MANIFEST).is_file() for folder in folders):
+            return cls()
+        own, *others = read_manifests(data)
+        splits = [own.of_split(data.train_split, key="data.train_split")]
+        if data.mixture:
+            parts = zip(data.mixture, others, strict=True)
+            splits = [manifest.of_split(part.split) for part, manifest in parts]
+        manifest = united_manifest(data, own, others)
+        vectors = Path(data.shards) / (manifest.label_vectors or "none")
+        size = vectors.stat().st_size if vectors.is_file() else 0
+        samples = sum(shard.samples for split in splits for shard in split)
+        return cls(len(manifest.classes), samples, size)
 
 
 class Plan:
     """The cost of one step of `recipe` on the most expensive rank of `cluster`.
 
-    memory: device memory of that rank; host: main memory of a machine. samples: samples per epoch,
-    or None if neither the shards nor the recipe determine them. steps: steps of the run, or None.
+    memory: device memory of that rank; host: main memory of a machine. seconds: time of a step;
+    sent: bytes that a rank sends in it. steps: steps of the run, or None if neither the shards nor
+    the recipe determine their number.
 
-    `known` are costs of the same backbone: its memory with other rows is computed from two of them.
+    known: costs of the same backbone for micro-batches of other sizes. With two of them, its memory
+    is interpolated instead of traced.
 
     Raises ValueError, as training would, if the class group or the strategy's shard group does not
     divide the ranks, or if the number of classes is unknown.
     """
 
     def __init__(
-        self, recipe: Recipe, request: PlanRequest, *, known: Sequence[BackboneCost] = ()
+        self,
+        recipe: Recipe,
+        machine: Machine,
+        request: PlanRequest,
+        known: list[BackboneCost] | None = None,
     ) -> None:
-        self.recipe = recipe
-        machine, ranks = request.machine, request.nodes * request.gpus
-        _, class_ranks = mesh_shape(recipe.train.class_group, size=ranks, local_size=request.gpus)
-        shard_ranks = recipe.train.strategy.shard_ranks(ranks, request.gpus)
+        self.recipe, self.machine, self.request = recipe, machine, request
+        train, ranks = recipe.train, request.nodes * request.gpus
+        _, class_ranks = mesh_shape(train.class_group, size=ranks, local_size=request.gpus)
+        shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
         self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
-        manifest = shards_of(recipe)
-        self.classes = classes_of(recipe, manifest, request.classes, class_ranks=class_ranks)
-        self.backbone = self._backbone(known)
-        self.share = BackboneShare.of(recipe, self.backbone, self.cluster)
+        shards, stream = Shards.of(recipe.data), recipe.data.stream
+        num_classes = request.classes or shards.classes or recipe.head.num_classes
+        if num_classes is None:
+            raise ValueError(
+                f"{recipe.data.shards} contains no manifest.json, so the number of classes is "
+                "unknown: pass --classes"
+            )
+        is_cuda, share = machine.kind == "cuda", -(-train.global_batch // ranks)
+        rows = -(-share // min(train.micro_batches, share))
+        self.known = known = [] if known is None else known
+        if len(known) > 1:
+            self.backbone = known[0].at(rows, known[1])
+        elif known and known[0].rows == rows:
+            self.backbone = known[0]
+        else:
+            self.backbone = trace_backbone(recipe, rows=rows, ranks=ranks, cuda=is_cuda)
+            known.append(self.backbone)
+        self.classes = Classes.of(recipe, num_classes, class_ranks=class_ranks)
         self.head = Head(recipe, self.backbone, self.classes, self.cluster)
-        self.memory = device_memory(recipe, self.backbone, self.share, self.head)
-        self.checkpoint = CheckpointCost.of(recipe, self.backbone, self.head, request.storage)
-        self.samples = num_samples(recipe, manifest, request.samples)
-        vectors, sample_list = data_bytes(recipe, manifest, request.samples, self.classes)
+        of_backbone = BackboneShare.of(self.head)
+        self.memory = device_memory(self.head, of_backbone)
+        self.checkpoint = CheckpointCost.of(self.head, request.storage_gbps * BYTES_PER_GBIT)
         copied = self.checkpoint.of_rank * recipe.checkpoint.in_background
-        if machine.kind == "cuda" and copied:  # torch rounds pinned memory up to a power of two
+        if is_cuda and copied:  # torch rounds pinned memory up to a power of two
             copied = 1 << (copied - 1).bit_length()
-        others: dict[str, tuple[int, ...]] = {
-            "label vectors": (0, vectors, vectors),
-            "list of samples": (0, 0, sample_list),
+        others = {
+            "label vectors": (0, shards.vectors, shards.vectors),
             "checkpoint being written": (0, 0, copied),
         }
-        capacity = request.host_bytes
-        if capacity is None and machine.kind == "cpu":
-            capacity = machine.memory * request.gpus
-        class_bytes = class_list_bytes(manifest)
-        self.host = host_memory(
-            self.head, self.memory, others, class_bytes=class_bytes, capacity=capacity
-        )
-
-    def _backbone(self, known: Sequence[BackboneCost]) -> BackboneCost:
-        train, ranks = self.recipe.train, self.cluster.ranks
-        share = -(-train.global_batch // ranks)
-        rows = -(-share // min(train.micro_batches, share))
-        for cost in known:
-            if cost.rows == rows:
-                return cost
-        if len(known) > 1:
-            return known[0].at(rows, known[1])
-        is_cuda = self.cluster.machine.kind == "cuda"
-        return trace_backbone(self.recipe, rows=rows, ranks=ranks, cuda=is_cuda)
-
-    @cached_property
-    def collectives(self) -> list[Collective]:
-        return step_collectives(self.recipe, self.backbone, self.head)
-
-    @cached_property
-    def work(self) -> dict[Phase, Counter[Work]]:
-        return step_work(self.recipe, self.backbone, self.share, self.head)
-
-    @cached_property
-    def phases(self) -> list[PhaseTime]:
-        return [*phase_times(self.work, self.collectives, self.cluster, self.recipe)]
+        self.host = host_memory(self.head, self.memory, others)
+        self.collectives = step_collectives(self.head)
+        self.sent = sum(map(self.cluster.sent, self.collectives))
+        self.phases = [*phase_times(self.head, of_backbone, self.collectives)]
+        self.seconds = sum(phase.seconds for phase in self.phases)
+        in_epoch = stream.samples if stream is not None else recipe.data.sampling.epoch_samples
+        samples, batch = request.samples or in_epoch or shards.samples, train.global_batch
+        self.steps = train.duration.steps
+        if samples is not None:
+            self.steps = train.duration.in_steps(num_samples=samples, global_batch=batch)
 
     @property
-    def seconds(self) -> float:
-        """Time of a step."""
-        return sum(phase.seconds for phase in self.phases)
+    def interval(self) -> float | None:
+        """The best number of seconds between checkpoints for the failure rate of the request."""
+        if self.request.mtbf is None:
+            return None
+        failures = self.request.nodes / (3600 * self.request.mtbf)
+        return self.checkpoint.interval(failures_per_second=failures)
 
-    @property
-    def sent(self) -> float:
-        """Bytes that a rank sends per step."""
-        return sum(map(self.cluster.sent, self.collectives))
 
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of one rank per step."""
-        return sum(each.flops * n for counter in self.work.values() for each, n in counter.items())
+def changes(plan: Plan) -> list[tuple[str, Plan]]:
+    """Return changes, cheapest first, until the plan fits, each with the plan after it and all
+    earlier ones. Changes that save little are omitted."""
+    best, found = plan, list[tuple[str, Plan]]()
 
-    @property
-    def steps(self) -> int | None:
-        train = self.recipe.train
-        if self.samples is None:
-            return train.duration.steps
-        return train.duration.in_steps(num_samples=self.samples, global_batch=train.global_batch)
+    def planned(recipe: Recipe, request: PlanRequest) -> Plan:
+        train, before = recipe.train, best.recipe.train
+        is_same = train.activation_checkpointing == before.activation_checkpointing
+        is_same &= train.strategy.weight_precision == before.strategy.weight_precision
+        return Plan(recipe, plan.machine, request, best.known if is_same else None)
+
+    for what, section, changed in _candidates(plan):
+        if best.memory.fits:
+            return found
+        part = getattr(best.recipe, section).model_copy(update=changed)
+        tried = planned(best.recipe.model_copy(update={section: part}), plan.request)
+        missing = best.memory.peak - plan.machine.memory
+        if best.memory.peak - tried.memory.peak >= _MIN_SAVING * missing:
+            best = tried
+            found.append((what, tried))
+    nodes = plan.request.nodes
+    while not best.memory.fits and nodes < _MAX_NODES:
+        nodes *= 2
+        best = planned(best.recipe, replace(plan.request, nodes=nodes))
+        if best.memory.fits:
+            found.append((f"--nodes {nodes}", best))
+    return found
+
+
+def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, object]]]:
+    """Yield changes, the section of the recipe that they change, and its new values."""
+    recipe, ranks = plan.recipe, plan.cluster.ranks
+    train = recipe.train
+    strategy: StrategyKind = train.strategy
+    if ranks > 1 and train.class_group != "world":
+        yield "train.class_group=world", "train", {"class_group": "world"}
+    if not train.activation_checkpointing:
+        what = "train.activation_checkpointing=true"
+        yield what, "train", {"activation_checkpointing": True}
+    parts = train.micro_batches
+    while (parts := parts * 2) <= -(-train.global_batch // ranks):
+        yield f"train.micro_batches={parts}", "train", {"micro_batches": parts}
+    whole = recipe.optimizer.needs_whole_tensors
+    while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
+        yield strategy.change_to(smaller), "train", {"strategy": smaller}
+        strategy = smaller
+    default = plan.machine.processor.default_memory_mib
+    if (recipe.head.memory_mib or default) > _SMALL_LOGITS_MIB:
+        yield f"head.memory_mib={_SMALL_LOGITS_MIB}", "head", {"memory_mib": _SMALL_LOGITS_MIB}
+    if recipe.can_have_bf16_rows:
+        yield "head.dtype=bf16", "head", {"dtype": "bf16"}

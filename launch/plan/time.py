@@ -7,54 +7,47 @@ link, and overlap with the computation of their phase where the trainer allows i
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from launch.plan.cluster import Cluster, Collective, Group, Phase, Transfer
+from launch.plan.cluster import Collective, Phase
 from launch.plan.head import FLOAT32, FLOAT64, ROUNDING, Head
 from launch.plan.memory import BackboneShare
-from trainer.backbone.trace import BackboneCost, Work
-from trainer.config import Recipe
+from trainer.backbone.trace import Work
 
 
-@dataclass(frozen=True)
-class PhaseTime:
+class PhaseTime(NamedTuple):
     """Seconds of a phase, as limited by compute, memory bandwidth and communication."""
 
     phase: Phase
     compute: float
     memory: float
     links: float
-    across: bool
 
     @property
     def seconds(self) -> float:
         return self.compute + self.memory + self.links
 
-    @property
-    def bound(self) -> str:
-        links = "links between nodes" if self.across else "links in the node"
-        parts = {"compute": self.compute, "memory bandwidth": self.memory, links: self.links}
-        return max(parts, key=lambda name: parts[name])
-
 
 def phase_times(
-    work: dict[Phase, Counter[Work]],
-    collectives: Iterable[Collective],
-    cluster: Cluster,
-    recipe: Recipe,
+    head: Head, share: BackboneShare, collectives: Iterable[Collective]
 ) -> Iterator[PhaseTime]:
-    """Yield the time of each phase on the rank with the most work."""
-    machine, train = cluster.machine, recipe.train
-    for phase, counter in work.items():
+    """Yield the time of each phase of an optimizer step on the rank with the most work."""
+    cluster, backbone, train = head.cluster, head.backbone, head.recipe.train
+    machine, passes, parts = cluster.machine, _passes(head), head.parts
+    works: dict[Phase, Counter[Work]] = {
+        "forward": Counter({each: n * passes for each, n in backbone.forward_work.items()}),
+        "head": head.work(),
+        "backward": Counter({each: n * parts for each, n in backbone.backward_work.items()}),
+        "optimizer": Counter([Work("other", 0, _updated_bytes(head, share))]),
+    }
+    for phase, work in works.items():
         compute = memory = 0.0
         in_place = machine.in_place or machine.bandwidth
         bandwidth = in_place if phase == "optimizer" else machine.bandwidth
-        for each, number in counter.items():
-            moving, products = each.bytes / bandwidth, 0.0
-            if each.flops:
-                peak = machine.peak(each.kind, precision=train.precision, tf32=train.tf32)
-                products = each.flops / peak
-            if products >= moving:
+        for each, number in work.items():
+            peak = machine.peak(each.kind, precision=train.precision, tf32=train.tf32)
+            products, moving = each.flops / peak, each.bytes / bandwidth
+            if products and products >= moving:
                 compute += number * products
             else:
                 memory += number * moving
@@ -63,35 +56,22 @@ def phase_times(
         waited = sum(cluster.seconds(each) for each in mine if not each.hidden)
         # Hidden collectives add only the time by which they exceed the work of the phase.
         links = waited + max(0.0, hidden - compute - memory)
-        across = any(cluster.crosses_nodes(each.group) for each in mine)
-        yield PhaseTime(phase, compute, memory, links, across)
+        yield PhaseTime(phase, compute, memory, links)
 
 
-def step_work(
-    recipe: Recipe, backbone: BackboneCost, share: BackboneShare, head: Head
-) -> dict[Phase, Counter[Work]]:
-    """Return the work of each phase of one optimizer step."""
-    passes, parts = passes_of(recipe, head), head.parts
-    return {
-        "forward": Counter({each: n * passes for each, n in backbone.forward_work.items()}),
-        "head": head.work(),
-        "backward": Counter({each: n * parts for each, n in backbone.backward_work.items()}),
-        "optimizer": Counter([Work("other", 0, _updated_bytes(recipe, share, head))]),
-    }
-
-
-def passes_of(recipe: Recipe, head: Head) -> int:
+def _passes(head: Head) -> int:
     """Return the forward passes of a step. If the head needs all features first, each micro-batch
     runs forward twice."""
-    return head.parts * (2 if recipe.calls_head_once and head.parts > 1 else 1)
+    return head.parts * (2 if head.recipe.calls_head_once and head.parts > 1 else 1)
 
 
-def _updated_bytes(recipe: Recipe, share: BackboneShare, head: Head) -> int:
+def _updated_bytes(head: Head, share: BackboneShare) -> int:
     """Return the bytes that the update reads and writes: weights and moments twice, and gradients
     once. Clipping reads and scales the gradients; averages are read and written. If the optimizer
     copies tensors, its step is written once and read twice, and the weights are read again."""
-    moments, train = recipe.optimizer.num_moments, recipe.train
-    passes = 3 + 2 * moments + 4 * recipe.optimizer.copies_tensors
+    optimizer, train = head.recipe.optimizer, head.recipe.train
+    moments = optimizer.num_moments
+    passes = 3 + 2 * moments + 4 * optimizer.copies_tensors
     passes += 3 * (train.clip_norm is not None) + 3 * (train.ema is not None)
     rows = passes * head.bytes_of_rows(FLOAT32)
     if head.row_bytes < FLOAT32:
@@ -99,80 +79,74 @@ def _updated_bytes(recipe: Recipe, share: BackboneShare, head: Head) -> int:
     return passes * share.updated + rows * (head.moment > 0)
 
 
-def step_collectives(recipe: Recipe, backbone: BackboneCost, head: Head) -> list[Collective]:
+def step_collectives(head: Head) -> list[Collective]:
     """Return the collectives of a step that send data, without those of scalars and labels."""
-    found = [*_of_backbone(recipe, backbone, head), *_of_batch_norm(recipe, backbone, head)]
-    found += _of_head(head)
+    found = [*_of_backbone(head), *_of_head(head)]
     return [each for each in found if each.bytes * each.calls and head.cluster.size(each.group) > 1]
 
 
-def _of_backbone(recipe: Recipe, backbone: BackboneCost, head: Head) -> Iterator[Collective]:
-    sharding, cluster, parts = recipe.train.strategy.sharding, head.cluster, head.parts
-    shards = cluster.size("shard")
+def _of_backbone(head: Head) -> list[Collective]:
+    """Return the collectives of the strategy, and of synchronized batch norm: the exchange of mean,
+    variance and count in forward, and of two sums in backward."""
+    recipe, backbone, parts, passes = head.recipe, head.backbone, head.parts, _passes(head)
+    sharding, shards = recipe.train.strategy.sharding, head.cluster.size("shard")
     numel = sum(backbone.padded(shards if sharding.weights else 1))
     weights, gradients = sharding.param_bytes * numel, sharding.reduce_bytes * numel
-    passes, again = passes_of(recipe, head), parts * sharding.regathers
-    # (what, transfer, group, phase, bytes, calls)
-    table: list[tuple[str, Transfer, Group, Phase, int, int]] = [
-        ("weights", "all_gather", "shard", "forward", weights, passes),
-        ("weights again", "all_gather", "shard", "backward", weights, again),
-        ("gradients", "reduce_scatter", "shard", "backward", gradients, parts),
-        ("shards of gradients", "all_reduce", "replicate", "backward", gradients // shards, 1),
+    units = len(backbone.units) if sharding.gathers_blocks else 1
+    # If only gradients are sharded, those of each micro-batch are summed at once.
+    sums, updated = parts if sharding.gradients else 1, weights * sharding.updates
+    of_weights = [
+        Collective("gradients", "all_reduce", "world", gradients, "backward", sums, units, True),
+        Collective("updated weights", "all_gather", "world", updated, "optimizer", 1, units),
     ]
-    if not sharding.weights:
-        # If only gradients are sharded, those of each micro-batch are summed at once.
-        calls, updated = parts if sharding.gradients else 1, weights * sharding.updates
-        table = [
-            ("gradients", "all_reduce", "world", "backward", gradients, calls),
-            ("updated weights", "all_gather", "world", "optimizer", updated, 1),
+    if sharding.weights:
+        again, piece = parts * sharding.regathers, gradients // shards
+        of_weights = [
+            Collective("weights", "all_gather", "shard", weights, "forward", passes, units, True),
+            Collective("weights", "all_gather", "shard", weights, "backward", again, units, True),
+            Collective(
+                "gradients", "reduce_scatter", "shard", gradients, "backward", parts, units, True
+            ),
+            Collective("gradients", "all_reduce", "replicate", piece, "backward", 1, units, True),
         ]
-    messages = len(backbone.units) if sharding.gathers_blocks else 1
-    for what, transfer, group, phase, size, calls in table:
-        name, hidden = f"backbone: {what}", phase != "optimizer"
-        yield Collective(name, transfer, group, size, phase, calls, hidden, messages)
-
-
-def _of_batch_norm(recipe: Recipe, backbone: BackboneCost, head: Head) -> list[Collective]:
-    """Return the exchange of mean, variance and count in forward, and of two sums in backward; with
-    local batch norm, that of the statistics of rank 0."""
-    if recipe.backbone.batch_norm == "local":
-        what = "batch norm: statistics of rank 0"
-        return [Collective(what, "broadcast", "world", backbone.buffers, "backward")]
-    channels, layers, parts = sum(backbone.norms), len(backbone.norms), head.parts
+    channels, layers, what = sum(backbone.norms), len(backbone.norms), "batch norm"
     gathered = head.cluster.ranks * (2 * channels + layers) * FLOAT32
-    passes = passes_of(recipe, head) + parts * recipe.train.activation_checkpointing
-    sums, name = 2 * channels * FLOAT32, "batch norm"
+    normed, sums = passes + parts * recipe.train.activation_checkpointing, 2 * channels * FLOAT32
     return [
-        Collective(name, "all_gather", "world", gathered, "forward", passes, messages=layers),
-        Collective(name, "all_reduce", "world", sums, "backward", parts, messages=layers),
+        *of_weights,
+        Collective(what, "all_gather", "world", gathered, "forward", normed, layers),
+        Collective(what, "all_reduce", "world", sums, "backward", parts, layers),
     ]
 
 
-def _of_head(head: Head) -> Iterator[Collective]:
-    """Yield the collectives of `ClassHead`: features and statistics are gathered, the gradients of
+def _of_head(head: Head) -> list[Collective]:
+    """Return the collectives of `ClassHead`: features and statistics are gathered, the gradients of
     the features are reduced, and those of the rows are summed over class groups. `FactoredHead`
     gathers features and sums d x d matrices in float64."""
-    cluster, width, dim = head.cluster, head.loss.width, head.dim
+    cluster, dim, calls = head.cluster, head.dim, head.calls
     ranks, of_rows = cluster.class_ranks, head.group_rows * FLOAT32
-    features, square = ranks * head.rows * dim, (dim + 1) * dim * FLOAT64
-    boundary = 2 * head.classes.boundary * (dim + head.recipe.head.bias) * FLOAT32
-    of_data, gradients = cluster.size("data") * of_rows, head.bytes_of_rows(FLOAT32)
-    # (what, transfer, group, bytes, calls)
-    table: list[tuple[str, Transfer, Group, int, int]] = [
-        ("features", "all_gather", "class", features * head.compute_bytes, head.calls),
-        ("boundary rows and gradients", "all_reduce", "class", boundary, head.calls),
-        ("statistics", "all_gather", "class", ranks * of_rows * width, head.calls),
-        ("statistics", "all_gather", "data", of_data * width, head.calls),
-        ("feature gradients", "reduce_scatter", "class", features * FLOAT32, head.calls),
-        ("weight gradients", "all_reduce", "data", gradients, 1),
-    ]
+    features, of_data = ranks * head.rows * dim, cluster.size("data") * of_rows
     if head.is_factored:
-        table = [
-            ("labels' rows", "reduce_scatter", "class", features * FLOAT64, head.calls),
-            ("features", "all_gather", "class", features * head.feature_bytes, head.calls),
-            ("features", "all_gather", "data", of_data * dim, head.calls),
-            ("sums", "all_reduce", "class", square, 2),
-            ("sums", "all_reduce", "data", square, 1),
+        square, sent = (dim + 1) * dim * FLOAT64, features * head.backbone.feature_bytes
+        return [
+            Collective(
+                "labels' rows", "reduce_scatter", "class", features * FLOAT64, "head", calls
+            ),
+            Collective("features", "all_gather", "class", sent, "head", calls),
+            Collective("features", "all_gather", "data", of_data * dim, "head", calls),
+            Collective("sums", "all_reduce", "class", square, "head", 2),
+            Collective("sums", "all_reduce", "data", square, "head"),
         ]
-    for what, transfer, group, size, calls in table:
-        yield Collective(f"head: {what}", transfer, group, size, "head", calls)
+    boundary = 2 * head.classes.boundary * (dim + head.recipe.head.bias) * FLOAT32
+    sent, width = features * head.compute_bytes, head.loss.width
+    rows = head.bytes_of_rows(FLOAT32)
+    return [
+        Collective("features", "all_gather", "class", sent, "head", calls),
+        Collective("boundary rows and gradients", "all_reduce", "class", boundary, "head", calls),
+        Collective("statistics", "all_gather", "class", ranks * of_rows * width, "head", calls),
+        Collective("statistics", "all_gather", "data", of_data * width, "head", calls),
+        Collective(
+            "feature gradients", "reduce_scatter", "class", features * FLOAT32, "head", calls
+        ),
+        Collective("head gradients", "all_reduce", "data", rows, "head"),
+    ]

@@ -108,7 +108,8 @@ class Agent(LocalElasticAgent):
         if self._worker_group.group_world_size == self._placement.max_nodes:
             return False
         deadline = time.monotonic() + _CACHED_STATE_SECONDS
-        while not (waiting := self._rdzv_handler.num_nodes_waiting() > 0):
+        handler = self._worker_group.spec.rdzv_handler
+        while not (waiting := handler.num_nodes_waiting() > 0):
             if time.monotonic() > deadline:
                 break
             time.sleep(_POLL_SECONDS)

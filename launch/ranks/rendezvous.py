@@ -20,14 +20,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Thread, Timer
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 from torch.distributed import DistError, TCPStore
-from torch.distributed.elastic.rendezvous import (
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-)
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -52,7 +48,6 @@ _LAST_CALL_SECONDS = 30  # torch's default
 # A host that does not respond within this time is considered lost.
 _RESPONSE_SECONDS = 15
 _RETRY_SECONDS = 0.5
-_CLOSE_SECONDS = 60  # twice torch's own timeout
 # A wait that takes longer than this is reported.
 _REPORT_AFTER_SECONDS = 5
 
@@ -77,43 +72,22 @@ def interruptible(call: Callable[[], T], *, seconds: float | None = None) -> T:
     return future.result(seconds)
 
 
-class InterruptibleRendezvous(RendezvousHandler):
-    """A rendezvous handler whose calls to `handler` during training can be interrupted.
+class InterruptibleRendezvous:
+    """Passes the calls of torch's agent to a rendezvous handler. The only one that blocks during
+    training can be interrupted.
 
-    The calls have no timeout, so training continues if only the launcher on the host is suspended.
+    It has no timeout, so training continues if only the launcher on the host is suspended.
     `next_rendezvous` is not wrapped, because the agent already calls it in a second thread.
     """
 
     def __init__(self, handler: RendezvousHandler) -> None:
         self._handler = handler
 
-    def get_backend(self) -> str:
-        return self._handler.get_backend()
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._handler.use_agent_store
-
-    def get_run_id(self) -> str:
-        return self._handler.get_run_id()
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return self._handler.next_rendezvous()
-
-    def is_closed(self) -> bool:
-        return interruptible(self._handler.is_closed)
-
-    def set_closed(self) -> None:
-        interruptible(self._handler.set_closed)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handler, name)
 
     def num_nodes_waiting(self) -> int:
         return interruptible(self._handler.num_nodes_waiting)
-
-    def shutdown(self) -> bool:
-        try:
-            return interruptible(self._handler.shutdown, seconds=_CLOSE_SECONDS)
-        except TimeoutError:
-            return False
 
 
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
@@ -151,7 +125,8 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     backend, store = _connected(lambda: create_backend(parameters), placement, hosts=hosts)
     timeout = int(placement.rdzv_conf.get("read_timeout", _RESPONSE_SECONDS))
     store.set_timeout(timedelta(seconds=timeout))
-    return InterruptibleRendezvous(create_handler(store, backend, parameters))
+    handler = InterruptibleRendezvous(create_handler(store, backend, parameters))
+    return cast(RendezvousHandler, handler)
 
 
 def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -> T:

@@ -21,12 +21,13 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, 
 from data.retry import TransientError
 from launch.ranks.agent import Agent
 from launch.ranks.placement import Placement
-from launch.ranks.rendezvous import failure_reason, open_rendezvous
+from launch.ranks.rendezvous import failure_reason, interruptible, open_rendezvous
 from launch.ranks.stop import StopRequest
 from trainer.process.exit_codes import FAILED, INTERRUPTED, PREEMPTED
 from trainer.process.standard_output import tolerate_closed_output
 
 _MONITOR_SECONDS = 0.2
+_CLOSE_SECONDS = 60  # twice torch's own timeout
 
 
 def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> int:
@@ -88,8 +89,8 @@ def _run(agent: Agent, placement: Placement, rendezvous: RendezvousHandler) -> i
 
 def _close(rendezvous: RendezvousHandler) -> None:
     # The ranks have already exited, so a stop signal has no effect.
-    with suppress(SignalException):
-        rendezvous.shutdown()
+    with suppress(SignalException, TimeoutError):
+        interruptible(rendezvous.shutdown, seconds=_CLOSE_SECONDS)
 
 
 def _rendezvous_failed(error: Exception, placement: Placement) -> int:

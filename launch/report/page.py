@@ -32,7 +32,7 @@ def report_page(runs: Sequence[Run]) -> str:
         "Learning": _learning(runs),
         "Evaluations": _evaluations(runs),
         "Single-class accuracy": _single_logits(runs),
-        "Speed and memory": _speed(runs),
+        "Speed": _speed(runs),
     }
     body = ""
     # The default style, and not the user's own settings.
@@ -83,7 +83,6 @@ def summary(runs: Sequence[Run]) -> dict[str, list[str]]:
         "training time": [
             _shown(run.seconds[-1:], lambda s: f"{timedelta(seconds=round(s))}") for run in runs
         ],
-        "checkpoints": [f"{run.num_checkpoints:,}" for run in runs],
         "restarts": last("restarts"),
         "damaged samples": last("bad_samples"),
         "skipped updates": last("skipped_steps"),
@@ -208,17 +207,12 @@ def _single_logits(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _speed(runs: Sequence[Run]) -> Iterator[str]:
-    """Throughput, time spent waiting for data, device utilization, memory and phases."""
+    """Throughput, time spent waiting for data, device utilization and phases."""
     rate: dict[str, Any] = {"from_zero": True, "smooth": True}
     share: dict[str, Any] = {"percent": True, **rate}
     yield from _over_steps(runs, "samples_per_second", "Throughput", y_label="samples/s", **rate)
-    yield from _over_steps(
-        runs, "data_wait_ratio", "Waiting for data", y_label="share of the step time", **share
-    )
+    yield from _over_steps(runs, "data_wait_ratio", "Share of the time waiting for data", **share)
     yield from _over_steps(runs, "mfu", "Model FLOPs utilization (MFU)", **share)
-    for name, title in (("resident", "Host memory"), ("device_reserved", "GPU memory")):
-        gib: dict[str, Any] = {"y_label": "GiB", "unit": 2**30, "from_zero": True}
-        yield from _over_steps(runs, f"memory.{name}", f"{title} of rank 0", **gib)
     shares = {run.letter: found for run in runs if (found := share_of_phases(run))}
     if shares:
         parts = [part for part in (*PHASES, "other") if any(part in s for s in shares.values())]
@@ -249,12 +243,10 @@ def axis_of(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
     return "samples", batches
 
 
-def _over_steps(
-    runs: Sequence[Run], name: str, title: str, *, unit: float = 1, **options: Any
-) -> Iterator[str]:
+def _over_steps(runs: Sequence[Run], name: str, title: str, **options: Any) -> Iterator[str]:
     """Plot a column, if any run has it."""
     label, scale = axis_of(runs)
-    curves = [Curve(r, scale[r] * r.column("step"), r.column(name) / unit) for r in runs]
+    curves = [Curve(r, scale[r] * r.column("step"), r.column(name)) for r in runs]
     yield from _curves(title, curves, x_label=label, **options)
 
 

@@ -34,7 +34,6 @@ class Run:
     number: int
     name: str
     columns: dict[str, np.ndarray]
-    num_checkpoints: int
     measures: dict[int, dict[str, float]]
     classes: ClassTable | None
     recipe: dict[str, str]
@@ -84,7 +83,7 @@ def _read_run(number: int, folder: Path) -> Run:
         recipe = {k: "null" if v is None else str(v) for k, v in settings.items()}
     except (OSError, ValueError, yaml.YAMLError) as error:
         problems.append(f"{run.recipe.name} cannot be read: {error}")
-    columns, num_checkpoints, unreadable = _read_metrics(metrics)
+    columns, unreadable = _read_metrics(metrics)
     if unreadable:
         lines = pluralize(unreadable, "line")
         problems.append(f"{metrics.name}: skipped {lines} without a valid record")
@@ -108,17 +107,17 @@ def _read_run(number: int, folder: Path) -> Run:
             break
         except (OSError, ValueError) as error:
             problems.append(str(error))
-    found = (columns, num_checkpoints, measures, classes, recipe, run.is_locked(), problems)
+    found = (columns, measures, classes, recipe, run.is_locked(), problems)
     return Run(number, str(folder), *found)
 
 
-def _read_metrics(path: Path) -> tuple[dict[str, np.ndarray], int, int]:
-    """Read the logged steps as columns, and count the checkpoints and the invalid lines.
+def _read_metrics(path: Path) -> tuple[dict[str, np.ndarray], int]:
+    """Read the logged steps as columns, and count the invalid lines.
 
     The last line of a killed run may be truncated.
     """
     columns: dict[str, array[float]] = {"step": array("d")}
-    num_checkpoints = unreadable = 0
+    unreadable = 0
     lines = path.open(encoding="utf-8", errors="replace") if path.is_file() else nullcontext(())
     with lines as file:
         for line in file:
@@ -129,14 +128,12 @@ def _read_metrics(path: Path) -> tuple[dict[str, np.ndarray], int, int]:
             except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
                 unreadable += 1
                 continue
-            num_checkpoints += event == "checkpoint"
             if event == "step":
                 for name in numbers.keys() - columns.keys():
                     columns[name] = array("d", [np.nan]) * len(columns["step"])
                 for name, column in columns.items():
                     column.append(numbers.get(name, np.nan))
-    found = {name: np.array(values) for name, values in columns.items()}
-    return found, num_checkpoints, unreadable
+    return {name: np.array(values) for name, values in columns.items()}, unreadable
 
 
 def _numbers(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -23,8 +23,6 @@ class FileServer:
     # How the next requests for each file fail, in order: a status, "cut", "damage" or "hang up".
     failures: dict[str, list[int | str]] = field(default_factory=dict)
     redirect: str | None = None
-    ranges: bool = False  # whether range requests are supported
-    sent: dict[str, list[int]] = field(default_factory=dict)  # bytes of each response
     seconds: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -54,17 +52,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif isinstance(failure, int) or not path.is_file():
             self.send_error(failure if isinstance(failure, int) else 404)
         else:
-            content, byte_range = path.read_bytes(), self.headers.get("Range")
+            content = path.read_bytes()
             time.sleep(self.files.seconds)
-            if self.files.ranges and byte_range:
-                content = content[int(byte_range.removeprefix("bytes=").removesuffix("-")) :]
-            self.send_response(206 if self.files.ranges and byte_range else 200)
+            self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             if failure == "damage":
                 content = content.replace(b"a", b"b")
             content = content[: len(content) // 2] if failure == "cut" else content
-            self.files.sent.setdefault(name, []).append(len(content))
             self.wfile.write(content)
 
     def log_message(self, *args: object) -> None:

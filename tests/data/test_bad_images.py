@@ -173,13 +173,6 @@ def test_a_file_in_another_format_is_rejected(file: bytes) -> None:
     assert not is_decoded(file)
 
 
-@pytest.mark.parametrize("end", [zipped(), b"<script>", NOISE, PNG])
-def test_data_after_an_image_is_ignored(end: bytes) -> None:
-    for file in (PNG, JPEG):
-        found, expected = (decode(one, 1, MAX_PIXELS) for one in (file + end, file))
-        np.testing.assert_array_equal(found, expected)
-
-
 @pytest.mark.parametrize("kind", ["png", "jpeg", "gif", "webp", "bmp"])
 @pytest.mark.parametrize("mode", ["L", "RGBA"])
 def test_an_image_truncated_at_any_byte_is_decoded_or_rejected(kind: str, mode: str) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.sources.tweets import labels_by_policy
-from data.text.cleaning import Cleaning, is_retweet, leftovers, remove_emoji
+from data.text.cleaning import clean, is_retweet, remove_emoji
 from data.text.emoji_table import PARTS, english_name, find_emoji, fold, fully_qualified
 
 ZWJ = "\u200d"
@@ -34,12 +34,9 @@ LANGUAGES = (
 @pytest.mark.parametrize("text", LANGUAGES)
 def test_text_without_emoji_is_unchanged(text: str) -> None:
     assert remove_emoji(text) == text
-    assert Cleaning().clean(text) == text
-    assert find_emoji(text) == leftovers(text) == []
-
-
-@pytest.mark.parametrize("text", LANGUAGES)
-def test_text_around_emoji_is_unchanged(text: str) -> None:
+    assert clean(text) == text
+    assert find_emoji(text) == []
+    assert not PARTS & set(text)
     assert remove_emoji(f"👩🏽{ZWJ}🚀 {text} ❤️🇫🇷") == text
 
 
@@ -47,7 +44,6 @@ def test_every_emoji_of_the_library_is_removed_completely() -> None:
     for one in emoji.EMOJI_DATA:
         assert remove_emoji(f"a {one} b{one}c") == "a b c", one
         assert remove_emoji(one) == ""
-        assert leftovers(f"a {one}"), one
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_every_emoji_of_the_library_is_removed_completely() -> None:
 )
 def test_parts_of_emoji_are_removed_too(text: str, left: str) -> None:
     assert remove_emoji(text) == left
-    assert leftovers(remove_emoji(text)) == []
+    assert not PARTS & set(remove_emoji(text))
 
 
 _PIECES = st.sampled_from(
@@ -96,7 +92,6 @@ _PIECES = st.sampled_from(
 @given(st.lists(_PIECES, max_size=12).map("".join))
 def test_cleaning_removes_all_emoji_parts_and_keeps_all_letters(text: str) -> None:
     cleaned = remove_emoji(text)
-    assert leftovers(cleaned) == []
     assert not PARTS & set(cleaned)
 
     def letters(of: str) -> list[str]:
@@ -158,24 +153,19 @@ def test_policies_select_the_labels_among_several_emoji() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "replaced", "removed"),
+    ("text", "replaced"),
     [
-        ("@Ana_1 and @b: hi", "@user and @user: hi", "and: hi"),
-        ("こんにちは@user1さん", "こんにちは@userさん", "こんにちはさん"),
-        ("write me@example.org", "write me@example.org", "write me@example.org"),
-        ("see https://t.co/Ab1🔥 now", "see http now", "see now"),
-        ("HTTP://X.com/a?b=c www.x.de end", "http http end", "end"),
-        ("読む https://t.co/Ab1です", "読む httpです", "読むです"),
-        ("@a @b https://t.co/x 😂", "", ""),
+        ("@Ana_1 and @b: hi", "@user and @user: hi"),
+        ("こんにちは@user1さん", "こんにちは@userさん"),
+        ("write me@example.org", "write me@example.org"),
+        ("see https://t.co/Ab1🔥 now", "see http now"),
+        ("HTTP://X.com/a?b=c www.x.de end", "http http end"),
+        ("読む https://t.co/Ab1です", "読む httpです"),
+        ("@a @b https://t.co/x 😂", ""),
     ],
 )
-def test_user_names_and_urls_are_masked(text: str, replaced: str, removed: str) -> None:
-    assert Cleaning().clean(text) == replaced
-    assert Cleaning("remove", "remove").clean(text) == removed
-
-
-def test_user_names_and_urls_can_be_kept() -> None:
-    assert Cleaning("keep", "keep").clean("@ana 🔥 https://t.co/a ok") == "@ana https://t.co/a ok"
+def test_user_names_and_urls_are_masked(text: str, replaced: str) -> None:
+    assert clean(text) == replaced
 
 
 def test_a_retweet_begins_with_rt_and_a_name() -> None:
@@ -184,14 +174,7 @@ def test_a_retweet_begins_with_rt_and_a_name() -> None:
     assert not is_retweet("so true RT @ana")
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        *('"', '""', '"""', "'", "“", "”", "„", "‘", "«", "« ", "‹", "＂", "「", "❝", "〝", "｢"),
-        ' "',
-        '" ',
-    ],
-)
+@pytest.mark.parametrize("before", ['"', '""', "„", "« ", "「", ' "', '" '])
 def test_a_retweet_may_begin_with_a_quotation_mark(before: str) -> None:
     assert is_retweet(f"{before}RT @ana: so true")
     assert is_retweet(f"RT {before}@ana: so true")

@@ -37,11 +37,6 @@ def test_ten_crops_are_five_crops_and_their_mirror_images() -> None:
     assert np.array_equal(crops[5:], five[..., ::-1])
 
 
-def test_one_crop_is_the_center_crop() -> None:
-    one = crops_for_evaluation(IMAGE, config(1))
-    assert np.array_equal(one, for_evaluation(IMAGE, config(5)))
-
-
 def test_identical_crops_raise() -> None:
     for resize in (None, 24):
         with pytest.raises(ValueError, match="set resize above size 24"):

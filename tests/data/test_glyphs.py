@@ -4,7 +4,6 @@ import unicodedata
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from data.images.decode import decode
 from data.images.fonts import face_characters
@@ -22,20 +21,6 @@ def by_character(source: Glyphs) -> dict[str, int]:
         for label, info in enumerate(source.classes())
         for character in info.attributes["characters"]
     }
-
-
-@pytest.mark.slow
-def test_about_3400_characters_are_in_at_least_eight_faces(all_glyphs: Glyphs) -> None:
-    apart = Glyphs(confusables="keep")
-    apart.__dict__["_drawings"] = all_glyphs._drawings
-    assert 3_250 < len(apart.classes()) < 3_450
-    assert 3_000 < len(all_glyphs.classes()) < len(apart.classes())
-    characters = by_character(apart)
-    assert len(characters) == len(apart.classes())
-    for excluded in (" ", "\u00a0", "\u2800", "\ufe0f", "\ue000", "\u00ad"):
-        assert excluded not in characters
-    labels = {by_character(apart)[c] for c in "AΑА"}
-    assert len(labels) == 3
 
 
 def test_characters_that_look_the_same_are_one_class(all_glyphs: Glyphs) -> None:
@@ -149,10 +134,3 @@ def test_a_class_limit_keeps_the_first_classes(all_glyphs: Glyphs, tmp_path: Pat
         code = int(split.key(0).split("-")[0], 16)
         assert chr(code) in split.classes[label].attributes["characters"]
         assert unicodedata.name(chr(code)) in split.classes[label].attributes["unicode_name"]
-
-
-@pytest.mark.parametrize("wrong", [{"classes_limit": 1}, {"samples": 0}, {"size": 4}])
-def test_an_out_of_range_option_raises(wrong: dict) -> None:
-    (name,) = wrong
-    with pytest.raises(ValueError, match=rf"{name}\n  Input should be greater than or equal to"):
-        Glyphs(**wrong)

@@ -1,20 +1,15 @@
 """Shards from folders of images."""
 
-import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
-import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner
 
 from data.images.decode import decode
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
-from data.skipped import SKIPPED, Skipped
+from data.skipped import Skipped
 from data.sources import ImageFolder
 from launch.commands.shard import app
 from tests.data.conftest import write_image
@@ -45,18 +40,6 @@ def test_large_images_are_resized_and_small_images_keep_their_bytes(
     assert found["a/small"][0] == (tmp_path / "in/a/small.png").read_bytes()
     original = ImageFolder(tmp_path / "in", original=True, test_fraction=0)
     assert {original.render(t).extension for t in original.splits()["train"]} == {"png"}
-
-
-def test_packing_preserves_colors(tmp_path: Path) -> None:
-    (tmp_path / "in/red").mkdir(parents=True)
-    image = np.zeros((80, 80, 3), np.uint8)
-    image[:, :, 2] = 200  # OpenCV writes blue, green, red
-    cv2.imwrite(str(tmp_path / "in/red/r.png"), image)
-    write_image(tmp_path / "in/other/o.png", 0)
-    source = ImageFolder(tmp_path / "in", short_side=40, test_fraction=0)
-    task = next(t for t in source.splits()["train"] if t.path == "red/r.png")
-    packed = Image.open(io.BytesIO(source.render(task).data)).convert("RGB")
-    assert np.abs(np.asarray(packed).astype(int) - [200, 0, 0]).max() < 6
 
 
 def test_the_hash_split_is_stable_and_keeps_a_training_image_per_class(tmp_path: Path) -> None:
@@ -140,23 +123,6 @@ def test_an_unreadable_folder_raises(tmp_path: Path, injected: Callable[..., Non
         ImageFolder(tmp_path).classes()
 
 
-def test_skipped_images_and_ignored_files_are_listed_next_to_the_shards(tmp_path: Path) -> None:
-    write_image(tmp_path / "in" / "a" / "0.png", 0)
-    write_image(tmp_path / "in" / "b" / "0.png", 1)
-    (tmp_path / "in" / "a" / "x.jpg").symlink_to(tmp_path / "gone.jpg")
-    (tmp_path / "in" / "b" / "bad.png").write_bytes(b"this is text")
-    command = ("imagefolder", tmp_path / "in", "-o", tmp_path / "out")
-    for _ in range(2):  # the second run finds complete shards
-        done = CliRunner().invoke(app, [*map(str, command), "--skip-bad", "--test-fraction=0"])
-        assert done.exit_code == 0, done.output
-        assert str(tmp_path / "out" / SKIPPED) in done.stderr
-    lines = [json.loads(line) for line in (tmp_path / "out" / SKIPPED).read_text().splitlines()]
-    assert lines[0] == {"name": "a/x.jpg", "reason": "broken symbolic link"}
-    assert (lines[1]["shard"], lines[1]["name"]) == ("train-000000.tar", "b/bad.png")
-    assert lines[1]["reason"].startswith("not an image")
-    assert len(lines) == 2
-
-
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
@@ -174,12 +140,6 @@ def test_folders_that_look_like_splits_raise(
         write_image(tmp_path / path / "0.png", 0)
     with pytest.raises(ValueError, match=message):
         ImageFolder(tmp_path).classes()
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    for name in ("bus", "train"):
-        write_image(tmp_path / name / "0.png", 0)
-    assert [info.name for info in ImageFolder(tmp_path).classes()] == ["bus", "train"]
 
 
 def test_a_test_folder_without_images_raises(tmp_path: Path) -> None:
@@ -276,43 +236,8 @@ def test_folders_that_look_like_splits_can_be_stated_to_be_classes(tmp_path: Pat
     assert [info.name for info in source.classes()] == ["bullet train", "test tube"]
 
 
-def test_flat_folders_that_look_like_splits_raise(tmp_path: Path) -> None:
-    for folder in ("cars_train", "cars_test"):
-        write_image(tmp_path / folder / "0.png", 0)
-    with pytest.raises(ValueError, match=r"looks like a split.*write a table \(docs/layouts"):
-        ImageFolder(tmp_path).classes()
-
-
 def test_a_split_may_share_only_some_classes_but_not_none(tmp_path: Path) -> None:
     for path in ("train/a", "train/b", "test/c"):
         write_image(tmp_path / path / "0.png", 0)
     with pytest.raises(ValueError, match="test has a class 'c' that is not in train"):
         ImageFolder(tmp_path).classes()
-
-
-def test_files_of_macos_are_skipped_and_counted(tmp_path: Path) -> None:
-    for name in "ab":
-        write_image(tmp_path / name / "0.png", 0)
-        (tmp_path / name / "._0.png").write_bytes(b"resource fork")
-    (tmp_path / "a/.DS_Store").write_bytes(b"")
-    source = ImageFolder(tmp_path, test_fraction=0)
-    assert names(source) == {"train": {"a/0.png", "b/0.png"}}
-    assert source.notes() == ["skipped 'a/.DS_Store', 'a/._0.png', 'b/._0.png': hidden file"]
-
-
-def test_spellings_of_the_same_class_name_are_merged_and_reported(tmp_path: Path) -> None:
-    for number, name in enumerate(("caf\u00e9", "cafe\u0301", "Dog", "dog")):
-        write_image(tmp_path / name / f"{number}.png", number)
-    source = ImageFolder(tmp_path, test_fraction=0)
-    assert [info.name for info in source.classes()] == ["Dog", "caf\u00e9", "dog"]
-    assert source.notes() == [
-        "'cafe\\u0301', 'caf\\xe9' are the same class, 'café'",
-        "classes 'Dog', 'dog' differ only by case",
-    ]
-
-
-def test_a_random_split_is_announced_in_the_first_line(tmp_path: Path) -> None:
-    for name in "ab":
-        write_image(tmp_path / "in" / name / "0.png", 0)
-    done = CliRunner().invoke(app, ["imagefolder", str(tmp_path / "in"), "-o", str(tmp_path / "o")])
-    assert "10% of the images" in done.stderr.splitlines()[0]

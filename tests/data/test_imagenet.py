@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from data.images.decode import decode
 from data.shards.manifest import Manifest
@@ -16,10 +15,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.skipped import SKIPPED
 from data.sources import ImageNet
-from data.sources.ilsvrc_devkit import read_devkit
-from launch.commands.shard import app
 from tests.data import ilsvrc
-from tests.data.killed import check_killed_and_resumed
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
@@ -56,10 +52,23 @@ def expected_validation() -> dict[str, tuple[bytes, str]]:
 
 def test_tars_of_tars_give_every_image_with_its_class(tars: Path, tmp_path: Path) -> None:
     source = ImageNet(tars, **KEPT)
-    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=1)
+    write_shards(source, tmp_path / "out", samples_per_shard=4, workers=2)
     assert samples(tmp_path / "out", "train") == expected_training()
     assert samples(tmp_path / "out", "test") == expected_validation()
     assert Manifest.load(tmp_path / "out").class_names == ilsvrc.CLASSES
+
+
+def test_ambiguous_node_names_include_the_synset(tars: Path) -> None:
+    rows = [*ilsvrc.SYNSETS]
+    rows[4] = ("n02083346", "canine", "", (1,), 0)
+    rows[5] = ("n01439121", "canine", "", (3,), 0)
+    rows[6] = ("n02084071", "entity", "", (2,), 0)
+    (tars / DEVKIT).write_bytes(ilsvrc.devkit(ilsvrc.meta_mat(rows)))
+    assert [info.attributes["path"] for info in ImageNet(tars).classes()] == [
+        "entity > canine (n01439121)",
+        "entity > entity (n02084071)",
+        "entity > canine (n02083346)",
+    ]
 
 
 def test_classes_have_words_gloss_parents_and_path(tars: Path) -> None:
@@ -82,21 +91,6 @@ def test_several_parents_are_joined_by_a_space(tars: Path) -> None:
     source = ImageNet(tars)
     setter = source.classes()[1].attributes
     assert setter["parents"] == "n02084071 n00002137"
-    assert "2 synsets of the hierarchy have several parents" in source.notes()[0]
-
-
-def test_a_taxonomy_replaces_the_devkit(tars: Path) -> None:
-    wanted = [dict(info.attributes) for info in ImageNet(tars).classes()]
-    taxonomy = read_devkit(tars / DEVKIT)
-    (tars / DEVKIT).unlink()
-    (tars / VAL_TAR).unlink()
-    source = ImageNet(tars, taxonomy=taxonomy)
-    for about in wanted:
-        del about["gloss"]
-    assert [info.attributes for info in source.classes()] == wanted
-    assert not any("neither words" in note for note in source.notes())
-    assert any("neither words" in note for note in ImageNet(tars).notes())
-    assert source.describe() != ImageNet(tars).describe()
 
 
 def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
@@ -110,15 +104,6 @@ def test_the_devkit_may_be_unpacked(tars: Path, tmp_path: Path) -> None:
     assert ImageNet(tars, folder).describe() == wanted
     folder.rename(tars / folder.name)
     assert ImageNet(tars).describe() == wanted
-
-
-def test_validation_images_without_a_devkit_raise_an_error_that_names_the_devkit(
-    tmp_path: Path,
-) -> None:
-    folder = ilsvrc.write_tars(tmp_path / "in", with_devkit=False)
-    message = error_of(folder)
-    assert str(folder / VAL_TAR) in message
-    assert "copy ILSVRC2012_devkit_t12.tar.gz to the same folder" in message
 
 
 def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
@@ -142,21 +127,6 @@ def test_a_cmyk_jpeg_and_a_png_named_jpeg_are_decoded(tmp_path: Path) -> None:
             assert pixels.shape == ((40, 60, 3) if original else (20, 30, 3))
             assert np.abs(pixels[:, : side // 2 - 4] - [200, 30, 40]).max() < 12
             assert np.abs(pixels[:, side // 2 + 4 :] - [20, 160, 220]).max() < 12
-
-
-def test_a_killed_and_resumed_writer_writes_the_same_bytes(tars: Path, tmp_path: Path) -> None:
-    source = ImageNet(tars, short_side=16)
-    check_killed_and_resumed(source, tmp_path, samples_per_shard=4, workers=2)
-
-
-def test_the_listing_reports_its_progress(tars: Path, tmp_path: Path) -> None:
-    reports: list[tuple[int, int]] = []
-    source = ImageNet(tars, report=lambda *now: reports.append(now))
-    source.notes()
-    assert reports == [(1, 3), (2, 3), (3, 3)]
-    # The worker processes receive neither the listing nor the callback.
-    write_shards(source, tmp_path / "out", workers=2)
-    assert len(reports) == 3
 
 
 def error_of(folder: Path, devkit: Path | None = None) -> str:
@@ -203,17 +173,6 @@ def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(t
     assert f"{path}: n02119789.tar: at byte {offset:,}: invalid tar header" in message
 
 
-def test_members_after_an_overwritten_header_are_not_lost_silently(tars: Path) -> None:
-    path = tars / VAL_TAR
-    overwrite(path, path.read_bytes().index(b"ILSVRC2012_val_00000003"), bytes(512))
-    assert "invalid tar header, skipped 2,560 bytes" in error_of(tars)
-
-
-def test_an_inner_file_that_is_not_a_tar_raises(tars: Path) -> None:
-    (tars / TRAIN_TAR).write_bytes(ilsvrc.tar({"n01440764.tar": b"<html>" * 1000}))
-    assert "n01440764.tar: at byte 512: invalid tar header" in error_of(tars)
-
-
 def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
     two = ilsvrc.tar({"a": b""})[:512] + ilsvrc.tar({"a": b""})
     (tars / VAL_TAR).write_bytes(two)
@@ -225,12 +184,11 @@ def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:
     assert "a is a link, a device or a sparse file" in error_of(tars)
 
 
-@pytest.mark.parametrize("long", [False, True])
-def test_pax_headers_are_accepted(tars: Path, long: bool) -> None:
+def test_pax_headers_are_accepted(tars: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for name, data in ilsvrc.validation().items():
-            member = tarfile.TarInfo("folder/" * (20 * long) + name)
+            member = tarfile.TarInfo("folder/" * 20 + name)
             member.size, member.mtime = len(data), 0.5
             archive.addfile(member, io.BytesIO(data))
     wanted = ImageNet(tars).describe()
@@ -265,18 +223,16 @@ def test_a_damaged_image_is_reported_with_its_tar_and_can_be_skipped(
     ("content", "message"),
     [
         (ilsvrc.devkit()[:-300], "is damaged"),
-        (b"<html>not found</html>", "is not a tar archive"),
-        (ilsvrc.devkit(b"MATLAB 5.0 MAT-file" + bytes(500)), "meta.mat is damaged"),
+        (b"<html>not found</html>", "not a tar archive"),
         (ilsvrc.devkit(ilsvrc.meta_mat()[:-40]), "meta.mat is damaged"),
         (
             ilsvrc.devkit(ilsvrc.meta_mat(fields=ilsvrc.FIELDS[:5])),
-            "do not have the field children",
+            "meta.mat is damaged",
         ),
         (ilsvrc.devkit(truth=(2, 1, 9, 3, 1)), "line 3: '9' is not an ILSVRC2012_ID"),
-        (ilsvrc.devkit(truth=(2, "x")), "line 2: 'x' is not an ILSVRC2012_ID"),
         (
             ilsvrc.tar({"readme.txt": b""}),
-            "does not contain data/ILSVRC2012_validation_ground_truth.txt",
+            "does not contain ILSVRC2012_validation_ground_truth.txt",
         ),
     ],
 )
@@ -284,10 +240,9 @@ def test_a_damaged_devkit_raises_an_error_that_names_its_path(
     tars: Path, content: bytes, message: str
 ) -> None:
     (tars / DEVKIT).write_bytes(content)
-    message = error_of(tars)
-    assert message.startswith(str(tars / DEVKIT))
-    assert message in message
-    assert "download" in message or "pass" in message
+    found = error_of(tars)
+    assert found.startswith(str(tars / DEVKIT))
+    assert message in found
 
 
 def test_a_synset_that_is_its_own_ancestor_raises(tars: Path) -> None:
@@ -299,17 +254,11 @@ def test_a_synset_that_is_its_own_ancestor_raises(tars: Path) -> None:
     assert "n02084071, an ancestor of class n02100735, is its own ancestor" in error_of(tars)
 
 
-def test_a_validation_image_without_a_label_in_the_devkit_raises(tars: Path) -> None:
-    (tars / DEVKIT).write_bytes(ilsvrc.devkit(truth=ilsvrc.TRUTH[:4]))
-    message = error_of(tars)
-    assert "but not for ILSVRC2012_val_00000005.JPEG" in message
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("goldfish", "contains 'goldfish', which is not a synset ID such as n01440764"),
-        ("n09999999", "contains class n09999999, which"),
+        ("n09999999", "contains class n09999999, which is not in the devkit"),
     ],
 )
 def test_a_class_that_is_not_a_synset_of_the_devkit_raises(
@@ -320,13 +269,6 @@ def test_a_class_that_is_not_a_synset_of_the_devkit_raises(
     assert message in error_of(tars)
 
 
-def test_a_folder_without_imagenet_raises_an_error_that_lists_the_expected_files(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "in").mkdir()
-    assert f"does not contain {TRAIN_TAR}" in error_of(tmp_path / "in")
-
-
 def test_differences_from_the_devkit_are_noted(tars: Path, tmp_path: Path) -> None:
     classes = ilsvrc.training()
     del classes["n02119789"]
@@ -334,9 +276,9 @@ def test_differences_from_the_devkit_are_noted(tars: Path, tmp_path: Path) -> No
     classes["n02100735"]["notes.txt"] = b""
     (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
     source = ImageNet(tars)
-    assert source.notes()[1:] == [
-        "training has 2 of the 3 classes in the devkit, missing: n02119789",
-        "training differs from the devkit in 1 classes: n02100735 has 2 images instead of 3",
+    assert source.notes() == [
+        "training differs from the devkit in 2 classes: n02100735 has 2 images instead of 3, "
+        "n02119789 has 0 images instead of 4",
         "skipped 'ILSVRC2012_img_train.tar: n02100735/notes.txt': "
         "its name does not end in .bmp, .gif, .jpeg, .jpg, .png, .webp",
         f"skipped '{VAL_TAR}: val/ILSVRC2012_val_00000002.JPEG', "
@@ -347,27 +289,3 @@ def test_differences_from_the_devkit_are_noted(tars: Path, tmp_path: Path) -> No
     assert len(samples(tmp_path / "out", "test")) == 3
     (tars / VAL_TAR).unlink()
     assert any("there is no test split" in note for note in ImageNet(tars).notes())
-
-
-def test_the_description_depends_on_labels_and_sizes(tars: Path) -> None:
-    wanted = ImageNet(tars).describe()
-    assert ImageNet(tars).describe() == wanted
-    (tars / DEVKIT).write_bytes(ilsvrc.devkit(truth=ilsvrc.TRUTH[::-1]))
-    assert ImageNet(tars).describe() != wanted
-    (tars / DEVKIT).write_bytes(ilsvrc.devkit())
-    classes = ilsvrc.training()
-    classes["n02100735"]["n02100735_0.JPEG"] += b"\0"
-    (tars / TRAIN_TAR).write_bytes(ilsvrc.training_tar(classes))
-    assert ImageNet(tars).describe() != wanted
-
-
-def test_the_command_reports_what_is_missing_and_what_was_written(
-    tars: Path, tmp_path: Path
-) -> None:
-    (tars / VAL_TAR).unlink()
-    arguments = ["imagenet", str(tars), "-o", str(tmp_path / "out"), "--original"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert f"note: {tars}: there is no test split" in done.stderr
-    assert "10 train samples, 3 classes, 1 shard" in done.stdout
-    assert samples(tmp_path / "out", "train") == expected_training()

@@ -1,8 +1,6 @@
 """Image decoding within limits, and image crops."""
 
 import io
-import struct
-import zlib
 
 import cv2
 import numpy as np
@@ -12,7 +10,7 @@ from PIL import Image
 from data.augment.base import Draws
 from data.augment.training import AugmentConfig, for_training
 from data.images.config import ImageConfig
-from data.images.decode import decode, for_evaluation, inspect, resize_short_side
+from data.images.decode import decode, for_evaluation, resize_short_side
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -46,12 +44,6 @@ def test_the_exif_orientation_is_applied() -> None:
     assert np.abs(turned.astype(int) - np.rot90(image, -1)).mean() < 6
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", b"<svg></svg>", b"RIFFxxxxWAVE", b"\xff\xd8\xff"])
-def test_data_that_is_not_an_image_raises(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not an image"):
-        decode(data, 3)
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP"])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_a_truncated_image_raises_without_printing(
@@ -60,35 +52,6 @@ def test_a_truncated_image_raises_without_printing(
     data = encoded(smooth(80, 80), kind)
     with pytest.raises(ValueError, match="image"):
         decode(data[: int(len(data) * share)], 3)
-
-
-def test_a_decompression_bomb_is_rejected_by_its_header() -> None:
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-        )
-
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"0" * 999))
-    with pytest.raises(ValueError, match="60000 x 60000 pixels, but the limit is 50000000"):
-        decode(bomb, 3)
-    with pytest.raises(ValueError, match="but the limit is 100"):
-        decode(encoded(smooth(20, 20), "PNG"), 3, max_pixels=100)
-
-
-def test_a_canvas_over_the_limit_of_pillow_raises_value_error() -> None:
-    data = bytearray(encoded(np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]]), "WEBP"))
-    assert data[12:16] == b"VP8X"
-    data[24:30] = b"\xff\x3f\x00\xff\x3f\x00"  # 16,384 x 16,384
-    with pytest.raises(ValueError, match="image"):
-        decode(bytes(data), 3)
-
-
-@pytest.mark.parametrize("size", [(1, 101), (101, 1)])
-def test_an_extreme_aspect_ratio_raises(size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="at most 100 times"):
-        inspect(encoded(smooth(*size), "PNG"))
-    assert inspect(encoded(smooth(1, 100), "PNG")) == "png"
 
 
 @pytest.mark.parametrize(
@@ -111,28 +74,6 @@ def test_transparent_pixels_are_blended_with_white(kind: str, mode: str) -> None
         expected = np.rot90(expected, -1)
     assert np.array_equal(decode(buffer.getvalue(), 1)[:, :, 0], expected)
     assert np.array_equal(decode(buffer.getvalue(), 3), np.dstack([expected] * 3))
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
-def test_damaged_transparency_gives_pixels_or_a_value_error(kind: str) -> None:
-    image = np.dstack([smooth(20, 20), smooth(20, 20)[:, :, :1]])
-    data = encoded(image, kind)
-    rng, num_errors = np.random.default_rng(0), 0
-    for _ in range(300):
-        broken = bytearray(data[: rng.integers(len(data) // 2, len(data) + 1)])
-        for offset in rng.integers(0, len(broken), 4):
-            broken[offset] = rng.integers(256)
-        try:
-            assert decode(bytes(broken), 3, max_pixels=10_000).dtype == np.uint8
-        except ValueError:
-            num_errors += 1
-    assert num_errors
-
-
-def test_sizes_that_require_gigabytes_raise() -> None:
-    for sides in ({"size": 4097}, {"resize": 4097}):
-        with pytest.raises(ValueError, match="less than or equal to 4096"):
-            ImageConfig(**sides)
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 80), (80, 50), (7, 300), (24, 24), (1, 1)])

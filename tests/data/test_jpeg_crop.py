@@ -8,24 +8,17 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from data.augment.base import Draws
 from data.augment.training import AugmentConfig, TrainingImages, resized
-from data.config import DataConfig
 from data.images import jpeg_crop
 from data.images.config import ImageConfig
 from data.images.decode import decode
 from data.images.headers import jpeg_header
 from data.images.jpeg_crop import decode_crop
-from data.loading.batch import Cursor
-from data.loading.loader import TrainLoader
-from data.shards.split import open_split
-from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 131, 173
@@ -110,15 +103,6 @@ def test_both_decoders_give_the_same_pixels_at_every_scale(
         assert np.array_equal(found, crop(KINDS[kind], box, size, channels))
 
 
-@pytest.mark.parametrize("kind", ["4:4:4", "4:2:2", "4:2:0", "4:1:1"])
-def test_narrow_crops_are_exact_at_every_position(kind: str) -> None:
-    whole = decode(KINDS[kind], 3)
-    for width in range(1, 6):
-        for left in range(WIDTH - width + 1):
-            found = crop(KINDS[kind], (7, left, 12, width), HEIGHT)
-            assert np.array_equal(found, whole[7:19, left : left + width])
-
-
 @needs_extension
 @pytest.mark.parametrize("kind", ["4:2:0", "4:4:4", "gray", "restart markers"])
 def test_only_the_crop_of_a_baseline_jpeg_is_decoded(
@@ -198,57 +182,12 @@ def test_an_image_without_an_end_has_the_same_result_wherever_the_crop_is(
     assert outcome(data, (0, 0, 20, 20)) is not None
 
 
-@needs_extension
-def test_damage_below_the_crop_is_not_read() -> None:
-    data = KINDS["4:2:0"]
-    middle = len(data) * 3 // 4
-    broken = data[:middle] + b"\xff\xc4\x00\x02" * 20 + data[middle + 80 :]
-    assert outcome(broken, (0, 0, 20, 20)) == outcome(data, (0, 0, 20, 20))
-
-
 def test_the_limits_apply_before_the_crop_is_drawn() -> None:
     data = KINDS["4:2:0"]
     frame = data.index(b"\xff\xc0")
     bomb = data[: frame + 5] + b"\xea\x60\xea\x60" + data[frame + 9 :]
     with pytest.raises(ValueError, match="60000 x 60000 pixels, but the limit is"):
         TrainingImages(ImageConfig(), AugmentConfig()).decoded(bomb, Draws().at(0, 0, 0))
-
-
-def test_batches_are_the_same_for_every_decoder_and_number_of_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ["4:2:0", "gray", "progressive", "CMYK"]
-    for number, name in enumerate(names):
-        (tmp_path / "images" / str(number)).mkdir(parents=True)
-        (tmp_path / "images" / str(number) / "image.jpg").write_bytes(KINDS[name])
-    source = ImageFolder(tmp_path / "images", original=True, test_fraction=0)
-    write_shards(source, tmp_path / "shards")
-
-    def pixels(workers: int, world_size: int = 1) -> torch.Tensor:
-        config = DataConfig(
-            shards=str(tmp_path / "shards"), workers=workers, image=ImageConfig(size=40)
-        )
-        parts = []
-        for rank in range(world_size):
-            with (
-                open_split(tmp_path / "shards", "train") as split,
-                TrainLoader(
-                    split,
-                    config,
-                    global_batch=4,
-                    rank=rank,
-                    world_size=world_size,
-                    cursor=Cursor(0),
-                ) as loader,
-            ):
-                parts.append([next(loader).inputs["pixel_values"] for _ in range(3)])
-        return torch.cat([torch.cat(shares) for shares in zip(*parts, strict=True)])
-
-    expected = pixels(0)
-    assert torch.equal(pixels(1), expected)
-    assert torch.equal(pixels(0, world_size=3), expected)
-    monkeypatch.setattr(jpeg_crop, "_decodes_crops", False)
-    assert torch.equal(pixels(0), expected)
 
 
 def test_without_the_extension_opencv_decodes_whole_images_and_a_line_states_it() -> None:
@@ -268,9 +207,3 @@ def test_without_the_extension_opencv_decodes_whole_images_and_a_line_states_it(
     )
     assert done.stdout.startswith("OpenCV: decoding whole JPEGs")
     assert "without a C compiler" in done.stdout
-
-
-@needs_extension
-def test_the_name_of_the_decoder_contains_the_version_of_the_library() -> None:
-    assert jpeg_crop.decoder().startswith("libjpeg-turbo 3.")
-    assert jpeg_crop.whole_images_notice() is None

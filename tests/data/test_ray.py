@@ -35,16 +35,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of two classes: bad ones, a JPEG without an end marker, and duplicates."""
+    """Images of two classes, bad ones and duplicates."""
     folder = tmp_path_factory.mktemp("mixed") / "in"
     for split, number in (("train", 60), ("val", 12)):
         for i in range(number):
             write_image(folder / split / "ab"[i % 2] / f"{i}.png", i)
     for i in range(6):
         (folder / "train" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
-    jpeg = folder / "train" / "a" / "cut.jpg"
-    write_image(jpeg, 100)
-    jpeg.write_bytes(jpeg.read_bytes()[:-2])
     return folder
 
 
@@ -57,7 +54,7 @@ def test_ray_workers_write_the_same_bytes(cluster: RayCluster, mixed: Path, tmp_
     source = ImageFolder(mixed, skip_bad=True)
     options = {"ignored": source.skipped()}
     local = write_shards(source, tmp_path / "local", samples_per_shard=10, workers=1, **options)
-    assert (local.num_skipped, local.num_repaired) == (6, 1)
+    assert local.num_skipped == 6
     cluster.resize(3)
     assert on_ray(cluster, tmp_path, source, tmp_path / "out", **options).finish() == ""
     assert contents(tmp_path / "out") == contents(tmp_path / "local")

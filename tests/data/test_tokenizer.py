@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import pickle
 import shutil
 import subprocess
 import sys
@@ -80,7 +79,7 @@ def test_ids_match_auto_tokenizer_and_truncation_keeps_the_last_token(folder: Pa
 
 @pytest.mark.parametrize(
     "template",
-    ["[CLS] $A [SEP]", "[CLS] [SEP] $A", "$A [SEP]", "$A", "[SEP] $A $A", "[UNK] $A", None],
+    ["[CLS] [SEP] $A", "$A [SEP]", "$A", "[SEP] $A $A", None],
 )
 def test_special_tokens_are_those_that_the_library_adds(template: str | None) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "words", "number"]
@@ -127,11 +126,6 @@ def test_an_unknown_truncation_side_raises(copy: Path) -> None:
         open_tokenizer(str(copy), max_length=6)
 
 
-def test_pad_id_and_vocab_size_are_set(folder: Path) -> None:
-    tokenizer = open_tokenizer(str(folder), max_length=6)
-    assert (tokenizer.pad_id, tokenizer.vocab_size) == (0, 700)
-
-
 def test_a_saved_tokenizer_is_the_same_with_and_without_transformers(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -156,31 +150,8 @@ def test_a_folder_written_by_kway_opens_without_transformers(folder: Path) -> No
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=120)
 
 
-def test_the_digest_depends_on_the_tokenizer(folder: Path, copy: Path) -> None:
-    file = copy / "tokenizer.json"
-    content = json.loads(file.read_text())
-    content["normalizer"]["lowercase"] = True
-    file.write_text(json.dumps(content))
-    digests = {open_tokenizer(str(path), max_length=6).digest() for path in (folder, copy)}
-    assert len(digests) == 2
-
-
-def test_a_tokenizer_can_be_pickled(folder: Path) -> None:
-    tokenizer = open_tokenizer(str(folder), max_length=6)
-    wanted = tokenizer.encode(TEXTS)
-    assert pickle.loads(pickle.dumps(tokenizer)).encode(TEXTS) == wanted
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        models.WordLevel({"a": 0, "[PAD]": 1}, unk_token="[UNK]"),
-        models.WordPiece({"a": 0, "[PAD]": 1}, unk_token="[UNK]"),
-        models.Unigram([("a", -1.0), ("[PAD]", -2.0)]),
-    ],
-)
-def test_a_tokenizer_without_a_usable_unknown_token_raises(model: models.Model) -> None:
-    backend = Backend(model)
+def test_a_tokenizer_without_a_usable_unknown_token_raises() -> None:
+    backend = Backend(models.WordPiece({"a": 0, "[PAD]": 1}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(ValueError, match=r"tokenizer x cannot encode unknown .*kway tokenizer SHA"):
         Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
@@ -253,17 +224,6 @@ def test_a_missing_folder_raises_an_error_that_states_the_training_command(tmp_p
         open_tokenizer(str(tmp_path / "nothing"), max_length=6)
 
 
-@pytest.mark.parametrize("name", ["tokenizers/emoji-names", "bert-base-cased", "./x", "x.y"])
-def test_a_name_without_hub_prefix_is_not_looked_up_on_the_hub(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match=rf"one with kway .* -o {name}, or use hub:{name} for"
-    ):
-        open_tokenizer(name, max_length=6)
-
-
 def test_a_hub_name_is_opened_by_transformers_and_errors_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,20 +236,12 @@ def test_a_hub_name_is_opened_by_transformers_and_errors_are_one_line(
 
 
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000, "\xff"])
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, "\xff"])
 def test_a_damaged_file_raises_a_one_line_error_that_names_it(
     copy: Path, file: str, content: str
 ) -> None:
     (copy / file).write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=rf"{file} is damaged .*: copy it again, or") as caught:
-        open_tokenizer(str(copy), max_length=6)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_folder_opened_by_transformers_raises_a_one_line_error(copy: Path) -> None:
-    (copy / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    (copy / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(ValueError, match="cannot be opened") as caught:
         open_tokenizer(str(copy), max_length=6)
     assert "\n" not in str(caught.value)
 
@@ -305,12 +257,6 @@ def test_code_in_a_tokenizer_folder_is_not_executed(copy: Path) -> None:
     auto = {"AutoTokenizer": [None, "mine.Tokenizer"]}
     edit(copy / "tokenizer_config.json", auto_map=auto, tokenizer_class="MyTokenizer")
     with pytest.raises(ValueError, match="cannot be opened"):
-        open_tokenizer(str(copy), max_length=6)
-
-
-def test_a_tokenizer_without_a_pad_token_raises(copy: Path) -> None:
-    edit(copy / "tokenizer_config.json", pad_token=None)
-    with pytest.raises(ValueError, match="does not define a pad token"):
         open_tokenizer(str(copy), max_length=6)
 
 
@@ -347,15 +293,6 @@ def test_special_tokens_come_first_followed_by_single_characters(folder: Path) -
     assert max(map(len, by_id)) > 4
 
 
-def test_lowercase_changes_case_but_not_accents_and_marks(names: Path, tmp_path: Path) -> None:
-    wanted = ("é E e\u0301", "é e e\u0301")
-    for lowercase, text in zip((False, True), wanted, strict=True):
-        out = tmp_path / f"{lowercase}"
-        small_tokenizer(names, out, lowercase=lowercase)
-        normalizer = Backend.from_file(str(out / "tokenizer.json")).normalizer
-        assert normalizer.normalize_str("é E e\u0301") == text
-
-
 def test_words_too_long_for_encoding_are_not_used_for_training() -> None:
     """The library's trainer takes minutes to process a word of one megabyte."""
     words, long = "up up down down", "z" * 10_000
@@ -385,12 +322,11 @@ def test_held_out_texts_are_used_for_evaluation_and_not_for_training(
     assert 1 < trained.tokens_per_text < 20
 
 
-@pytest.mark.parametrize("parent", ["file", "file/below", "x" * 300])
 def test_an_output_path_that_cannot_be_written_raises_before_anything_is_read(
-    names: Path, tmp_path: Path, parent: str
+    names: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    out = tmp_path / parent / "name"
+    out = tmp_path / "file/name"
     done: list[int] = []
     with pytest.raises(OSError, match=rf"^{out} cannot be written \(.*\): choose another folder$"):
         small_tokenizer(names, out, report=lambda number, total: done.append(number))

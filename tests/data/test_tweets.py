@@ -1,17 +1,14 @@
 """Writing shards from tweets: emoji labels, duplicates, splits, damage, and the two passes."""
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-import webdataset
 from typer.testing import CliRunner, Result
 
 from data.shards.label_vectors import load_label_vectors
@@ -19,7 +16,6 @@ from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Tweets
-from data.text.cleaning import leftovers
 from launch.commands.shard import app
 from tests.waiting import wait_until
 
@@ -113,15 +109,6 @@ def test_csv_tsv_and_plain_text_give_the_same_samples(tmp_path: Path) -> None:
     assert found[1:] == found[:1] * 3
 
 
-def test_a_quoted_cell_may_contain_line_breaks(tmp_path: Path) -> None:
-    file = lines(tmp_path / "a.csv", "text,lang", '"one', 'two 🔥",en', '"three 🎉",fr')
-    _, samples = write(tmp_path, file, test_fraction=0)
-    assert labeled(samples) == {("one\ntwo", "🔥"), ("three", "🎉")}
-    broken = lines(tmp_path / "b.csv", "text,lang", '"one', *["x" * 1000] * 200)
-    with pytest.raises(ValueError, match=r"b\.csv, byte 10: .*: check for an unclosed quote"):
-        write(tmp_path / "b", broken)
-
-
 def test_every_emoji_of_a_tweet_can_become_a_label(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.txt", "a 😂🙏🏽😂", "b 🙏", "c 🔥")
     _, samples = write(tmp_path, file, policy="each", test_fraction=0)
@@ -130,14 +117,6 @@ def test_every_emoji_of_a_tweet_can_become_a_label(tmp_path: Path) -> None:
     source, single = write(tmp_path / "2", file, policy="only-if-single", test_fraction=0)
     assert labeled(single) == {("b", "🙏"), ("c", "🔥")}
     assert "texts with several emoji skipped by --policy: 1" in source.notes()
-
-
-def test_emoji_can_be_kept_unfolded(tmp_path: Path) -> None:
-    file = lines(tmp_path / "a.txt", "a 👍🏽", "b 👍", "c ❤", "d ❤️")
-    source, samples = write(tmp_path, file, emoji_form="keep", test_fraction=0)
-    assert labeled(samples) == {("a", "👍🏽"), ("b", "👍"), ("c", "❤"), ("d", "❤️")}
-    names = {info.name for info in source.classes()}
-    assert {"thumbs up medium skin tone", "red heart (U+2764)", "red heart (U+2764 U+FE0F)"} < names
 
 
 def test_duplicates_are_dropped_by_text_and_label_and_counted(tmp_path: Path) -> None:
@@ -203,8 +182,7 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it first"),
-        ("a.docx", "x", "unsupported extension '.docx': use one of .jsonl"),
+        ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it, or use one of .jsonl"),
         ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* are id, body"),
         ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
         (
@@ -233,44 +211,28 @@ def test_the_shards_do_not_depend_on_byte_ranges_processes_or_parts(
     texts = [f"text {rng.integers(300)} {rng.choice(list('🔥🎉😂🙏'))}" for _ in range(1500)]
     file = lines(tmp_path / "a.txt", *texts)
     _, whole = write(tmp_path / "whole", file)
-    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 997)
+    monkeypatch.setattr("data.text.records.SPAN_BYTES", 997)
     monkeypatch.setattr("data.sources.selection._FETCHED", 100)
     source, in_parts = write(tmp_path / "parts", file, workers=2)
-    assert len(source.spans()) > 20
+    assert len(source._opened[0].spans()) > 20
     assert len(whole) == len(set(whole)) > 800
     assert in_parts == whole
     for path in sorted((tmp_path / "whole/out").iterdir()):
         assert (tmp_path / "parts/out" / path.name).read_bytes() == path.read_bytes(), path
 
 
-def test_tasks_are_stored_on_disk_until_the_shards_are_written(tmp_path: Path) -> None:
-    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(1000)))
-    source = Tweets((file,), tmp_path / "work", test_fraction=0)
-    tasks = source.splits()["train"]
-    assert len(tasks) == 1000
-    assert source.render(tasks[0]).label == tasks[0].label
-    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [
-        "about.json",
-        "contents",
-        "selected.json",
-        "test.tasks",
-        "train.tasks",
-    ]
-    source.clean_up()
-    assert not (tmp_path / "work").exists()
-
-
 READ = """
 import sys
 from pathlib import Path
-import data.sources.tweets as tweets
+from data.sources import Tweets
+from data.text import records
 
-tweets.SPAN_BYTES = 1000
+records.SPAN_BYTES = 1000
 if __name__ == "__main__":
     def slow(done, total):
         import time
         time.sleep(0.05)
-    source = tweets.Tweets((Path(sys.argv[1]),), Path(sys.argv[2]), report=slow)
+    source = Tweets((Path(sys.argv[1]),), Path(sys.argv[2]), report=slow)
     source.splits()
 """
 
@@ -278,7 +240,7 @@ if __name__ == "__main__":
 def test_a_killed_first_pass_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 1000)
+    monkeypatch.setattr("data.text.records.SPAN_BYTES", 1000)
     file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(3000)))
     (tmp_path / "read.py").write_text(READ)
     process = subprocess.Popen(
@@ -316,29 +278,6 @@ def test_the_description_depends_on_inputs_and_options(tmp_path: Path) -> None:
     assert len(changed.splits()["train"]) == 3
 
 
-def test_an_unrelated_work_folder_raises_and_is_not_changed(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    (tmp_path / "work/mine.txt").write_text("precious")
-    file = lines(tmp_path / "a.txt", "a 🔥", "b 🎉")
-    with pytest.raises(ValueError, match="work contains unrelated files"):
-        Tweets((file,), tmp_path / "work").splits()
-    assert (tmp_path / "work/mine.txt").read_text() == "precious"
-
-
-def test_a_column_can_contain_the_label_and_the_split(tmp_path: Path) -> None:
-    rows = ["walk \ufe0f @ Venice,❤,train", "so funny,😂,train", "so funny,😂,val", "x,❤,test"]
-    rows.append("haha,😂,train")
-    file = lines(tmp_path / "a.csv", "text,label,part", *rows)
-    source, samples = write(tmp_path, file, label="label", split="part", across="drop")
-    assert {(split, text, one) for split, _, text, one in samples} == {
-        ("train", "walk @ Venice", "❤️"),
-        ("train", "haha", "😂"),
-        ("validation", "so funny", "😂"),
-        ("test", "x", "❤️"),
-    }
-    assert "training texts that also occur in another split, dropped: 1" in source.notes()
-
-
 def test_labels_that_are_not_emoji_become_class_names(tmp_path: Path) -> None:
     rows = ["good day,happy", "bad day, sad ", "no label,"]
     file = lines(tmp_path / "a.csv", "text,label", *rows)
@@ -351,52 +290,5 @@ def test_labels_that_are_not_emoji_become_class_names(tmp_path: Path) -> None:
 
 def test_an_invalid_split_raises_an_error_that_names_the_line(tmp_path: Path) -> None:
     file = lines(tmp_path / "a.csv", "text,label,part", "a,❤,train", "b,❤,?")
-    with pytest.raises(ValueError, match=r"a\.csv, line 3: '\?' is not the name of a split"):
+    with pytest.raises(ValueError, match=r"a\.csv, line 3 has the split '\?': use names"):
         write(tmp_path, file, label="label", split="part")
-
-
-def test_webdataset_reads_text_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset.utils, "enforce_security", True)
-    write(tmp_path, lines(tmp_path / "a.txt", "a 🔥", "b 🎉", "c 🔥🔥", "d \ufe0f🎉"))
-    manifest = Manifest.load(tmp_path / "out")
-    for name in manifest.splits:
-        files = [str(tmp_path / "out" / shard.file) for shard in manifest.of_split(name)]
-        with warnings.catch_warnings():
-            # webdataset relies on the garbage collector to close its files.
-            warnings.filterwarnings("ignore", "unclosed file", ResourceWarning)
-            theirs = list(webdataset.WebDataset(files, shardshuffle=False, empty_check=False))
-            gc.collect()
-        with open_split(tmp_path / "out", name) as split:
-            assert len(theirs) == len(split)
-            for i, sample in enumerate(theirs):
-                data, _, label = split.read(i)
-                assert sample["__key__"] == split.key(i)
-                assert sample["txt"] == data
-                assert int(sample["cls"]) == label
-                assert leftovers(sample["txt"].decode()) == []
-
-
-def test_the_tweets_command_reports_what_was_skipped(tmp_path: Path) -> None:
-    file = lines(
-        tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(40)), "RT @a: b 🔥"
-    )
-    arguments = ("tweets", file, "-o", tmp_path / "out", "--workers", 1)
-    done = kway(*arguments)
-    assert done.exit_code == 0, done.output
-    assert "note: retweets dropped: 1" in done.stderr
-    assert "2 classes, 2 shards" in done.stdout
-    assert "is already complete" in kway(*arguments).stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "out"]
-
-
-def test_the_first_pass_shows_a_progress_bar_in_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(400)))
-    monkeypatch.setattr("data.sources.tweets.SPAN_BYTES", 2000)
-    done = kway("tweets", file, "-o", tmp_path / "out", "--workers", 0)
-    assert done.exit_code == 0, done.output
-    assert "kB" in (reading := done.stderr[done.stderr.index("reading") :].split("writing")[0])
-    assert "reading" in reading
-    assert "reading" not in done.stderr[done.stderr.index("writing") :]

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from heads import ClassHead, LabelTree
-from heads.losses import Choice, CrossEntropy
-from heads.rows.node_values import NodeValues
-from heads.weights import ClassWeights
+from heads.losses import CrossEntropy
 from tests.heads.cases import gradient_of_nodes, naive_logits, problem, set_nodes
 from tests.ranks import rank_mesh, run_on_ranks
 
@@ -80,19 +78,6 @@ def test_sharded_path_sums_equal_their_definition_on_any_tree(world_size):
     ranks = run_on_ranks(world_size, steps_on_a_rank)
     for index, tree in enumerate(trees()):
         check(tree, [answers[index] for answers in ranks])
-
-
-def test_computing_the_rows_of_some_classes_gives_the_same_rows_as_computing_all():
-    for tree in trees():
-        weights = ClassWeights(tree, device=torch.device("cpu"))
-        vectors = torch.randn(tree.num_nodes, 3, dtype=torch.float64)
-        values = weights.with_boundary(NodeValues(vectors), None)
-        (all_classes,) = weights.blocks(tree.num_classes)
-        positions = torch.arange(0, tree.num_classes, 2)
-        chosen = list(weights.blocks(4, Choice(positions)))
-        assert sum(len(block.class_ids) for block in chosen) == len(positions)
-        rows = torch.cat([weights.rows(block, values) for block in chosen])
-        torch.testing.assert_close(rows, weights.rows(all_classes, values)[::2])
 
 
 @pytest.mark.parametrize("damping", [0.5, 1.0])

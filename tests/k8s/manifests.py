@@ -19,9 +19,7 @@ ROOT = Path(__file__).parents[2]
 Manifest = dict[str, Any]
 
 
-needs_kustomize = pytest.mark.skipif(
-    not (shutil.which("kustomize") or shutil.which("kubectl")), reason="requires kubectl"
-)
+needs_kustomize = pytest.mark.skipif(not shutil.which("kubectl"), reason="requires kubectl")
 FOLDERS = sorted(
     str(path.parent.relative_to(FOLDER))
     for path in FOLDER.rglob("kustomization.yaml")

@@ -184,17 +184,3 @@ def test_panels_show_exactly_the_metrics_that_the_code_exports(name):
     for variable in board(name)["templating"]["list"]:
         if variable["type"] == "query":
             assert names_in(variable["definition"]) <= metric_names()
-
-
-@pytest.mark.parametrize("name", BOARDS)
-def test_every_panel_uses_the_variables(name):
-    variables = [variable["name"] for variable in board(name)["templating"]["list"]]
-    assert variables == ["datasource", "namespace", "job", "instance"]
-    wanted = {f'{each}=~"${each}"' for each in variables[1:]}
-    for panel in panels(name):
-        assert panel["description"], panel["title"]
-        for item in [panel, *panel["targets"]]:
-            assert item["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-        for target in panel["targets"]:
-            selectors = re.findall(r"kway_\w+(?:\{([^}]*)\})?", target["expr"])
-            assert all(wanted <= set(each.split(", ")) for each in selectors), panel["title"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.doctor.checks import CHECKS, Finding, Workload, cgroup_limit, shared_memory
+from launch.doctor.checks import CHECKS, Finding, Workload, shared_memory
 from launch.doctor.collectives import run_collectives
 from tests.system.processes import KWAY, ROOT, environment, run
 
@@ -66,28 +66,6 @@ def test_doctor_finds_too_little_shared_memory_for_the_loaders(workload):
     assert "--shm-size" in finding.fix
     (finding,) = shared_memory(replace(workload, shared_bytes=1))
     assert finding.level == "ok"
-
-
-def test_doctor_finds_too_few_cpus_for_the_ranks(workload):
-    (finding,) = found("CPUs", replace(workload, ranks=1000))
-    assert finding.level == "warning"
-
-
-def test_limits_of_the_container_and_its_parents_are_read(tmp_path):
-    membership, root = tmp_path / "cgroup", tmp_path / "groups"
-    inner = root / "pod" / "box"
-    inner.mkdir(parents=True)
-    (inner / "memory.max").write_text("max\n")
-    (inner.parent / "memory.max").write_text("2147483648\n")
-    (inner / "cpu.max").write_text("150000 100000\n")
-    membership.write_text("0::/pod/box\n")
-    assert cgroup_limit("memory.max", root, membership) == 1 << 31
-    assert cgroup_limit("cpu.max", root, membership) == 1.5
-    assert cgroup_limit("pids.max", root, membership) is None
-    # /proc may contain the group's path on the host, although that path is not mounted.
-    (root / "memory.max").write_text("4096\n")
-    membership.write_text("0::/../../host/box\n")
-    assert cgroup_limit("memory.max", root, membership) == 4096
 
 
 def test_doctor_finds_a_folder_that_cannot_store_a_checkpoint(workload):

@@ -24,7 +24,6 @@ from trainer.backbone.backbone import build_backbone
 from trainer.bundle.bundle import Bundle
 from trainer.checkpoints import open_checkpoint
 from trainer.recipe import build_recipe, load_recipe, make_component
-from trainer.run.folder import RunFolder
 from trainer.train import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
@@ -200,27 +199,13 @@ def test_resuming_rejects_changed_augmentations(run, glyphs):
             trained(glyphs, "train.duration.steps=3", f"data.augment.custom={value}")
 
 
-def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
-    text = "run: x\ndata: {shards: x}\nbackbone: {config: {model_type: resnet}}\n"
-    Path("plain.yaml").write_text(text + "head: {loss: {label_smoothing: 0.1}}\n")
-    overrides = [f"backbone.kind={COMPONENTS[0]}", f"head.loss.kind={COMPONENTS[1]}"]
-    recipe = load_recipe(Path("plain.yaml"), [*overrides, "backbone.width=8"])
-    assert recipe.backbone.arguments == {"width": 8, "channels": 1}
-    assert recipe.head.loss.scale == 1.0
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("backbone.widht=3", r"backbone\.widht is not a known key: did you mean width\?"),
         ("backbone.width=0", r"backbone\.width: .*greater than 0, got 0"),
-        ("backbone.batch_norm=x", r"backbone\.batch_norm: .*'sync'"),
-        ("head.loss.scale=-1", r"head\.loss\.scale: .*greater than 0, got -1"),
-        ("optimizer.head.rl=1", r"optimizer\.head\.rl is not a known key: did you mean lr\?"),
-        ("schedule.decay.stps=1", r"schedule\.decay\.stps is not a known key"),
         ("optimizer.kind=my_pakage.x:Y", r"no module named my_pakage: install it"),
         ("optimizer.kind=my_package.optimizers:Adagrd", r"has no Adagrd: did you mean Adagrad\?"),
-        ("optimizer.kind=my_package.losses:1", r"optimizer\.kind is '.*': use module:Class"),
         ("optimizer.kind=torch.optim:SGD", r"must be a subclass of trainer\.optimizers\.base\.Opt"),
         ("head.loss.kind=heads:Loss", r"must define aligned, statistics, value"),
         ("data.augment.custom=[{kind: 'a.b:'}]", r"custom\.0\.kind is 'a\.b:': use module:Class"),
@@ -228,14 +213,6 @@ def test_an_override_replaces_a_built_in_kind_and_all_its_options(here, glyphs):
         (
             "data.augment.custom=[{kind: 'my_package.augmentations:Noise', std: 0}]",
             r"data\.augment\.custom\.0\.std: .*greater than 0, got 0",
-        ),
-        (
-            "data.augment.custom=[{kind: 'my_package.augmentations:Noise', sdt: 1}]",
-            r"data\.augment\.custom\.0\.sdt is not a known key: did you mean std\?",
-        ),
-        (
-            "data.augment.custom=[{kind: 'data.augment.mix:Mix'}]",
-            r"must be a subclass of data\.augment\.custom\.CustomAugm",
         ),
         ("head.loss.kind=my_package.broken:X", r"my_package\.broken cannot be imported: "),
         ("train.strategy.kind=my_package.x:Y", r"train\.strategy\.kind is 'my_package\.x:Y': choo"),
@@ -267,64 +244,26 @@ def test_loading_a_bundle_whose_component_has_changed_logs_a_warning(run, kway, 
     assert f"was exported with {COMPONENTS[0]} version sha256:" in caplog.text
 
 
-def test_the_recipe_of_a_run_survives_a_round_trip(run):
-    recipe = RunFolder(run).load_recipe(allow_imports=COMPONENTS)
-    assert recipe.schedule.decay.steps == 50
-    assert recipe.optimizer.lr == 0.02
-
-
 TEXT_BACKBONE = """
-from torch import nn
 from transformers import BertConfig, BertModel
 
 
-class MeanOfWords(nn.Module):
-    def __init__(self, vocab_size: int, width: int = 8) -> None:
-        super().__init__()
-        self.vocab_size, self.dim = vocab_size, width
-        self.words = nn.Embedding(vocab_size, width)
-
-    def forward(self, input_ids, attention_mask):
-        weights = attention_mask.unsqueeze(-1).float()
-        return (self.words(input_ids) * weights).sum(1) / weights.sum(1).clamp(min=1)
-
-
-def bert(vocab_size: int, **fields) -> nn.Module:
+def bert(vocab_size: int, **fields):
     return BertModel(BertConfig(vocab_size=vocab_size, **fields), add_pooling_layer=False)
 """
 
 
-@pytest.mark.parametrize(
-    "backbone",
-    [
-        {"kind": "my_package.texts:MeanOfWords", "vocab_size": 120},
-        {
-            "kind": "my_package.texts:bert",
-            "pooling": "mean",
-            **{key: value for key, value in TINY_BERT.items() if key != "model_type"},
-            **NO_DROPOUT,
-            "vocab_size": 120,
-        },
-    ],
-    ids=["module", "transformers"],
-)
-def test_a_custom_text_backbone_is_trained_and_exported(backbone, here, texts, kway):
+def test_a_custom_text_backbone_is_trained_and_exported(here, texts, kway):
     Path("my_package/texts.py").write_text(TEXT_BACKBONE)
+    backbone = {"kind": "my_package.texts:bert", "pooling": "mean", **TINY_BERT, **NO_DROPOUT}
+    backbone |= {"vocab_size": 120}
+    del backbone["model_type"]
     component = make_component(backbone, key="backbone", origin="test")
     recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": component})
     train(recipe, rank_world())
     allowed = f"--allow-import={backbone['kind']}"
     assert kway("export", here / "run", "-o", "bundle", allowed) == 0
     assert kway("query", "bundle", "--class", "red", "--text", "red", allowed) == 0
-
-
-def test_a_text_backbone_with_too_few_embeddings_raises_an_error(here, texts):
-    Path("my_package/texts.py").write_text(TEXT_BACKBONE)
-    backbone = {"kind": "my_package.texts:MeanOfWords", "vocab_size": 50}
-    component = make_component(backbone, key="backbone", origin="test")
-    recipe = text_recipe(texts, here / "run").model_copy(update={"backbone": component})
-    with pytest.raises(ValueError, match="embeddings for 50"):
-        train(recipe, rank_world())
 
 
 @pytest.mark.parametrize(
@@ -344,15 +283,6 @@ def test_a_component_that_is_not_a_backbone_raises_a_one_line_error(code, messag
     with pytest.raises(ValueError, match=message) as caught:
         build_backbone(make_component(options, key="backbone", origin="test"), image=ImageConfig())
     assert "\n" not in str(caught.value)
-
-
-def test_timm_create_model_can_create_a_backbone():
-    pytest.importorskip("timm", reason="timm needs torchvision, which has no build for CPU torch")
-    options = {"kind": "timm:create_model", "model_name": "resnet10t", "num_classes": 0}
-    config = make_component(options, key="backbone", origin="test")
-    backbone = build_backbone(config, image=ImageConfig())
-    pixels = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
-    assert backbone({"pixel_values": pixels}).shape == (2, backbone.dim)
 
 
 @pytest.mark.slow

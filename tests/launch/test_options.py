@@ -121,7 +121,3 @@ def test_a_dataclass_has_arguments_and_required_options():
     assert runner.invoke(app, ["--label", "x"]).exit_code == 2
     assert runner.invoke(app, ["a", "b", "--label", "x", "--topmost"]).exit_code == 0
     assert build(Files, built[0]) == Files((Path("a"), Path("b")), "x", nested=False)
-
-
-def test_options_of_returns_only_marked_fields_if_requested():
-    assert list(options_of(Files, marked_only=True)) == ["files", "nested"]

@@ -1,6 +1,5 @@
 """`kway plan`: its arithmetic, its advice, its output, and the memory of real steps."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from launch.plan.advice import changes, warnings
-from launch.plan.classes import Classes, class_list_bytes, classes_of
 from launch.plan.cluster import Cluster, Collective, Machine
-from launch.plan.head import LossCost
+from launch.plan.head import Classes, LossCost
 from launch.plan.memory import CheckpointCost
-from launch.plan.plan import Plan, PlanRequest
+from launch.plan.plan import Plan, Shards, changes
+from launch.plan.request import PlanRequest
 from launch.plan.table import duration, size
 from tests.launch.measured_step import measure_steps
 from tests.ranks import run_on_ranks
@@ -36,15 +34,16 @@ def planned(
     folder: Path, *, nodes: int = 1, gpus: int = 2, classes: int = 1000, **keys: Any
 ) -> Plan:
     recipe = glyph_recipe(folder, folder / "run", **keys)
-    return Plan(recipe, PlanRequest(GPU, nodes, gpus, classes))
+    return Plan(recipe, GPU, PlanRequest(nodes, gpus, classes=classes))
 
 
 def line(plan: Plan, what: str) -> int:
     return plan.memory.lines.get(what, (0,))[0]
 
 
-def bytes_of(plan: Plan, what: str) -> dict[tuple[str, str], int]:
-    return {(c.operation, c.group): c.bytes * c.calls for c in plan.collectives if c.what == what}
+def bytes_of(plan: Plan, phase: str, what: str) -> dict[tuple[str, str], int]:
+    found = [each for each in plan.collectives if (each.phase, each.what) == (phase, what)]
+    return {(each.operation, each.group): each.bytes * each.calls for each in found}
 
 
 # ---- the cluster
@@ -83,9 +82,9 @@ def test_a_head_of_a_hundred_million_classes_is_planned_without_allocating_it(tm
     dim = plan.backbone.dim
     assert line(plan, "head weights") == -(-100_000_000 // 128) * (dim + 1) * 4
     assert line(plan, "class index") >= 8 * 100_000_000  # the row of every class
-    assert bytes_of(plan, "head: features") == {("all_gather", "class"): 1024 * dim * 4}
+    assert bytes_of(plan, "head", "features") == {("all_gather", "class"): 1024 * dim * 4}
     # Eight ranks that parse a class list of Python objects.
-    assert plan.host.peak_phase == "manifest"
+    assert plan.host.peak_phase == "reading the manifest"
     assert plan.host.peak > 8 * 600 * 10**8
 
 
@@ -93,31 +92,28 @@ def test_class_groups_of_one_rank_need_more_memory_and_reduce_head_gradients(tmp
     shared, alone = (planned(tmp_path, gpus=4, train__class_group=g) for g in ("world", 1))
     assert line(alone, "head weights") == 4 * line(shared, "head weights")
     total = 1000 * (alone.backbone.dim + 1) * 4
-    assert bytes_of(alone, "head: weight gradients") == {("all_reduce", "data"): total}
-    assert not bytes_of(shared, "head: weight gradients")
+    assert bytes_of(alone, "head", "head gradients") == {("all_reduce", "data"): total}
+    assert not bytes_of(shared, "head", "head gradients")
 
 
 def test_fsdp_shards_the_backbone_in_the_node_and_sums_shards_across_nodes(tmp_path: Path):
     groups = planned(tmp_path, nodes=4, gpus=4, train__strategy={**FSDP, "shard_group": "node"})
     piece = line(groups, "backbone weights")
     assert piece == pytest.approx(groups.backbone.numel * 4 / 4, rel=0.2)
-    shards = bytes_of(groups, "backbone: shards of gradients")
-    assert shards == {("all_reduce", "replicate"): piece}
-    crossing = {c.what: groups.cluster.crosses_nodes(c.group) for c in groups.collectives}
-    assert not crossing["backbone: weights"]
-    assert crossing["backbone: shards of gradients"]
+    gradients = bytes_of(groups, "backward", "gradients")
+    assert gradients["all_reduce", "replicate"] == piece
+    assert gradients["reduce_scatter", "shard"] == pytest.approx(4 * piece, rel=0.2)
+    assert groups.cluster.crosses_nodes("replicate")
+    assert not groups.cluster.crosses_nodes("shard")
 
 
 @pytest.mark.parametrize(
     ("dtype", "optimizer", "rows", "moments", "gradients"),
     [
         ("fp32", ADAMW, 4, 8, 4),
-        ("fp32", {"kind": "lamb"}, 4, 8, 4),
         ("fp32", {"kind": "sgd"}, 4, 4, 4),
         ("bf16", ADAMW, 2, 4, 2 + 4),  # rounded from float32 sums
-        ("bf16", {"kind": "sgd", "momentum": 0}, 2, 0, 2 + 4),
         ("fp32", FUSED, 4, 0, 0),
-        ("bf16", FUSED, 2, 0, 0),
         ("fp8", FUSED, 1, 0, 0),
     ],
 )
@@ -163,13 +159,13 @@ def test_the_memory_of_other_micro_batches_is_on_the_line_through_two_traces(tmp
 
 def test_the_time_of_a_head_follows_the_formulas(tmp_path: Path):
     """With tiles, and with torch operations if bandwidth is infinite."""
-    machine = replace(GPU, capability=90, num_sms=100)
+    machine = replace(GPU, num_sms=100)
     keys: dict[str, Any] = {"head__bias": False, "train__precision": "bf16"}
     for tiles in (True, False):
         recipe = glyph_recipe(tmp_path, tmp_path / "run", head__tiles=tiles, **keys)
         batch, dim, classes = recipe.train.global_batch, 64, 10**6
         fast = replace(machine, bandwidth=machine.bandwidth if tiles else 1e30)
-        plan = Plan(recipe, PlanRequest(fast, 1, 1, classes))
+        plan = Plan(recipe, fast, PlanRequest(classes=classes))
         dim = plan.head.dim
         product = 2 * batch * classes * dim / machine.flops["bf16"]
         again = 1 - plan.head.saved / plan.head.logits
@@ -194,13 +190,13 @@ def test_a_loss_counts_its_passes_over_the_logits():
 def test_only_convolutions_are_planned_at_the_tf32_rate_unless_tf32_is_enabled(tmp_path: Path):
     """If memory bandwidth is infinite, only matrix products take time."""
     rates = {"fp32": 1e13, "tf32": 1e14, "bf16": 1e15}
-    request = PlanRequest(replace(GPU, bandwidth=1e30, flops=rates), 1, 1, 1000)
+    machine, request = replace(GPU, bandwidth=1e30, flops=rates), PlanRequest(classes=1000)
     for make, tf32, rate in (
         (glyph_recipe, False, 1e14),
         (text_recipe, False, 1e13),
         (text_recipe, True, 1e14),
     ):
-        plan = Plan(make(tmp_path, tmp_path / "run", train__tf32=tf32), request)
+        plan = Plan(make(tmp_path, tmp_path / "run", train__tf32=tf32), machine, request)
         seconds = {phase.phase: phase.compute for phase in plan.phases}
         assert seconds["forward"] + seconds["backward"] == pytest.approx(plan.backbone.flops / rate)
 
@@ -216,14 +212,13 @@ def test_changes_are_suggested_until_the_plan_fits(tmp_path: Path):
     }
     roomy = planned(tmp_path, gpus=4, classes=20_000, **keys)
     for missing in (10_000_000, roomy.backbone.activations // 2):
-        memory = roomy.memory.peak - missing
-        request = PlanRequest(replace(GPU, memory=memory), 1, 4, 20_000)
-        plan = Plan(roomy.recipe, request)
+        machine = replace(GPU, memory=roomy.memory.peak - missing)
+        plan = Plan(roomy.recipe, machine, roomy.request)
         assert not plan.memory.fits
-        found = changes(plan, request)
-        assert [change.fits for change in found] == [False] * (len(found) - 1) + [True]
-        assert found[0].what == "train.class_group=world"
-        assert found[-1].peak < plan.memory.peak
+        found = changes(plan)
+        assert [after.memory.fits for _, after in found] == [False] * (len(found) - 1) + [True]
+        assert found[0][0] == "train.class_group=world"
+        assert found[-1][1].memory.peak < plan.memory.peak
 
 
 def test_deepspeed_stages_are_tried_in_order(tmp_path: Path):
@@ -237,62 +232,39 @@ def test_deepspeed_stages_are_tried_in_order(tmp_path: Path):
         planned(tmp_path, gpus=8, train__strategy={"kind": "deepspeed", "stage": stage}, **keys)
         for stage in (0, 2)
     )
-    request = PlanRequest(replace(GPU, memory=stage_2.memory.peak), 1, 8, 1000)
-    found = changes(Plan(stage_0.recipe, request), request)
-    assert [change.what for change in found] == [
-        "train.strategy.stage=1",
-        "train.strategy.stage=2",
-    ]
-
-
-def test_invalid_settings_give_warnings(tmp_path: Path):
-    few = planned(tmp_path, gpus=8, classes=5, train__global_batch=4, train__precision="fp16")
-    found = "\n".join(warnings(few))
-    for words in ("train.global_batch is 4", "the head has 5 rows", "gpu does not support fp16"):
-        assert words in found
-    assert warnings(planned(tmp_path)) == []
-    tree = planned(tmp_path, head={"weights": {"kind": "vtree"}})
-    assert tree.classes.nodes == 1999
-    assert "label tree" in warnings(tree)[0]
-
-
-@pytest.mark.parametrize(
-    ("key", "changed"),
-    [
-        ("train.class_group", {"train__class_group": 3}),
-        ("train.strategy.shard_group", {"train__strategy": {**FSDP, "shard_group": 3}}),
-    ],
-)
-def test_a_group_that_does_not_divide_the_ranks_is_rejected(tmp_path: Path, key, changed):
-    with pytest.raises(ValueError, match=rf"{key} is 3 .* choose a divisor of 4"):
-        planned(tmp_path, gpus=4, **changed)
+    machine = replace(GPU, memory=stage_2.memory.peak)
+    found = changes(Plan(stage_0.recipe, machine, stage_0.request))
+    assert [what for what, _ in found] == ["train.strategy.stage=1", "train.strategy.stage=2"]
 
 
 # ---- checkpoints
 
 COPIED = {"optimizer": ADAMW, "train__ema": {"decay": 0.9}}
+CHECKPOINTS = ((None, "ddp"), (1, "ddp"), (None, "fsdp"))
 
 
-def bytes_written_by_a_rank(shards: Path, class_ranks: int | None, strategy: str) -> int:
-    task = started(shards, class_ranks, **COPIED, train__strategy={"kind": strategy})
-    take_steps(task, 1)
-    pieces = Ownership(task.world.group, task.world.rank).choose(training_entries(task))
-    written = sum(piece.tensor.nbytes for piece in pieces)
-    task.strategy.close()
-    return written
+def bytes_written_by_a_rank(shards: Path) -> list[int]:
+    found = []
+    for class_ranks, strategy in CHECKPOINTS:
+        task = started(shards, class_ranks, **COPIED, train__strategy={"kind": strategy})
+        take_steps(task, 1)
+        pieces = Ownership(task.world.group, task.world.rank).choose(training_entries(task))
+        found.append(sum(piece.tensor.nbytes for piece in pieces))
+        task.strategy.close()
+    return found
 
 
-@pytest.mark.parametrize(("class_ranks", "strategy"), [(None, "ddp"), (1, "ddp"), (None, "fsdp")])
-def test_the_planned_checkpoint_matches_what_ranks_write(
-    glyphs, tmp_path: Path, class_ranks: int | None, strategy: str
-):
-    written = run_on_ranks(2, bytes_written_by_a_rank, glyphs, class_ranks, strategy)
-    keys = {**COPIED, "train__class_group": class_ranks or "world"}
-    recipe = glyph_recipe(tmp_path, tmp_path / "run", **keys, train__strategy={"kind": strategy})
-    plan = Plan(recipe, PlanRequest(CPU, 1, 2, 13))
-    assert plan.checkpoint.size == pytest.approx(sum(written), rel=0.1)
-    copied = plan.host.lines["checkpoint being written"][-1]
-    assert copied == plan.checkpoint.of_rank == pytest.approx(max(written), rel=0.15)
+def test_the_planned_checkpoint_matches_what_ranks_write(glyphs, tmp_path: Path):
+    of_ranks = run_on_ranks(2, bytes_written_by_a_rank, glyphs)
+    for number, (class_ranks, strategy) in enumerate(CHECKPOINTS):
+        written = [of_rank[number] for of_rank in of_ranks]
+        keys = {**COPIED, "train__class_group": class_ranks or "world"}
+        keys["train__strategy"] = {"kind": strategy}
+        recipe = glyph_recipe(tmp_path, tmp_path / "run", **keys)
+        plan = Plan(recipe, CPU, PlanRequest(gpus=2, classes=13))
+        assert plan.checkpoint.size == pytest.approx(sum(written), rel=0.1)
+        copied = plan.host.lines["checkpoint being written"][-1]
+        assert copied == plan.checkpoint.of_rank == pytest.approx(max(written), rel=0.15)
 
 
 def test_the_interval_between_checkpoints_minimizes_the_lost_time():
@@ -319,32 +291,25 @@ def write(folder: Path, recipe: Recipe) -> Path:
 
 def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     path = write(tmp_path, glyph_recipe(tmp_path, tmp_path / "run"))
-    options = ("--nodes", 64, "--gpus", 8, "--classes", 10**8, "--host-memory", 512)
-    assert kway("plan", path, *options, "--mtbf", 1000) == 0
+    options = ("--nodes", 64, "--gpus", 8, "--gpu", "t4", "--classes", 10**8, "--mtbf", 1000)
+    assert kway("plan", path, "train.precision=bf16", *options) == 0
     shown = capsys.readouterr().out
-    for words in ("head weights", "backbone: gradients", "world 512 across", "class list"):
+    for words in ("head weights", "backward: gradients", "world 512 across", "class list"):
         assert words in shown, words
     assert "fits in GPU memory:" in shown
-    assert "does not fit in main memory: 9" in shown
     assert "save every" in shown
+    assert "t4 does not support bf16" in shown
     assert "\x1b" not in shown
     assert "…" not in shown
 
 
-def test_the_command_prints_json_and_uses_overrides_and_shards(glyphs, tmp_path, kway, capsys):
-    path = write(tmp_path, glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3}))
-    options = ("--gpu", "h200", "--storage-gbps", 8, "--json")
-    assert kway("plan", path, "train.global_batch=4", *options) == 0
-    numbers = json.loads(capsys.readouterr().out)
-    lines = numbers["memory"]["lines"]
-    assert sum(each["head"] for each in lines) == numbers["memory"]["totals"]["head"]
-    assert numbers["memory"]["fits"] is True
-    assert numbers["classes"]["num_classes"] == 13
-    assert numbers["steps"] > 3
-    assert numbers["collectives"] == []  # one rank
-    checkpoint = numbers["checkpoint"]
-    assert checkpoint["save_seconds"] == pytest.approx(checkpoint["bytes"] * (1e-9 + 1 / 1.4e9))
-    assert checkpoint["interval_seconds"] is None
+def test_the_classes_and_samples_of_shards_are_planned(glyphs, tmp_path):
+    recipe = glyph_recipe(glyphs, tmp_path / "run", train__duration={"epochs": 3})
+    plan = Plan(recipe, GPU, PlanRequest())
+    found = Shards.of(recipe.data)
+    assert plan.classes.num_classes == found.classes == 13
+    assert plan.steps == math.ceil(3 * found.samples / recipe.train.global_batch)
+    assert plan.collectives == []  # one rank
 
 
 @pytest.mark.parametrize(
@@ -352,7 +317,12 @@ def test_the_command_prints_json_and_uses_overrides_and_shards(glyphs, tmp_path,
     [
         (["--gpu", "abacus", "--classes", 10], "--gpu abacus is unknown: choose one of"),
         ([], "pass --classes"),
+        (["--classes", 10, "--mtbf", "nan"], "Invalid value for '--mtbf': "),
         (["--classes", 10, "--gpus", 4, "train.class_group=3"], "train.class_group is 3"),
+        (
+            ["--classes", 10, "--gpus", 4, "train.strategy={kind: fsdp, shard_group: 3}"],
+            "train.strategy.shard_group is 3",
+        ),
         (["--classes", 10, "optimizer.kind=lamb", "train.strategy.kind=deepspeed"], "lamb"),
     ],
 )
@@ -371,11 +341,10 @@ def test_sizes_and_durations_are_printed_with_three_digits():
     assert durations == ["-", "< 0.1 us", "2 us", "500 ms", "90 s", "11.6 d"]
 
 
-def test_trailing_ranks_may_have_no_classes(tmp_path: Path):
-    recipe = glyph_recipe(tmp_path, tmp_path / "run")
-    assert classes_of(recipe, None, 5, class_ranks=4) == Classes(5, 5)
-    parsing, kept = class_list_bytes(None)
-    assert parsing > kept > 600
+def test_trees_are_planned_with_their_largest_size(tmp_path: Path):
+    assert Classes.of(glyph_recipe(tmp_path, tmp_path), 5, class_ranks=4) == Classes(5, 5)
+    tree = planned(tmp_path, head={"weights": {"kind": "vtree"}})
+    assert tree.classes.nodes == 1999
 
 
 # ---- the memory of real steps
@@ -383,9 +352,7 @@ def test_trailing_ranks_may_have_no_classes(tmp_path: Path):
 NUM_CLASSES = 5000
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"optimizer": ADAMW},
-    "ddp, unsharded classes": {"train__class_group": 1},
     "ddp, micro-batches": {"train__micro_batches": 2, "train__ema": {}},
-    "ddp, smooth_topk": {"head": {"loss": {"kind": "smooth_topk"}}},
     "ddp, checkpointing": {"train__activation_checkpointing": True},
     "ddp, little memory": {"head": {"memory_mib": 1}},
     "ddp, mixed": {"data__augment__mix": {"mixup_alpha": 0.2}},
@@ -393,7 +360,6 @@ CASES: dict[str, dict[str, Any]] = {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },
     "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
-    "fsdp": {"train__strategy": FSDP, "optimizer": ADAMW},
     "fsdp, bf16 weights": {
         "train__strategy": {**FSDP, "param_dtype": "bf16"},
         "train__precision": "bf16",
@@ -401,7 +367,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 } | {
     f"zero {stage}": {"train__strategy": {"kind": "deepspeed", "stage": stage}, "optimizer": ADAMW}
-    for stage in range(4)
+    for stage in (1, 3)
 }
 LASTING = ("backbone weights", "head weights", "optimizer moments", "moving averages")
 LASTING += ("inputs and buffers", "class index", "strategy's buckets")
@@ -419,7 +385,7 @@ def test_measured_memory_is_within_10_percent_of_the_plan(tmp_path: Path):
     for name, (recipe, *_), own in zip(
         CASES, work, run_on_ranks(2, measure_steps, work)[0], strict=True
     ):
-        plan = Plan(recipe, PlanRequest(CPU, 1, 2, NUM_CLASSES))
+        plan = Plan(recipe, CPU, PlanRequest(gpus=2, classes=NUM_CLASSES))
         lasting = sum(line(plan, what) for what in LASTING)
         for what, real in own.items():
             found = plan.memory.peak - lasting if what == "peak" else line(plan, what)

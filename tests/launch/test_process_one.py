@@ -66,10 +66,3 @@ assert os.wait()[1] == 0, "the child has its parent's handler"
 @needs_namespaces
 def test_forked_children_do_not_inherit_the_handler():
     subprocess.run([*_NAMESPACE, sys.executable, "-c", _FORKS], check=True, cwd=ROOT, timeout=120)
-
-
-def test_a_process_that_is_not_pid_1_gets_no_handler():
-    look = f"import signal; {_KWAY.removesuffix('main()')}"
-    look += "import launch.main as kway; kway._exit_on_sigterm()\n"
-    look += "assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL"
-    subprocess.run([sys.executable, "-c", look], check=True, cwd=ROOT, timeout=120)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from launch.measures import is_ratio, measure_label
-from launch.report.page import axis_of, format_number, report_page, share_of_phases
+from launch.report.page import axis_of, report_page, share_of_phases
 from launch.report.reading import read_runs
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
@@ -221,26 +220,6 @@ def test_folders_that_are_not_runs_raise_errors(tmp_path):
         read_runs([tmp_path])
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         read_runs([tmp_path / "nowhere"])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.83124, "0.8312"), (1250, "1,250"), (3.1e-5, "3.10e-05"), (0, "0")]
-)
-def test_numbers_have_four_significant_digits(value, text):
-    assert format_number(value) == text
-
-
-def test_metrics_are_shown_with_names_and_units():
-    names = ("top5", "marginal_top1", "sa", "auprc", "precision_at_recall_0.9", "loss")
-    assert [measure_label(name) for name in names] == [
-        "top-5 accuracy",
-        "marginalized top-1 accuracy",
-        "similarity accuracy (SA)",
-        "AUPRC",
-        "precision at recall 0.9",
-        "loss",
-    ]
-    assert [is_ratio(name) for name in names] == [True] * 5 + [False]
 
 
 def test_the_page_of_a_long_run_is_small(make_run):

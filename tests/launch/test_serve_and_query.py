@@ -1,9 +1,9 @@
 """Invalid input of `kway serve` and `kway query`: one-line errors and exit code 2."""
 
 import re
+import shlex
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
@@ -16,7 +16,7 @@ from launch.commands.serve import _curl_line
 from launch.main import main
 from tests.quiet_server import QuietServer
 from tests.serving.started import ask, write_images
-from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write, write_of_texts
+from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.bundle import Bundle
 
@@ -54,12 +54,12 @@ def test_the_error_for_an_unusable_token_file_names_the_option_the_path_and_the_
         assert "openssl rand -hex 32" in line
 
 
-@pytest.mark.parametrize("option", ["--token-file", "--texts"])
-@pytest.mark.parametrize("file", ["none", "folder", "not-utf-8"])
+@pytest.mark.parametrize(
+    ("option", "file"), [("--token-file", "none"), ("--texts", "none"), ("--texts", "not-utf-8")]
+)
 def test_the_error_for_an_unreadable_query_file_names_its_option(
     error_of: ErrorOf, tmp_path: Path, option: str, file: str
 ) -> None:
-    (tmp_path / "folder").mkdir()
     (tmp_path / "not-utf-8").write_bytes(b"a\xff")
     text = () if option == "--texts" else ("--text", "a")
     path = tmp_path / file
@@ -69,16 +69,14 @@ def test_the_error_for_an_unreadable_query_file_names_its_option(
     assert "Errno" not in line
 
 
-@pytest.mark.parametrize(
-    "source", ["localhost:8000", "127.0.0.1:80", "gpu-3.local:8000/", "[::1]:8000", "localhost"]
-)
+@pytest.mark.parametrize("source", ["localhost", "gpu-3.local:8000/", "[::1]:8000"])
 def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: str) -> None:
     line = error_of("query", source, "--class", "x", "--text", "a")
     assert f"{source} is neither a folder" in line
     assert f"pass http://{source}" in line
 
 
-@pytest.mark.parametrize("source", ["bundles/glyphs", "glyphs", "a:b", "localhosts"])
+@pytest.mark.parametrize("source", ["glyphs", "a:b"])
 def test_any_other_missing_folder_is_reported_as_not_a_bundle(
     error_of: ErrorOf, source: str
 ) -> None:
@@ -93,25 +91,13 @@ def test_a_folder_whose_name_looks_like_an_address_is_opened_as_a_bundle(
     assert "run:1 is no" in error_of("query", "run:1", "--class", "x", "--text", "a")
 
 
-def words(line: str) -> list[str]:
-    """Split a line into arguments as a shell does."""
-    code = "import sys; print(*sys.argv[1:], sep='\\n')"
-    shell = ["sh", "-c", f'TOKEN=secret; "$0" -c "$1" {line}', sys.executable, code]
-    return subprocess.run(
-        shell, capture_output=True, text=True, check=True, timeout=120
-    ).stdout.splitlines()
-
-
-def test_the_curl_line_contains_a_placeholder_image_and_the_token(tmp_path: Path) -> None:
-    entries = [entry.model_copy(update={"name": "it's"}) for entry in classes()[:1]] + classes()[1:]
-    images = Bundle.open(write(tmp_path / "images", entries=entries))
-    assert words(_curl_line(images, has_tokens=False)) == [
-        "--form-string", "classes=it's", "-F", "images=@your-image.png"
-    ]  # fmt: skip
-    with_token = words(_curl_line(images, has_tokens=True))
-    assert with_token[:2] == ["-H", "Authorization: Bearer secret"]
-    texts = Bundle.open(write_of_texts(tmp_path / "texts"))
-    assert words(_curl_line(texts, has_tokens=False))[-1] == "texts=A text."
+def test_the_curl_line_quotes_the_class(tmp_path: Path) -> None:
+    entries = [entry.model_copy(update={"name": "it's"}) for entry in classes()]
+    with Bundle.open(write(tmp_path / "images", entries=entries[:1] + classes()[1:])) as bundle:
+        assert shlex.split(_curl_line(bundle, has_tokens=False))[:2] == [
+            "--form-string",
+            "classes=it's",
+        ]
 
 
 def flip(file: Path) -> None:
@@ -155,7 +141,7 @@ def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_
         (("--host", "0.0.0.0"), "--token-file"),
         (("--host", "0.0.0.0", "--no-ray"), "--token-file"),
         (("--grpc-port", 0), "--no-ray"),
-        *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "1:0", "two", "1:", "-1")],
+        *[((f"--replicas={text}",), "1:4") for text in ("0", "4:1", "two", "1:")],
     ],
 )
 def test_options_that_do_not_fit_are_rejected_with_a_fix(
@@ -206,7 +192,7 @@ def test_an_invalid_query_prints_a_one_line_error(
     assert message in error_of("query", *(one.format(**values) for one in arguments))
 
 
-@pytest.mark.parametrize("body", [b"{}", b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
+@pytest.mark.parametrize("body", [b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
 def test_querying_a_server_other_than_kway_prints_a_one_line_error(
     error_of: ErrorOf, tmp_path: Path, body: bytes
 ) -> None:
@@ -252,19 +238,15 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_ray")
-@pytest.mark.parametrize("has_gpu", [False, True])
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_a_quantized_bundle_does_not_run_on_gpus(
     error_of: ErrorOf,
     quantized: dict[str, Path],
     glyphs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    precision: str,
-    has_gpu: bool,
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: has_gpu)
-    low = quantized[precision]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    low = quantized["int8"]
     (tmp_path / "images").mkdir()
     for arguments in (
         ("serve", low),
@@ -274,7 +256,7 @@ def test_a_quantized_bundle_does_not_run_on_gpus(
         ("k8s", "render", "serving", low, "--host", "a.example", "--in-image", "--no-tokens"),
     ):
         line = error_of(*arguments, "--device", "cuda")
-        assert f"precision {precision} requires device cpu" in line, arguments
+        assert "precision int8 requires device cpu" in line, arguments
 
 
 @pytest.mark.usefixtures("no_ray")

@@ -197,8 +197,8 @@ class _Overflowing(Model):
 
 def test_items_with_infinite_features_are_omitted(bundle: Path, tmp_path: Path) -> None:
     images = open_collection(fill(tmp_path / "in", 6), "images")
-    result = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", batch_size=4)
-    assert (result.info.num_items, result.info.unreadable) == (8, 3)
+    info = index_collection(_Overflowing.open(bundle), images, tmp_path / "out", batch_size=4)
+    assert (info.num_items, info.unreadable) == (8, 3)
     (reason,) = set(unreadable(tmp_path / "out").values())
     assert "not finite" in reason
     assert np.isfinite(load_file(tmp_path / "out" / "features.safetensors")["matrix"]).all()

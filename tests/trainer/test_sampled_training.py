@@ -11,7 +11,7 @@ from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs
 from launch.commands.evaluate import evaluate
-from launch.plan.classes import classes_of, num_samples, shards_of
+from launch.plan.plan import Shards
 from tests.ranks import rank_world, run_on_ranks
 from tests.shards import glyph_recipe
 from tests.system.runs import losses, samples_by_step
@@ -87,10 +87,10 @@ def test_a_mixture_is_trained_resumed_on_other_ranks_evaluated_exported_and_plan
     assert load_evaluation(recipe.run / "evaluations", step=6).metrics == measured
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     assert len(Bundle.open(tmp_path / "bundle").classes) == 15
-    manifest = shards_of(recipe)
+    planned = Shards.of(recipe.data)
     with open_split(glyphs, "train") as one, open_split(more_glyphs, "train") as other:
-        assert num_samples(recipe, manifest, None) == len(one) + len(other)
-    assert classes_of(recipe, manifest, None, class_ranks=1).num_classes == 15
+        assert planned.samples == len(one) + len(other)
+    assert planned.classes == 15
 
 
 def test_a_run_cannot_resume_with_a_different_mixture(

@@ -25,7 +25,7 @@ from data.remote.fetch import file_system
 from data.retry import retried
 from data.shards.index import INDEX_SUFFIX, ShardIndex, index_path, parse_index
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
-from data.skipped import REPAIRED, SKIPPED
+from data.skipped import SKIPPED
 
 WRITABLE = ("s3", "gs")
 """The URL schemes whose objects appear atomically when their upload completes."""
@@ -33,6 +33,7 @@ WRITABLE = ("s3", "gs")
 UNFINISHED = "unfinished.json"
 """Describes the source of the shards. It exists while the folder is unfinished."""
 
+_REPAIRED = "repaired.jsonl"  # written by earlier versions
 _PART_BYTES = 1 << 24  # of an upload; backends send up to 10 parts at the same time
 _REQUESTS_AT_ONCE = 64
 # Network file systems cache the information that a file does not exist, NFS for up to 60 s.
@@ -298,6 +299,6 @@ def _index_of(shard: str) -> str:
 
 def _is_written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
-    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED, REPAIRED) or file.endswith(
+    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED, _REPAIRED) or file.endswith(
         (".tar", INDEX_SUFFIX, TEMPORARY)
     )

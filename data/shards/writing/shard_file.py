@@ -19,14 +19,13 @@ from data.sources.source import Sample
 class WrittenShard:
     """The result for one shard.
 
-    info: None if every sample was skipped, so there is no shard. skipped, repaired: its samples
-    that were skipped or repaired.
+    info: None if every sample was skipped, so there is no shard. skipped: the samples that
+    were skipped.
     """
 
     file: str
     info: ShardInfo | None
     skipped: Sequence[Skipped]
-    repaired: Sequence[Skipped]
 
 
 def write_shard(
@@ -40,9 +39,9 @@ def write_shard(
     """
     index = IndexBuilder()
     with output.staged(file) as staged:
-        skipped, repaired = _write_tar(staged, index, samples)
+        skipped = _write_tar(staged, index, samples)
         if not len(index):
-            return WrittenShard(file, None, skipped, repaired)
+            return WrittenShard(file, None, skipped)
         info = ShardInfo(
             file=file,
             split=split,
@@ -52,16 +51,16 @@ def write_shard(
             index_crc32=index.crc32(),
         )
         output.put(staged, file)
-    content = index.to_bytes(info, skipped=skipped, repaired=repaired)
+    content = index.to_bytes(info, skipped=skipped)
     output.write(index_path(Path(file)).name, content)
-    return WrittenShard(file, info, skipped, repaired)
+    return WrittenShard(file, info, skipped)
 
 
 def _write_tar(
     path: Path, index: IndexBuilder, samples: Iterable[Sample | Skipped]
-) -> tuple[list[Skipped], list[Skipped]]:
-    """Write the samples. Return the skipped and the repaired ones."""
-    skipped, repaired = [], []
+) -> list[Skipped]:
+    """Write the samples. Return the skipped ones."""
+    skipped = []
     with path.open("wb") as file:
         with TarWriter(
             file, user="kway", group="kway", mode=0o644, mtime=0, encoder=False
@@ -75,10 +74,8 @@ def _write_tar(
                     skipped.append(sample)
                 else:
                     _add(writer, index, sample)
-                    if sample.repaired is not None:
-                        repaired.append(Skipped(sample.key, sample.repaired))
         flush(file)
-    return skipped, repaired
+    return skipped
 
 
 def _add(writer: TarWriter, index: IndexBuilder, sample: Sample) -> None:

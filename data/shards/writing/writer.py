@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -22,7 +21,7 @@ from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
 from data.shards.writing.plans import plan_shards, shard_writer
 from data.shards.writing.shard_file import WrittenShard
-from data.skipped import REPAIRED, SKIPPED, Skipped, to_lines
+from data.skipped import SKIPPED, Skipped, to_lines
 from data.sources.source import Source
 
 
@@ -32,8 +31,7 @@ class Written:
 
     resumed: the number of shards that already existed. num_skipped: the total number of samples
     that the source skipped. skipped: the file that lists the skipped samples and the files that the
-    source ignored, or None if there are none. repaired: the file that lists the repaired samples,
-    or None. num_repaired: the number of samples in it.
+    source ignored, or None if there are none.
     """
 
     manifest: Manifest
@@ -41,8 +39,6 @@ class Written:
     resumed: int = 0
     num_skipped: int = 0
     skipped: Path | str | None = None
-    repaired: Path | str | None = None
-    num_repaired: int = 0
 
 
 def write_shards(
@@ -76,14 +72,14 @@ def write_shards(
     output = OutputFolder(folder)
     if (complete := _complete_manifest(output, about)) is not None:
         output.delete([UNFINISHED])
-        return Written(complete, complete_before=True, **_lists(output))
+        return Written(complete, complete_before=True, skipped=_skipped(output))
     # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
     with shard_writer(source, output, workers, ray) as write, output.claimed(about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
         finished = {
-            file: WrittenShard(file, index.info, index.skipped, index.repaired)
+            file: WrittenShard(file, index.info, index.skipped)
             for file, index in output.finished([plan.file for plan in plans]).items()
         }
         resumed = len(finished)
@@ -106,15 +102,13 @@ def write_shards(
         # On an object store, another run of the same source may have finished in the meantime.
         manifest = _complete_manifest(output, about)
         if manifest is None:
-            skipped, repaired = [to_lines(ignored)], []
+            skipped = [to_lines(ignored)]
             for shard in sorted(written, key=attrgetter("file")):
                 skipped.append(to_lines(shard.skipped, shard=shard.file))
-                repaired.append(to_lines(shard.repaired, shard=shard.file))
-            for name, lines in ((SKIPPED, skipped), (REPAIRED, repaired)):
-                if content := b"".join(lines):
-                    output.write(name, content)
-                else:
-                    output.delete([name])
+            if content := b"".join(skipped):
+                output.write(SKIPPED, content)
+            else:
+                output.delete([SKIPPED])
             vectors_sha256 = _write_vectors(output, source.label_vectors())
             manifest = Manifest(
                 modality=source.modality,
@@ -129,20 +123,13 @@ def write_shards(
         manifest,
         resumed=resumed,
         num_skipped=planned - sum(shard.samples for shard in shards),
-        **_lists(output),
+        skipped=_skipped(output),
     )
 
 
-def _lists(output: OutputFolder) -> dict[str, Any]:
-    """Return the files that list skipped and repaired samples, if they exist."""
-    present = output.sizes()
-    found: dict[str, Any] = {}
-    if SKIPPED in present:
-        found["skipped"] = output.location(SKIPPED)
-    if REPAIRED in present:
-        found["repaired"] = output.location(REPAIRED)
-        found["num_repaired"] = output.read(REPAIRED).count(b"\n")
-    return found
+def _skipped(output: OutputFolder) -> Path | str | None:
+    """Return the file that lists skipped samples, if it exists."""
+    return output.location(SKIPPED) if SKIPPED in output.sizes() else None
 
 
 def _write_vectors(output: OutputFolder, vectors: np.ndarray | None) -> str | None:

@@ -20,7 +20,7 @@ from PIL import Image
 from data.shards.hierarchy import PATH, SEPARATOR
 from data.skipped import Skipped
 from data.sources import Cifar100, Glyphs
-from data.sources.source import CommandSource
+from data.sources.source import Source
 from experiments.papers import tree_simulation as simulation
 from experiments.papers.budget import Budget
 from experiments.papers.experiment import Experiment, PlotFolder, Procedure
@@ -40,7 +40,7 @@ _DIM, _EPOCHS, _TESTS = 64, 10, 2000
 _PROTOCOL = Protocol(averaged=True)
 
 
-def _source(dataset: str, data: Path) -> CommandSource:
+def _source(dataset: str, data: Path) -> Source:
     match dataset:
         case "cifar100":
             return Cifar100(data / _CIFAR)

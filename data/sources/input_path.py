@@ -7,8 +7,6 @@ from pydantic import BeforeValidator
 
 from data.remote.config import is_url
 
-InputPath = Path
-
 
 def _local(given: Any) -> Any:
     """Raise ValueError for a URL other than `file://`, whose path is returned."""
