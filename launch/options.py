@@ -107,6 +107,9 @@ def build(model: type[T], given: Mapping[str, Any], **supplied: Any) -> T:
         message = str(raised) if isinstance(raised, Exception) else first["msg"]
         if where is None:
             raise ValueError(message) from error
+        if first["type"] == "string_pattern_mismatch":
+            # "memory of a pod, such as 6Gi; default: 4Gi"
+            message = f"pass the {where.field.description or ''}".partition(";")[0]
         raise ValueError(
             f"Invalid value for '{where.names}': {message}, got {where.shown(first['input'])}"
         ) from error
@@ -184,6 +187,8 @@ class FieldOption:
             return items if isinstance(self.marker, Argument) else str | None
         if self._holds_input:
             return str if self.field.is_required() else str | None
+        if get_origin(self._plain) is Annotated:  # `build` checks its constraints
+            return get_args(self._plain)[0] | None
         return self.field.annotation if self.marker.unit == 1 else float
 
     @property

@@ -38,7 +38,8 @@ class Settings:
         description="container image; default: the overlay's image, or its CUDA variant for GPUs",
     )
     storage_class: DnsName | None = Field(
-        default=None, description="storage class of the claims; default: the cluster's default"
+        default=None,
+        description="storage class of the claims, a lowercase name; default: the cluster's default",
     )
     has_claims: Annotated[bool, Option("--claims/--no-claims")] = Field(
         default=True, description="also print the PersistentVolumeClaims"

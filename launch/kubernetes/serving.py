@@ -83,11 +83,11 @@ class Server:
     allow_imports: Annotated[tuple[str, ...], Supplied()] = ()
     host: DnsName | None = Field(
         default=None,
-        description="DNS name of the server: also print its routes and a Gateway with TLS, which "
-        "uses the Secret kway-tls; default: the server is reachable only in the cluster",
+        description="lowercase DNS name of the server; also print its routes and a Gateway with "
+        "TLS, which uses the Secret kway-tls; default: the server is reachable only in the cluster",
     )
     gateway_class: DnsName = Field(
-        default="envoy-gateway", description="GatewayClass of the Gateway"
+        default="envoy-gateway", description="GatewayClass of the Gateway, a lowercase DNS name"
     )
     has_limits: Annotated[bool, Option("--edge-limits/--no-edge-limits")] = Field(
         default=True,

@@ -119,7 +119,7 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["data.stream={shards: '/a/{0..9}.tar', samples: 9}"], "data.stream.shards is /a"),
         (["data.mixture=[{shards: /data/x}]"], "data.mixture.0.shards is /data/x"),
         (["--image", "reg:5000/kway"], "--image reg:5000/kway has no fixed tag"),
-        (["--storage-class", "A_b"], "Invalid value for '--storage-class': String should match"),
+        (["--storage-class", "A_b"], "Invalid value for '--storage-class': pass the storage class"),
     ],
 )
 def test_inconsistent_input_exits_with_2_and_a_one_line_error(kway_render, given, message):

@@ -228,11 +228,11 @@ def test_the_command_prints_the_output_of_render(kway_render):
         (["bundles/glyphs", "--replicas", "4:2"], "--replicas '4:2'"),
         (
             ["bundles/glyphs", "--memory", "4GB"],
-            "'--memory': String should match",
+            "'--memory': pass the memory",
         ),
         (
             ["bundles/glyphs", "--host", "a.org:443"],
-            "'--host': String should match",
+            "'--host': pass the lowercase DNS name of the server, got a.org:443",
         ),
         (["bundles/glyphs", "--kind", "kserve", "--host", "a.org"], "do not apply"),
         (["bundles/glyphs", "--kind", "kserve", "--no-surge"], "do not apply"),
