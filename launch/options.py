@@ -26,8 +26,8 @@ from annotated_types import Ge, Gt, Le
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from data.input_path import Input
 from data.option import NOT_A_FLAG, Argument, Option, Supplied
-from data.sources.input_path import Input
 
 T = TypeVar("T")
 Given = dict[str, Any]

@@ -31,7 +31,7 @@ def test_every_source_has_a_command():
     commands = set(get_command(shard.app).list_commands(None))  # type: ignore[attr-defined]
     # `tweets` also reads a folder of labeled texts.
     sources = SOURCES.keys() - {"labelled-texts"}
-    assert commands - {"verify", "show", "index"} == sources
+    assert commands - {"check", "index", "show", "verify"} == sources
 
 
 def test_modules_are_named_for_their_content():

@@ -11,6 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from data.files import is_hidden, walk_directory
+from data.input_path import Input, check_folder
 from data.option import Argument, Option
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.shards.split_names import (
@@ -29,7 +30,6 @@ from data.sources.image_files import (
     not_file,
     why_not_image,
 )
-from data.sources.input_path import Input, check_folder
 from data.sources.names import class_name, spelling_notes
 from data.sources.packing import PackedImages, webdataset_keys
 from data.sources.source import STRICT, Sample, Source

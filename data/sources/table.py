@@ -16,13 +16,13 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
 from data.files import is_hidden, walk_directory
+from data.input_path import Input
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.first_pass import RecordSource
 from data.sources.image_files import is_image_name
-from data.sources.input_path import Input
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.parquet import ParquetFile

@@ -38,7 +38,7 @@ def test_the_peak_memory_is_measured_for_each_loss() -> None:
     assert "batch_ce " in row.details
 
 
-def test_cover_trees_are_checked() -> None:
+def test_cover_trees_are_measured() -> None:
     rows = list(cover_tree.rows())
     assert len(rows) == 3
-    assert all(row.details.endswith("the invariants hold") for row in rows)
+    assert all(row.details.endswith(" levels") for row in rows)
