@@ -4,12 +4,18 @@ Without Ray, `GET /metrics` returns them (`Prometheus`). Ray collects the metric
 itself and adds the prefix `ray_` to their names (`serving/on_ray.py`).
 """
 
+import os
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 
 if TYPE_CHECKING:  # imports torch
     from trainer.bundle.bundle import Bundle
+
+# prometheus_client reads this variable when it is imported. If it is set, the metrics of all worker
+# processes are in files in this folder.
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 
 class Metric(NamedTuple):
@@ -112,7 +118,7 @@ class Metrics:
 
 
 class Prometheus:
-    """Exports metrics with prometheus_client."""
+    """Exports metrics with prometheus_client, also those of the other workers if there are any."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -120,9 +126,13 @@ class Prometheus:
 
     def _collector(self, metric: Metric) -> Any:
         kind: Any = {"counter": Counter, "gauge": Gauge, "histogram": Histogram}[metric.kind]
-        options = {"buckets": BUCKETS} if metric.kind == "histogram" else {}
+        # Gauges tell workers apart, like Ray's replicas.
+        options: dict[str, dict[str, Any]] = {
+            "gauge": {"multiprocess_mode": "liveall"},
+            "histogram": {"buckets": BUCKETS},
+        }
         given = (metric.name, metric.description, metric.labels)
-        return kind(*given, registry=self._registry, **options)
+        return kind(*given, registry=self._registry, **options.get(metric.kind, {}))
 
     def record(self, metric: Metric, value: float, **labels: str) -> None:
         found = self._metrics[metric]
@@ -130,4 +140,8 @@ class Prometheus:
 
     def page(self) -> bytes:
         """Return the metrics in the Prometheus text format."""
-        return generate_latest(self._registry)
+        if FOLDER_VARIABLE not in os.environ:
+            return generate_latest(self._registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        return generate_latest(registry)

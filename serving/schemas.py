@@ -178,13 +178,25 @@ class Classification(BaseModel):
     results: list[InputClasses]
 
 
+class GalleryIndex(BaseModel):
+    """The approximate index of a gallery."""
+
+    is_default: bool = Field(
+        description="whether searches for the first 100 hits use it unless they set `exact`"
+    )
+    num_queries: int = Field(description="number of queries with which the recall was measured")
+    recall: dict[int, float] = Field(
+        description="mean share of the k best items that a search finds, for each k"
+    )
+
+
 class GalleryFound(BaseModel):
     name: str
     unavailable: str | None = Field(None, description="why the gallery cannot be searched")
     num_items: int
     reads: Literal["images", "texts"]
     thumbnails: bool
-    index: None = Field(None, description="null: all searches are exact")
+    index: GalleryIndex | None = Field(None, description="null if all searches are exact")
 
 
 class GalleryList(BaseModel):
@@ -205,10 +217,11 @@ class ClassHits(ClassThreshold):
 
     total: int = Field(
         description="total number of hits across all pages: the matching items, or all items if "
-        "there is no threshold"
+        "there is no threshold; for an approximate search, at most 100 that it finds"
     )
     matches: int | None = Field(
-        description="number of items at or above the threshold; null if there is no threshold"
+        description="number of items at or above the threshold; null if there is no threshold or "
+        "the search is approximate"
     )
     hits: list[GalleryHit]
 
@@ -220,5 +233,5 @@ class Hits(BaseModel):
     aligned: bool
     notice: str | None
     num_items: int
-    exact: bool = Field(True, description="true: all items were scored")
+    exact: bool = Field(True, description="whether all items were scored")
     results: list[ClassHits]

@@ -49,6 +49,14 @@ def index(
             "--force", help="replace the gallery even if it was created from another collection"
         ),
     ] = False,
+    approximate: Annotated[
+        bool | None,
+        typer.Option(
+            "--index/--no-index",
+            help="build an approximate index, which makes searches of large galleries faster "
+            "(default: for more than 200,000 items)",
+        ),
+    ] = None,
     allow_import: AllowImport = None,
 ) -> None:
     """Create a gallery, or replace it once the new one is complete."""
@@ -78,6 +86,7 @@ def index(
                 thumbnails=thumbnails,
                 strict=strict,
                 force=force,
+                index=approximate,
                 report=report,
             )
     item = reads.removesuffix("s")
@@ -94,3 +103,12 @@ def index(
     size = sum(file.bytes for file in info.files.values()) / 1e6
     summary = f"{pluralize(info.num_items, item)}, {size:,.1f} MB, {seconds_since(started)}"
     print(printable(f"{out}: {summary}"))
+    if (built := info.index) is not None:
+        recall = ", ".join(f"{share:.3f} at {depth}" for depth, share in built.recall.items())
+        use = "" if built.is_default else ", too low: by default, searches do not use the index"
+        print(
+            printable(
+                f"{out}: approximate index of {built.num_lists:,} lists, of which a search reads "
+                f"{built.num_probes:,}; recall {recall}{use}"
+            )
+        )

@@ -58,8 +58,14 @@ def serve(
     ] = False,
     no_ray: Annotated[
         bool,
-        typer.Option("--no-ray", help="serve in this process, with uvicorn instead of Ray"),
+        typer.Option("--no-ray", help="serve with uvicorn instead of Ray, in this process"),
     ] = False,
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=1, help="with --no-ray: number of processes, each with its own copy of the model"
+        ),
+    ] = 1,
     allow_import: AllowImport = None,
 ) -> None:
     """Serve a bundle over HTTP on this machine, with a web page at / and API docs at /docs.
@@ -70,13 +76,13 @@ def serve(
     allowed = tuple(allow_import or ())
     config = build(ServingConfig, given, replicas=least, max_replicas=most, allow_imports=allowed)
     if no_ray and (least, most) != (1, None):
-        raise ValueError(
-            "--replicas requires Ray: omit --no-ray, or start several servers behind a proxy"
-        )
+        raise ValueError("--replicas requires Ray: pass --workers instead")
     if no_ray and config.high_throughput:
         raise ValueError("--high-throughput requires Ray: omit it, or --no-ray")
     if no_ray and print_config:
         raise ValueError("--print-config prints a config file for Ray: omit it, or --no-ray")
+    if not no_ray and workers > 1:
+        raise ValueError("--workers requires --no-ray: pass --replicas instead")
     if not no_ray and find_spec("ray") is None:
         raise ValueError(
             f"Ray is not installed: pass --no-ray, or install it with {install_command('ray')}"
@@ -96,21 +102,29 @@ def serve(
         return
     curl = printable(_curl_line(opened, has_tokens=config.token_file is not None))
     if no_ray:
-        from serving.on_uvicorn import running
-    else:
-        from serving.on_ray import running
+        from serving import on_uvicorn
 
+        server = on_uvicorn.running(bundle, config)
+    else:
+        from serving import on_ray
+
+        server = on_ray.running(bundle, config)
         if sys.stderr.isatty():
             typer.echo("starting Ray (takes 10 to 40 s) …", err=True)
     with ExitStack() as opened_server:
         try:
-            addresses = opened_server.enter_context(running(bundle, config))
+            if workers > 1:
+                several = on_uvicorn.running_workers(bundle, config, workers)
+                addresses, check = opened_server.enter_context(several)
+            else:
+                addresses = opened_server.enter_context(server)
+                check = Listening(addresses.url).check
         except (Exception, SystemExit):
             if stop.was_received:  # libraries may replace it; Ray raises SystemExit(1) instead
                 raise SystemExit(0) from None
             raise
         typer.echo(addresses.ready(curl))
-        stop.wait(Listening(addresses.url).check)
+        stop.wait(check)
         typer.echo("stopping")
 
 

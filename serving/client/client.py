@@ -115,14 +115,19 @@ class Client(Transport):
         gallery: str,
         class_name: str | SupportsIndex,
         *,
+        exact: bool | None = True,
         page_size: int = 100,
         **rule: Unpack[RuleOptions],
     ) -> Generator[GalleryHit, None, None]:
         """Yield the items in descending order of their score for the class. If a recall or
         threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
-        as you read them. OSError is also raised if the gallery changes during the search.
+        as you read them.
+
+        If `exact` is false, the server uses the gallery's index, if there is one, and the search
+        ends after 100 hits. OSError is also raised if the gallery changes during the search.
         """
-        fetch = partial(self.search_page, gallery, [class_name], limit=page_size, **rule)
+        options = {"exact": exact, "limit": page_size}
+        fetch = partial(self.search_page, gallery, [class_name], **options, **rule)  # type: ignore[arg-type]
         page, read = fetch(), 0
         first, version = page.results[0], page.version
         while hits := page.results[0].hits:
@@ -142,6 +147,7 @@ class Client(Transport):
         gallery: str,
         classes: Iterable[str | SupportsIndex],
         *,
+        exact: bool | None = None,
         limit: int = 20,
         offset: int = 0,
         **rule: Unpack[RuleOptions],
@@ -150,8 +156,8 @@ class Client(Transport):
         number of hits."""
         if gallery in ("", ".", ".."):  # these would change the path
             raise ValueError(f"{gallery!r} is not a valid name or id for /v1/galleries")
-        page = {"limit": limit, "offset": offset}
-        body = {"classes": _classes(classes), **_present(rule), **page}
+        page = {"exact": exact, "limit": limit, "offset": offset}
+        body = {"classes": _classes(classes), **_present(rule), **_present(page)}
         path = f"/v1/galleries/{quote(gallery, safe='')}/search"
         return self._post(Hits, path, body)
 

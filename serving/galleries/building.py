@@ -20,6 +20,8 @@ from data.progress import Report
 from serving.galleries.collection import Collection, Entry
 from serving.galleries.gallery import (
     DATA_FILES,
+    FEATURES,
+    FORMAT_VERSION,
     GALLERY,
     UNREADABLE,
     FileInfo,
@@ -28,9 +30,13 @@ from serving.galleries.gallery import (
     Row,
     RowWriter,
     features_identity,
+    map_matrix,
     read_info,
     shown_name,
 )
+from serving.galleries.index import INDEX
+from serving.galleries.indexing import LEAST_ITEMS, build_index
+from serving.galleries.searching import supports_index
 from serving.model import Model
 from trainer.bundle.writing import published_folder
 
@@ -63,6 +69,7 @@ def index_collection(
     thumbnails: bool = True,
     strict: bool = False,
     force: bool = False,
+    index: bool | None = None,
     report: Report = lambda done, total: None,
 ) -> GalleryInfo:
     """Create the gallery of `collection` at `path`, or replace it. Returns its description.
@@ -72,13 +79,20 @@ def index_collection(
     - `thumbnails`: compute thumbnails of images.
     - `strict`: raise an error if an item cannot be read.
     - `force`: replace the gallery even if it was created from a different source.
+    - `index`: build an approximate index. None: only for more than 200,000 items.
     - `report`: progress callback that receives (items done, total).
 
     The gallery at `path` does not change until the new one is complete. Raises ValueError if the
-    collection is empty, if `path` exists but is not a gallery of this collection, or, with
-    `strict`, if an item cannot be read. Raises OSError if the disk is full.
+    collection is empty, if `path` exists but is not a gallery of this collection, if the model does
+    not support a requested index, or, with `strict`, if an item cannot be read. Raises OSError if
+    the disk is full.
     """
     spec, source = model.bundle.spec, shown_name(str(collection.path.resolve()))
+    if index and not supports_index(model.bundle):
+        raise ValueError(
+            f"{model.bundle.path} compares {spec.loss.score} scores, which an approximate index "
+            "does not support: omit --index"
+        )
     with_thumbnails = thumbnails and spec.reads == "images"
     _check_replaceable(path, source, force=force)
     total = sum(1 for _ in collection.entries())
@@ -101,6 +115,12 @@ def index_collection(
             raise ValueError(f"{collection.path} does not contain any {collection.reads} to index")
         lines = b"".join(json.dumps(one._asdict()).encode() + b"\n" for one in unreadable)
         (folder / UNREADABLE).write_bytes(lines)
+        if index is None:
+            index = rows.num_rows > LEAST_ITEMS and supports_index(model.bundle)
+        built = None
+        if index:
+            features = map_matrix(folder / FEATURES, "<f4", (rows.num_rows, spec.dim))
+            built = build_index(features, folder / INDEX, model.bundle)
         info = GalleryInfo(
             reads=spec.reads,
             backbone=features_identity(model.bundle),
@@ -109,9 +129,11 @@ def index_collection(
             thumbnails=with_thumbnails,
             num_items=rows.num_rows,
             unreadable=len(unreadable),
+            format_version=1 if built is None else FORMAT_VERSION,
+            index=built,
             files={
                 file.name: FileInfo(bytes=file.stat().st_size, sha256=sha256_of(file))
-                for file in map(folder.joinpath, DATA_FILES)
+                for file in map(folder.joinpath, (*DATA_FILES, INDEX) if index else DATA_FILES)
             },
         )
         (folder / GALLERY).write_text(info.model_dump_json(indent=1) + "\n")

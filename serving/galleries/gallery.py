@@ -6,6 +6,7 @@ features.safetensors   float32 [items, dim]
 items.jsonl            one item per line, see `Item`
 offsets.safetensors    uint64 [items + 1, 2]: start offsets of each item's line and thumbnail
 thumbnails.bin         concatenated JPEGs; empty without thumbnails
+index.faiss            the approximate index, if there is one (`serving/galleries/index.py`)
 unreadable.jsonl       items that could not be read, with the reasons
 """
 
@@ -23,19 +24,18 @@ from data.files import mapped, sha256_of
 from data.messages import kway_command
 from heads.logits import inverse_norms_of
 from serving.api_error import first_of
+from serving.galleries.index import DAMAGE_REMEDY, INDEX, ApproximateIndex, IndexInfo
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import BACKBONE, ENCODER, ONNX, TOKENIZER, Reads, Spec, read_manifest
 
 Kind = Literal["<f4", "<u8"]
 _DTYPES = {"<f4": "F32", "<u8": "U64"}
 _HEADER_BYTES = 128
-FORMAT_VERSION = 2  # 2: with an approximate index, which this version does not use
+FORMAT_VERSION = 2  # 2: with an index
 GALLERY = "gallery.json"
 FEATURES, ITEMS, OFFSETS = "features.safetensors", "items.jsonl", "offsets.safetensors"
 THUMBNAILS, UNREADABLE = "thumbnails.bin", "unreadable.jsonl"
-DAMAGE_REMEDY = "copy the gallery again, or remove it and index again"
 DATA_FILES = (FEATURES, ITEMS, OFFSETS, THUMBNAILS, UNREADABLE)
-_OLD_INDEX = "index.faiss"
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -59,13 +59,14 @@ class GalleryInfo(Spec):
     format_version: Literal[1, 2] = 1
     num_items: int = Field(gt=0)
     unreadable: int = Field(ge=0, description="number of files or lines that could not be read")
-    index: dict[str, Any] | None = Field(None, description="approximate index of earlier versions")
+    index: IndexInfo | None = None
     files: dict[str, FileInfo]
 
     @model_validator(mode="after")
     def _complete(self) -> "GalleryInfo":
-        if set(self.files) - {_OLD_INDEX} != set(DATA_FILES):
-            raise ValueError(f"files must list {', '.join(DATA_FILES)}")
+        expected = DATA_FILES if self.index is None else (*DATA_FILES, INDEX)
+        if set(self.files) != set(expected):
+            raise ValueError(f"files must list {', '.join(expected)}")
         return self
 
 
@@ -201,6 +202,9 @@ class Gallery:
         self.features = map_matrix(path / FEATURES, "<f4", shapes[0])
         self._offsets = map_matrix(path / OFFSETS, "<u8", shapes[1])
         self._lines, self._thumbnails = (_mapped(path / name) for name in (ITEMS, THUMBNAILS))
+        self.index: ApproximateIndex | None = None
+        if self.info.index is not None:
+            self.index = ApproximateIndex(path / INDEX, shapes[0], self.info.index.num_probes)
 
     def verify(self) -> None:
         """Verify the checksums of all files. Raises ValueError at the first mismatch."""

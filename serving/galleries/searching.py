@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,9 +11,24 @@ from heads.logits import ClassRows, LogitMap
 from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
 from serving.galleries.gallery import Gallery, shown_name
+from serving.galleries.index import MAX_HITS, ApproximateIndex
 from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.spec import LossSpec
+
+
+class Page(NamedTuple):
+    """Which hits to return, and whether the search must be exact (None: if the recall of the index
+    is too low or unknown)."""
+
+    offset: int
+    limit: int
+    exact: bool | None = None
+
+
+def supports_index(bundle: Bundle) -> bool:
+    """Return whether the items with the largest products have the highest scores."""
+    return bundle.spec.loss.score == "logit"
 
 
 class Galleries:
@@ -29,44 +45,61 @@ class Galleries:
             except (OSError, ValueError) as error:
                 self.unavailable[name] = error
 
-    def search(self, name: str, query: Query, *, offset: int, limit: int) -> Hits:
-        """Search the gallery `name`. For each class of `query`, return up to `limit` of its items
-        in descending order of score, starting at rank `offset`. If a threshold is set, return only
-        the items that reach it."""
+    def search(self, name: str, query: Query, page: Page) -> Hits:
+        """Search the gallery `name`. For each class of `query`, return one page of its items in
+        descending order of score. If a threshold is set, return only the items that reach it."""
         gallery, loss = self.available[name], self._bundle.spec.loss
+        index, info = None, gallery.info.index
+        if info is not None and not page.exact and supports_index(self._bundle):
+            is_default = info.is_default and page.offset + page.limit <= MAX_HITS
+            index = gallery.index if is_default or page.exact is False else None
         return Hits(
             version=self._bundle.version,
             aligned=loss.aligned,
             notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
             num_items=gallery.num_items,
+            exact=index is None,
             results=[
-                self._class_hits(gallery, class_id, query, offset, limit)
+                self._class_hits(gallery, index, class_id, query, page)
                 for class_id in query.class_ids
             ],
         )
 
     def _class_hits(
-        self, gallery: Gallery, class_id: int, query: Query, offset: int, limit: int
+        self,
+        gallery: Gallery,
+        index: ApproximateIndex | None,
+        class_id: int,
+        query: Query,
+        page: Page,
     ) -> ClassHits:
         row, spec = self._bundle.rows([class_id]), self._bundle.spec
-        norms = gallery.inverse_norms if spec.logits.normalizes else None
-        scores = class_scores(gallery.features, row, spec.logits, spec.loss, norms)
+        if index is None:
+            norms = gallery.inverse_norms if spec.logits.normalizes else None
+            scores = class_scores(gallery.features, row, spec.logits, spec.loss, norms)
+            items, total = np.arange(len(scores)), len(scores)
+        else:
+            items = index.candidates(row.rows[0].numpy())
+            scores = class_scores(gallery.features[items], row, spec.logits, spec.loss)
+            total = min(len(scores), MAX_HITS)
         decided, matches = threshold_of(self._bundle, class_id, query), None
-        total = len(scores)
         if decided.reason is not None:  # a hit would look like a match
             total = 0
         elif decided.threshold is not None:
-            total = matches = int(np.count_nonzero(scores >= np.float64(decided.threshold)))
+            reaching = np.count_nonzero(scores >= np.float64(decided.threshold))
+            total = min(total, int(reaching))
+            matches = total if index is None else None
         hits = []
-        for index in best(scores, offset, min(offset + limit, total)).tolist():
-            item = gallery.item(index)
+        for rank in best(scores, page.offset, min(page.offset + page.limit, total)).tolist():
+            position = int(items[rank])
+            item = gallery.item(position)
             hits.append(
                 GalleryHit(
-                    id=gallery.id_of(index),
-                    item=index,
+                    id=gallery.id_of(position),
+                    item=position,
                     name=shown_name(item.name),
                     text=item.text,
-                    **dict(verdict(decided, float(scores[index]))),
+                    **dict(verdict(decided, float(scores[rank]))),
                 )
             )
         return ClassHits(**dict(decided), total=total, matches=matches, hits=hits)

@@ -102,7 +102,7 @@ function ranking(api, gallery, target, fields, signal) {
 
   async function search(rule) {
     // The page shows the number of matches, which an approximate search does not count.
-    const body = { classes: [target.id], ...rule, limit: HITS_PER_PAGE, offset: hits.length };
+    const body = { classes: [target.id], ...rule, limit: HITS_PER_PAGE, offset: hits.length, exact: true };
     return (await api.requestJson("POST", `${path}/search`, { body, signal })).results[0];
   }
 

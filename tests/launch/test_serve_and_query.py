@@ -136,7 +136,8 @@ def test_ports_in_use_and_foreign_addresses_are_reported(error_of: ErrorOf, tmp_
 @pytest.mark.parametrize(
     ("options", "fix"),
     [
-        (("--no-ray", "--replicas", 2), "--replicas"),
+        (("--no-ray", "--replicas", 2), "--workers"),
+        (("--workers", 2), "--no-ray"),
         (("--print-config", "--no-ray"), "--print-config"),
         (("--host", "0.0.0.0"), "--token-file"),
         (("--host", "0.0.0.0", "--no-ray"), "--token-file"),

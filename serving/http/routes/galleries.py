@@ -1,6 +1,5 @@
 """`/v1/galleries`: list and search indexed collections, and return thumbnails of their items."""
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request, Response
@@ -10,14 +9,14 @@ from data.messages import one_line
 from serving.answer import Rule
 from serving.api_error import ApiError, validated
 from serving.galleries.gallery import Gallery
-from serving.galleries.searching import Galleries
+from serving.galleries.searching import Galleries, Page
 from serving.http.entry import VersionDep
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
 from serving.http.query_body import ClassesBody, max_values
 from serving.http.request_body import parse_json, read_body
 from serving.limits import check_count
-from serving.schemas import ErrorBody, GalleryFound, GalleryList, Hits
+from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
 from serving.versions import Version
 
 _MAX_LIMIT = 1000
@@ -40,7 +39,10 @@ class SearchBody(ClassesBody, Rule):
     )
     offset: int = Field(0, ge=0, le=2**62, description="number of hits to skip per class")
     exact: bool | None = Field(
-        None, deprecated=True, description="has no effect: every search scores all items"
+        None,
+        description="true: score all items. false: use the gallery's index, if there is one, which "
+        "finds at most 100 hits. Default: use it if its recall is at least 0.95 and offset + limit "
+        "is at most 100",
     )
 
 
@@ -82,8 +84,8 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
                 f"{_MAX_HITS} hits. Reduce their number or the limit",
             )
         query = await service.make_query(body.classes, body)
-        search = partial(galleries.search, offset=body.offset, limit=body.limit)
-        found: Hits = await service.in_thread(search, name, query)
+        page = Page(body.offset, body.limit, body.exact)
+        found: Hits = await service.in_thread(galleries.search, name, query, page)
         return found
 
 
@@ -124,12 +126,14 @@ async def thumbnail(
 
 def _describe(name: str, version: Version) -> GalleryFound:
     gallery, error = version.galleries.available.get(name), version.galleries.unavailable.get(name)
+    index = gallery and gallery.info.index
     return GalleryFound(
         name=name,
         unavailable=error and one_line(error),
         num_items=gallery.num_items if gallery else 0,
         reads=version.service.model.reads,
         thumbnails=gallery is not None and gallery.info.thumbnails,
+        index=index and GalleryIndex.model_validate(index, from_attributes=True),
     )
 
 
