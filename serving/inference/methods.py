@@ -1,14 +1,16 @@
 """The protocol's gRPC methods. Each takes the bytes of a request and returns a response or sets a
 status.
 
-The elements of tensors are sent raw, as one byte string per tensor, which is what the clients of
-Triton and KServe do. The typed `contents` of a tensor are not supported.
+The elements of tensors are raw, one byte string per tensor, or the typed `contents` of each tensor,
+which KServe's client sends for lists. Outputs are raw.
 """
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from tritonclient.grpc import service_pb2 as pb
 
@@ -25,6 +27,7 @@ from serving.inference.tensors import (
     is_ready,
     model_metadata,
     server_metadata,
+    wrong_datatype,
 )
 from serving.service import Service
 from serving.tokens import ANONYMOUS, Clients
@@ -49,8 +52,9 @@ _MAX_DETAILS_CHARS = 500
 _VARINT, _EIGHT_BYTES, _WITH_LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 _FIXED_BYTES = {_EIGHT_BYTES: 8, _FOUR_BYTES: 4}
 _VARINT_BYTES = 10
-# The tag of `raw_input_contents` in a ModelInferRequest.
-_RAW_CONTENTS = 7 << 3 | _WITH_LENGTH
+_ONE_VALUE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+# The field with the typed elements of an input, by datatype.
+_CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
 # Limit per message. Callers add the limits on inputs and classes where these apply.
 MAX_VALUES = 10_000
 
@@ -136,7 +140,8 @@ def _described(service: Service, method: str, raw: bytes) -> Message:
 
 async def _infer(service: Service, raw: bytes, client: str) -> Message:
     limits = service.config
-    most = MAX_VALUES + limits.max_inputs + limits.max_classes
+    # A packed number takes up to ten bytes, and each byte is counted as a value.
+    most = MAX_VALUES + 10 * (limits.max_inputs + limits.max_classes)
     async with service.admitted(client) as progress:
         progress.acquire_slot()
         if len(raw) > limits.max_body_bytes:
@@ -156,12 +161,12 @@ def _read(raw: bytes, most: int) -> tuple[pb.ModelInferRequest, InferenceRequest
 
 def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> InferenceRequest:
     """Return the contents of a request. Raises ApiError: 400 if it is invalid, 413 if a tensor has
-    more than `most` elements."""
+    more than `most` raw elements."""
     raw, inputs = request.raw_input_contents, request.inputs
-    if len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs):
+    if raw and (len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs)):
         raise invalid_inference(
             f"the request has {len(inputs)} inputs and {len(raw)} raw_input_contents. Send the "
-            "elements of each input in raw_input_contents, not in its contents"
+            "elements of all inputs in raw_input_contents, or of all in their contents"
         )
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice") or "", None)
@@ -175,13 +180,26 @@ def inference_of(request: pb.ModelInferRequest, most: int = MAX_VALUES) -> Infer
                 "name": one.name,
                 "datatype": one.datatype,
                 "shape": list(one.shape),
-                "data": elements_of(one.name, one.datatype, part, most),
+                "data": _typed(one)
+                if part is None
+                else elements_of(one.name, one.datatype, part, most),
             }
-            for one, part in zip(inputs, raw, strict=True)
+            for one, part in zip(inputs, raw or [None] * len(inputs), strict=True)
         ],
         "outputs": [{"name": one.name} for one in request.outputs],
     }
     return validated(InferenceRequest, contents, "invalid_inference", status=400)
+
+
+def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        raise wrong_datatype(tensor.name, tensor.datatype)
+    if any(filled.name != field for filled, _ in tensor.contents.ListFields()):
+        raise invalid_inference(
+            f"{tensor.name[:80]} has datatype {tensor.datatype}. Send its elements as {field}"
+        )
+    return list(getattr(tensor.contents, field))
 
 
 def response_of(answer: InferenceResponse, version: str) -> pb.ModelInferResponse:
@@ -198,42 +216,57 @@ def response_of(answer: InferenceResponse, version: str) -> pb.ModelInferRespons
 
 
 def parsed(kind: type[Message], raw: bytes, most: int = MAX_VALUES) -> Any:
-    """Parse a message of type `kind`. Raises ApiError: 400 if the message is malformed, 413 if it
-    contains more than `most` byte strings with elements and other bytes.
+    """Parse a message of type `kind`, which must not be recursive. Raises ApiError: 400 if the
+    message is malformed, 413 if it contains more than `most` values.
 
-    Protobuf's parser blocks all threads and creates an object for each field, even if the field
-    takes up only two bytes. Therefore, only the elements of tensors may be long.
+    The values are counted before the message is parsed: protobuf's parser blocks all threads and
+    creates an object for each field, even if the field takes up only two bytes.
     """
-    count = offset = 0
-    while offset < len(raw):
-        start = offset
-        tag, offset = _varint(raw, offset, kind)
-        if tag & 7 == _WITH_LENGTH:
-            size, offset = _varint(raw, offset, kind)
-            offset += size
-        elif tag & 7 == _VARINT:
-            _, offset = _varint(raw, offset, kind)
-        else:
-            offset += _FIXED_BYTES.get(tag & 7, 1)  # the parser rejects other types
-        count += 1 if tag == _RAW_CONTENTS else offset - start
+    count = 0
+    for more in _sizes(raw, 0, len(raw), kind.DESCRIPTOR):
+        count += more
         if count > most:
             message = f"the message contains more than {most} values. Split the request"
             raise ApiError(413, "too_many_values", message)
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise _malformed(kind) from error
+        raise _malformed(kind.DESCRIPTOR) from error
 
 
-def _varint(raw: bytes, offset: int, kind: type[Message]) -> tuple[int, int]:
+def _sizes(raw: bytes, offset: int, end: int, kind: Descriptor) -> Iterator[int]:
+    """Yield, for each field, also of nested messages, an upper bound on the number of values that
+    it contains."""
+    while offset < end:
+        yield 1
+        tag, offset = _varint(raw, offset, end, kind)
+        field, wire = kind.fields_by_number.get(tag >> 3), tag & 7
+        if wire == _WITH_LENGTH:
+            size, offset = _varint(raw, offset, end, kind)
+            if size > end - offset:
+                raise _malformed(kind)
+            if field is not None and field.message_type is not None:
+                yield from _sizes(raw, offset, offset + size, field.message_type)
+            elif field is not None and field.type not in _ONE_VALUE:
+                yield size  # packed numbers
+            offset += size
+        elif wire == _VARINT:
+            _, offset = _varint(raw, offset, end, kind)
+        elif wire in _FIXED_BYTES:
+            offset += _FIXED_BYTES[wire]
+        else:
+            raise _malformed(kind)
+
+
+def _varint(raw: bytes, offset: int, end: int, kind: Descriptor) -> tuple[int, int]:
     """Return a varint (7 bits per byte) and the offset after it."""
     value = 0
-    for count, byte in enumerate(raw[offset : offset + _VARINT_BYTES]):
+    for count, byte in enumerate(raw[offset : min(end, offset + _VARINT_BYTES)]):
         value |= (byte & 127) << 7 * count
         if byte < 128:
             return value, offset + count + 1
     raise _malformed(kind)
 
 
-def _malformed(kind: type[Message]) -> ApiError:
-    return invalid_inference(f"the message is not a valid {kind.DESCRIPTOR.name}")
+def _malformed(kind: Descriptor) -> ApiError:
+    return invalid_inference(f"the message is not a valid {kind.name}")

@@ -31,17 +31,21 @@ def raw_of(datatype: str, elements: list) -> bytes:
     return serialize_byte_tensor(np.array(elements, dtype=object)).item()
 
 
-def request_of(*tensors: tuple[str, list]) -> pb.ModelInferRequest:
+def request_of(*tensors: tuple[str, list], is_raw: bool = True) -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name="pets")
     for position, (datatype, elements) in enumerate(tensors):
-        request.inputs.add(name=f"t{position}", datatype=datatype, shape=[len(elements)])
-        request.raw_input_contents.append(raw_of(datatype, elements))
+        one = request.inputs.add(name=f"t{position}", datatype=datatype, shape=[len(elements)])
+        if is_raw:
+            request.raw_input_contents.append(raw_of(datatype, elements))
+        else:
+            field = {"BYTES": "bytes_contents", "INT64": "int64_contents"}[datatype]
+            getattr(one.contents, field).extend(elements)
     return request
 
 
-@given(st.lists(ELEMENTS, min_size=1, max_size=3))
-def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]]) -> None:
-    sent = request_of(*tensors).SerializeToString()
+@given(st.lists(ELEMENTS, min_size=1, max_size=3), st.booleans())
+def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: bool) -> None:
+    sent = request_of(*tensors, is_raw=is_raw).SerializeToString()
     found = inference_of(parsed(pb.ModelInferRequest, sent)).inputs
     assert [(one.datatype, one.data) for one in found] == tensors
     assert [one.shape for one in found] == [[len(elements)] for _, elements in tensors]
@@ -76,10 +80,13 @@ def test_outputs_are_encoded_as_raw_elements(scores: list[float]) -> None:
     assert response.parameters["notice"].string_param == "unaligned"
 
 
-def test_typed_contents_are_rejected() -> None:
+def test_typed_contents_of_another_type_or_besides_raw_ones_are_rejected() -> None:
     request = request_of(("INT64", [1]))
-    request.inputs[0].contents.int64_contents.append(1)
-    with pytest.raises(ApiError, match="raw_input_contents, not in its contents"):
+    request.inputs[0].contents.fp32_contents.append(1)
+    with pytest.raises(ApiError, match="or of all in their contents"):
+        inference_of(request)
+    del request.raw_input_contents[:]
+    with pytest.raises(ApiError, match="Send its elements as int64_contents"):
         inference_of(request)
 
 

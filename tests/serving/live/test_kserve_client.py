@@ -26,10 +26,16 @@ url, address, token, *paths = sys.argv[1:]
 headers = {"authorization": f"Bearer {token}"}
 metadata = tuple(headers.items())
 
+files = [Path(path).read_bytes() for path in paths]
+
+def typed(recall):
+    images = InferInput("images", [len(paths)], "BYTES", data=list(files))
+    classes = InferInput("class_ids", [2], "INT64", data=[2, 6])
+    return InferRequest("pets", [images, classes], parameters={"recall": recall})
+
 def request(recall):
     images = InferInput("images", [len(paths)], "BYTES")
-    files = np.array([Path(path).read_bytes() for path in paths], dtype=object)
-    images.set_data_from_numpy(files)
+    images.set_data_from_numpy(np.array(files, dtype=object))
     classes = InferInput("class_ids", [2], "INT64")
     classes.set_data_from_numpy(np.array([2, 6]))
     return InferRequest("pets", [images, classes], request_id="7", parameters={"recall": recall})
@@ -50,6 +56,7 @@ async def main():
         assert await client.is_model_ready("pets", headers=metadata)
         # This client cannot send floating-point parameters.
         found["grpc"] = outputs(await client.infer(request("0.9"), headers=metadata))
+        found["typed"] = outputs(await client.infer(typed("0.9"), headers=metadata))
     print(json.dumps(found))
 
 asyncio.run(main())
@@ -83,7 +90,7 @@ def test_kserves_client_gets_the_same_verdicts_as_the_query_api(
     found = json.loads(ran.stdout.splitlines()[-1])
     body = as_json(images[:3], classes=[2, 6], recall=0.9)
     rows = [one["verdicts"] for one in client.post("/v1/query", json=body).json()["results"]]
-    for outputs in (found["rest"], found["grpc"]):
+    for outputs in (found["rest"], found["grpc"], found["typed"]):
         for row, scores in zip(rows, outputs["scores"], strict=True):
             assert scores == pytest.approx([one["score"] for one in row], rel=1e-4, abs=1e-5)
         assert outputs["matches"] == [[one["match"] for one in row] for row in rows]
