@@ -153,7 +153,7 @@ def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) 
 
 
 def test_requests_get_503_with_retry_after_until_the_model_is_loaded(bundle: Path) -> None:
-    loading = Application(bundle, ServingConfig())
+    loading = Application(bundle, ServingConfig(), loads_first=False)
     answer = ask(loading, "GET", "/health")
     assert refusal(answer) == (503, "loading")
     assert answer.headers["retry-after"] == "1"

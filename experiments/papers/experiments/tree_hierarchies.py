@@ -49,18 +49,20 @@ def _source(dataset: str, data: Path) -> Source:
 
 
 @cache
-def _features(dataset: str, data: Path) -> tuple[tuple[torch.Tensor, NDArray[np.int64]], ...]:
+def _features(
+    dataset: str, data: Path, images: int
+) -> tuple[tuple[torch.Tensor, NDArray[np.int64]], ...]:
     """Return the features [N, d] and labels of the training and the test images.
 
-    Features are the largest principal components of the grayscale training pixels at 16 x 16,
-    scaled to a mean squared norm of d.
+    images: the maximum number per split. Features are the largest principal components of the
+    grayscale training pixels at 16 x 16, scaled to a mean squared norm of d.
     """
     source = _source(dataset, data)
     splits = source.splits()
     found = []
     for name in ("train", "test"):
         tasks = splits[name]
-        chosen = np.random.default_rng(0).permutation(len(tasks))[:20_000]
+        chosen = np.random.default_rng(0).permutation(len(tasks))[:images]
         pixels, labels = [], []
         for index in chosen:
             sample = source.render(tasks[index])
@@ -92,7 +94,7 @@ def hierarchy_counts(paths: Sequence[str], order: Sequence[int]) -> FloatArray:
 def train_on_hierarchy(settings: Mapping[str, Any], folders: Folders) -> Measures:
     """Train one kind of tree at several rates on several subsets of the training data (a job)."""
     dataset, tree = settings["dataset"], settings["tree"]
-    (train_x, train_y), (test_x, test_y) = _features(dataset, folders.data)
+    (train_x, train_y), (test_x, test_y) = _features(dataset, folders.data, settings["images"])
     classes = _source(dataset, folders.data).classes()
     paths = [info.attributes.get(PATH, "") for info in classes]
     counts, batches = [], []
@@ -141,6 +143,7 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
             "experiments.tree_hierarchies:train_on_hierarchy",
             {
                 "dataset": dataset,
+                "images": 500 if toy else 20_000,
                 "size": size,
                 "tree": tree,
                 "seeds": list(seeds),

@@ -68,6 +68,7 @@ def test_a_signal_during_startup_exits_with_0_and_leaves_no_process(
     assert remaining == []
 
 
+@pytest.mark.slow
 def test_two_servers_serve_their_own_models_and_a_killed_server_leaves_nothing_behind(
     client: httpx.Client, open_server: SharedServer, runner: str, temporary_folder: Path
 ) -> None:

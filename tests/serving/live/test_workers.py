@@ -69,7 +69,7 @@ def test_workers_share_a_port_and_metrics_a_lost_one_is_replaced_and_a_signal_dr
         in_progress = threads.submit(query, 1)
         time.sleep(0.4)  # less than the wait for a batch
         os.killpg(server.process.pid, signal.SIGHUP)  # as a terminal does that is closed
-        assert in_progress.result() == 200
+        assert in_progress.result(60) == 200
     assert server.process.wait(60) == 0
     assert psutil.wait_procs(children, timeout=60)[1] == []
     assert list((tmp_path / "tmp").iterdir()) == []
