@@ -151,8 +151,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class LoadFileOrFolder(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:  # overridden by xdist's schedulers too
-            shared = (prefix for prefix in _RUN_TOGETHER if nodeid.startswith(prefix))
-            return next(shared, super()._split_scope(nodeid))
+            prefix = next((one for one in _RUN_TOGETHER if nodeid.startswith(one)), None)
+            if prefix == "tests/serving/live/":
+                # A server on Ray and one without Ray. Together, they would take the longest.
+                return f"{prefix}{'ray' if '[ray' in nodeid else 'no-ray'}"
+            return prefix or super()._split_scope(nodeid)
 
     return LoadFileOrFolder(config, log)
 
