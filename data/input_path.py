@@ -1,4 +1,4 @@
-"""The type of fields for input files and folders of sources, which are local."""
+"""Input files and folders of sources, which are local: the type of their fields, and checks."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -80,9 +80,8 @@ def row(definition: Mapping[str, Any], sections: Mapping[str, Section]) -> Row:
     shown = definition["item"], definition["claim"], definition["published"]
     if name not in sections:
         reason = definition.get("not_run", "not stored")
-        return Row(
-            *shown, "", reason, Status.NOT_RUN, command if name or "command" in definition else ""
-        )
+        has_command = bool(name) or "command" in definition
+        return Row(*shown, "", reason, Status.NOT_RUN, command if has_command else "")
     claims = {claim.statement: claim for claim in sections[name].claims}
     if missing := [one for one in definition["claims"] if one not in claims]:
         raise KeyError(f"{name} has no claim {missing[0]!r}: correct summary.yaml")
@@ -179,7 +178,8 @@ def _commands(rows: Mapping[str, Sequence[Row]]) -> str:
     commands: dict[str, list[str]] = {}
     for paper, of_paper in rows.items():
         for one in of_paper:
-            commands.setdefault(one.command or "none", []).append(f"{paper} {one.item}")
+            if one.command:
+                commands.setdefault(one.command, []).append(f"{paper} {one.item}")
     return _grid(
         ["command", "rows"],
         [[f"`{command}`", "; ".join(dict.fromkeys(items))] for command, items in commands.items()],

@@ -273,9 +273,9 @@ def _section(
         paper=EXPERIMENT.paper,
         title=EXPERIMENT.title,
         setup=f"{draws} draws per point, {_TESTS:,} test samples per draw, one pass of SGD. "
-        "*Authors' protocol* (github.com/cora1021/TreeLoss): rate 1e-4, momentum 0.9, weight decay "
+        "*authors* (github.com/cora1021/TreeLoss): rate 1e-4, momentum 0.9, weight decay "
         "3e-4, random start, last weights, W* of rank 5, cover trees of base 2 whose pseudoclasses "
-        "with the same center share a vector. *Theory*: W* with independent entries (Eq. 17), "
+        "with the same center share a vector. *text*: W* with independent entries (Eq. 17), "
         "plain SGD from zero, averaged weights, a pseudoclass for each class and level, base 2. "
         f"The best rate of each loss is searched on {_SEARCH_DRAWS} other draws with factors of "
         f"3.2 until a lower and a higher rate are worse; {edges} of {len(trained.searched)} "
