@@ -27,7 +27,7 @@ from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Folders, Job, Measures
 from experiments.papers.section import Claim, Kind, Section, Table, verdict
-from experiments.papers.tree_simulation import FloatArray, Protocol, more_rates
+from experiments.papers.tree_simulation import FloatArray, Protocol, search
 
 _CIFAR = "cifar-100-binary.tar.gz"
 _DATASETS = ("cifar100", "glyphs")
@@ -154,17 +154,13 @@ def _procedure(budget: Budget, plots: PlotFolder) -> Procedure:
         )
 
     arms = [(*point, tree) for point in points for tree in _TREES]
-    found: dict[tuple[str, int | str, str], dict[float, float]] = {arm: {} for arm in arms}
-    wanted = {arm: list(_RATES[::3] if toy else _RATES) for arm in arms}
     searched = range(2 if toy else 5)
-    while wanted:
-        jobs = {arm: job(*arm, searched, rates) for arm, rates in wanted.items()}
-        results = yield list(jobs.values())
-        for arm, one in jobs.items():
-            means = [float(np.mean(of_rate)) for of_rate in results[one]["accuracy"]]
-            found[arm] |= dict(zip(wanted[arm], means, strict=True))
-        limits = (1e-3, 1.0) if toy else (1e-6, 1e3)
-        wanted = {arm: more for arm in wanted if (more := more_rates(found[arm], limits))}
+    found = yield from search(
+        arms,
+        lambda arm, rates: job(*arm, searched, rates),
+        rates=_RATES[::3] if toy else _RATES,
+        limits=(1e-3, 1.0) if toy else (1e-6, 1e3),
+    )
     rates = {arm: max(found[arm], key=found[arm].__getitem__) for arm in arms}
     jobs = {arm: job(*arm, range(100, 100 + draws), [rates[arm]]) for arm in arms}
     results = yield list(jobs.values())

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.papers import tree_simulation as simulation
@@ -18,7 +17,7 @@ from experiments.papers.experiment import Experiment, PlotFolder, Procedure
 from experiments.papers.intervals import Mean, difference, mean
 from experiments.papers.job import Folders, Job, Measures, Results
 from experiments.papers.section import Claim, Kind, Section, Table, Verdict, verdict
-from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime, more_rates
+from experiments.papers.tree_simulation import AUTHORS_RATE, Protocol, Regime, search
 from heads.tree import build_cover_tree
 
 BASE = 2.0
@@ -213,47 +212,20 @@ def measured(
     """
     toy = budget.is_toy
     tests = 50 if toy else _TESTS
-    searched = yield from _search(
+    seeds = range(2 if toy else max(5, round(_SEARCH_DRAWS * budget.effort)))
+    searched = yield from search(
         arms,
-        range(2 if toy else max(5, round(_SEARCH_DRAWS * budget.effort))),
+        lambda arm, rates: arm.job(seeds, rates, tests),
         rates=_RATES[::4] if toy else _RATES,
         limits=(_RATES[0], _RATES[-1]) if toy else _LIMITS,
-        tests=tests,
     )
     trained = Trained(searched, {})
     draws = 3 if toy else budget.size(_DRAWS, full=200, least=25)
-    seeds = range(1000, 1000 + draws)
-    jobs = {arm: arm.job(seeds, [trained.own_rate(arm), AUTHORS_RATE], tests) for arm in arms}
+    compared = range(1000, 1000 + draws)
+    jobs = {arm: arm.job(compared, [trained.own_rate(arm), AUTHORS_RATE], tests) for arm in arms}
     results = yield list(jobs.values())
     trained.measured.update({arm: results[job].measures for arm, job in jobs.items()})
     return trained, draws
-
-
-def _search(
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
-    *,
-    rates: Sequence[float],
-    limits: tuple[float, float],
-    tests: int,
-) -> Generator[Sequence[Job], Results, dict[Arm, dict[float, float]]]:
-    """Return the mean accuracy of each arm by rate, on draws that are not compared.
-
-    Rates are added until the best one has a neighbor on each side, or a limit is reached.
-    """
-    found: dict[Arm, dict[float, float]] = {arm: {} for arm in arms}
-    wanted: dict[Arm, list[float]] = {arm: list(rates) for arm in arms}
-    while wanted:
-        jobs = {arm: arm.job(seeds, of_arm, tests) for arm, of_arm in wanted.items()}
-        results = yield list(jobs.values())
-        for arm, job in jobs.items():
-            accuracies = results[job]["accuracy"]
-            found[arm] |= {
-                rate: float(np.mean(of_rate))
-                for rate, of_rate in zip(wanted[arm], accuracies, strict=True)
-            }
-        wanted = {arm: more for arm in wanted if (more := more_rates(found[arm], limits))}
-    return found
 
 
 Figures = Mapping[str, Mapping[str, Sequence[tuple[float, Sequence[Arm]]]]]
