@@ -35,7 +35,8 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
     noise = np.random.Generator(np.random.Philox(key=0)).standard_normal((len(column), _REST_DIM))
     vectors = np.hstack([shared @ basis, rest @ noise / _REST_DIM**0.5])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors.round(6).astype(np.float32)
+    # Adding 0 turns -0 into 0, because the sign of a rounded number near 0 depends on the processor.
+    return (vectors.round(6) + 0.0).astype(np.float32)
 
 
 def _strongest_directions(table: np.ndarray) -> np.ndarray:
