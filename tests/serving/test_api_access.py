@@ -14,7 +14,6 @@ import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from serving.api_error import ApiError
 from serving.app import build_app
 from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
@@ -88,15 +87,10 @@ def test_only_health_checks_are_answered_without_a_token(api: FastAPI, url: str)
     answer = get(api, url)
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert get(api, "/health").status_code == 200
-
-
-@pytest.mark.parametrize("url", ["/v2/health/live", "/v2/health/ready"])
-def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url: str) -> None:
-    assert get(api, url).status_code == 200
-    assert get(api, url, WRONG).status_code == 200
-    document = get(api, "/openapi.json", OLD).json()
-    assert "security" not in document["paths"][url]["get"]
+    for open_path in ("/health", "/v2/health/live", "/v2/health/ready"):
+        assert get(api, open_path, WRONG).status_code == 200
+        document = get(api, "/openapi.json", OLD).json()
+        assert "security" not in document["paths"][open_path]["get"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +157,6 @@ def test_the_openapi_document_includes_the_token(api: FastAPI) -> None:
     query = document["paths"]["/v1/query"]["post"]
     assert query["security"] == [{"token": []}]
     assert "401" in query["responses"]
-    assert "security" not in document["paths"]["/health"]["get"]
     OpenAPIV31SpecValidator(document).validate()
 
 
@@ -191,17 +184,7 @@ def test_changes_within_one_clock_tick_are_detected(file: Path) -> None:
     clients = Clients(file)
     for token in (NEW, OLD) * 100:  # with the same length, in the same file
         file.write_text(token)
-        clients.client_of([f"Bearer {token}"], [])
-
-
-def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = Clients(file)
-    monkeypatch.setattr("serving.tokens._SETTLED_SECONDS", 0.0)
-    assert clients.client_of([f"Bearer {OLD}"], [])
-    monkeypatch.setattr("serving.tokens._digests", None)
-    assert clients.client_of([f"Bearer {OLD}"], [])
-    with pytest.raises(ApiError, match="does not recognize"):
-        clients.client_of([f"Bearer {NEW}"], [])
+        clients.client_of([f"Bearer {token}"], "")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +192,6 @@ def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.Mon
     [
         (lambda file: file.unlink(), "No such file"),
         (lambda file: save(file, ""), "does not contain any tokens"),
-        (lambda file: save(file, f"{NEW}\nshort"), "line 2: the token has 5 characters"),
         (lambda file: save(file, NEW, mode=0o640), r"mode 0640\)\. Run chmod 600"),
         (lambda file: file.chmod(0o604), r"mode 0604\)\. Run chmod 600"),
         (lambda file: (file.unlink(), file.mkdir()), "not a regular file"),

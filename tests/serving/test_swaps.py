@@ -139,8 +139,8 @@ def test_a_version_that_is_published_while_another_one_is_being_loaded_is_served
     class Interrupted(ServedModel):
         """Publishes the first version again after the second one has been loaded."""
 
-        def _successor(self, current: Version) -> Version:
-            version = super()._successor(current)
+        def _load(self, previous: Version | None) -> Version:
+            version = super()._load(previous)
             publish(versions[0], path)
             return version
 
