@@ -181,9 +181,12 @@ async def _parse_form(
     except (MultiPartException, LookupError, UnicodeError) as error:
         raise _invalid_form(getattr(error, "message", None) or "the body is malformed") from error
     fields: dict[str, list[str | bytes]] = {}
-    for name, value in form.multi_items():
-        content = decoded(value, name) if isinstance(value, str) else await value.read()
-        fields.setdefault(decoded(name, name), []).append(content)
+    try:
+        for name, value in form.multi_items():
+            content = decoded(value, name) if isinstance(value, str) else await value.read()
+            fields.setdefault(decoded(name, name), []).append(content)
+    finally:
+        await form.close()
     return fields
 
 

@@ -1,6 +1,5 @@
 """Bearer tokens: accepted, rejected, and changed in the token file while the server runs."""
 
-import asyncio
 import logging
 import os
 import re
@@ -8,19 +7,13 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from serving.app import build_app
-from serving.config import ServingConfig
-from serving.inference.methods import InferenceMethods
-from serving.metrics import Metrics
 from serving.tokens import Clients
-from serving.versions import ServedModel
-from tests.serving.in_process import Call, Recorder, application, ask, refusal
+from tests.serving.in_process import application, ask, refusal
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
@@ -180,13 +173,6 @@ def test_a_changed_token_file_takes_effect_on_the_next_request(
         assert get(api, "/who", OLD).status_code == 200
 
 
-def test_changes_within_one_clock_tick_are_detected(file: Path) -> None:
-    clients = Clients(file)
-    for token in (NEW, OLD) * 100:  # with the same length, in the same file
-        file.write_text(token)
-        clients.client_of([f"Bearer {token}"], "")
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -222,23 +208,6 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
     assert get(api, "/v1/model", NEW).status_code == 200
     assert OLD not in caplog.text
     assert NEW not in caplog.text
-
-
-def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
-    bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config, clients = ServingConfig(threads=1, token_file=file), Clients(file)
-    model = ServedModel(bundle, config, Metrics(Recorder()))
-    api, methods = build_app(model, clients), InferenceMethods(model, clients)
-    context = Call({"authorization": f"Bearer {OLD}"})
-    asyncio.run(methods.call("ServerMetadata", b"", context))
-    assert context.code is None
-    file.unlink()
-    for _ in range(2):
-        assert refusal(get(api, "/v1/model", OLD)) == (503, "no_tokens")
-        asyncio.run(methods.call("ServerMetadata", b"", context))
-        assert context.code is grpc.StatusCode.UNAVAILABLE
-    assert len([record for record in caplog.records if record.name.startswith("kway")]) == 1
 
 
 # ---------------------------------------------------------------------------- files at start-up

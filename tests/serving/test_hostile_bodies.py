@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
 from tritonclient.grpc import service_pb2 as pb
 
 from serving.api_error import ApiError
@@ -21,9 +20,7 @@ from serving.config import ServingConfig
 from serving.http import query_body
 from serving.http.query_body import QueryBody
 from serving.http.request_body import check_num_values, parse_json
-from serving.http.routes.galleries import SearchBody
 from serving.inference.methods import inference_of, parsed
-from serving.inference.tensors import InferenceRequest
 from tests.serving import in_process
 from tests.serving.in_process import post, refusal
 
@@ -74,26 +71,6 @@ def test_no_more_values_are_created_than_allowed(value: Any) -> None:
     with suppress(ApiError):
         check_num_values(json.dumps(value).encode(), 5)
         assert count(value) <= 2 * 5 + 1
-
-
-@pytest.mark.parametrize(
-    ("kind", "body"),
-    [
-        (QueryBody, {"classes": [[]] * 9}),
-        (QueryBody, {"classes": [1], "images": [1] * 9}),
-        (QueryBody, {"classes": [1], "texts": [1] * 9}),
-        (SearchBody, {"classes": [[]] * 9}),
-        (InferenceRequest, {"inputs": [[]] * 9}),
-        (InferenceRequest, {"inputs": [], "outputs": [[]] * 9}),
-    ],
-)
-def test_only_the_first_invalid_element_of_a_list_is_reported(
-    kind: type[BaseModel], body: dict
-) -> None:
-    with pytest.raises(ValidationError) as caught:
-        kind.model_validate(body)
-    locations = {error["loc"][:2] for error in caught.value.errors()}
-    assert len(locations) == 1
 
 
 @pytest.mark.parametrize("path", ["/v1/query", "/v2/models/pets/infer"])

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ import psutil
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from serving import on_ray, on_uvicorn
+from serving import on_ray
 from serving.config import ServingConfig
 from serving.inference.methods import InferenceMethods
 from serving.metrics import Metrics
@@ -40,7 +40,6 @@ from tests.serving.in_process import (
 from tests.serving.page_driver import image
 from tests.serving.started import end, start
 from tests.system.processes import ROOT
-from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
@@ -238,31 +237,6 @@ for _ in range(1000):
 
 def test_a_signal_ends_the_wait_at_any_line() -> None:
     subprocess.run([sys.executable, "-c", MANY_SIGNALS], cwd=ROOT, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("replacement", [RuntimeError("cannot build a schema"), SystemExit(1)])
-def test_startup_ends_cleanly_if_a_library_replaces_the_exception_of_the_signal(
-    tmp_path: Path,
-    kway: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
-    replacement: BaseException,
-) -> None:
-    handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
-
-    @contextmanager
-    def interrupted(*_: object) -> Iterator[None]:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except SystemExit:
-            raise replacement from None
-        yield
-
-    monkeypatch.setattr(on_uvicorn, "running", interrupted)
-    try:
-        assert kway("serve", write(tmp_path / "bundle"), "--port", 0, "--no-ray") == 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 # -- temporary folders -------------------------------------------------------------------------

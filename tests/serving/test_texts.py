@@ -3,7 +3,6 @@
 The real routes and service run in this process and listen on a port, but without Ray.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -87,24 +86,6 @@ def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle(
         found = json.loads(started.ask(source, *options, "--text", TEXTS[0]))
         assert [result["input"] for result in found["results"]] == list(range(5))
         assert_equal(found, wanted)
-
-
-def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> None:
-    requests = [(number % 3, number % len(NAMES)) for number in range(42)]
-    wanted = logits(TEXTS[:3], list(range(len(NAMES))))
-
-    async def all_at_once() -> list[float]:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            answers = await asyncio.gather(
-                *(
-                    client.post("/v1/query", json={"classes": [one], "texts": [TEXTS[text]]})
-                    for text, one in requests
-                )
-            )
-        return [answer.json()["results"][0]["verdicts"][0]["score"] for answer in answers]
-
-    found = asyncio.run(all_at_once())
-    assert found == pytest.approx([wanted[text][one] for text, one in requests], rel=1e-4, abs=1e-5)
 
 
 def test_a_form_that_is_not_utf_8_is_rejected(url: str) -> None:
