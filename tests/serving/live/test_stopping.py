@@ -11,6 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Timer
 
@@ -198,19 +199,16 @@ def test_a_server_with_haproxy_answers_what_it_has_received_and_leaves_no_proces
     bundle: Path, images: list[Path], tmp_path: Path
 ) -> None:
     server = start(bundle, tmp_path / "stderr", "--high-throughput", "--batch-wait", 2)
+    query = partial(httpx.post, f"{server.url}/v1/query", timeout=60)
     body = as_json(images[:1], classes=[2])
     try:
-        httpx.post(f"{server.url}/v1/query", json=body, timeout=60).raise_for_status()
+        assert query(json=body).status_code == 200
         with ThreadPoolExecutor(1) as threads:
-            in_progress = threads.submit(
-                httpx.post, f"{server.url}/v1/query", json=body, timeout=60
-            )
+            in_progress = threads.submit(query, json=body)
             time.sleep(1)  # less than the wait for a batch
             server.process.terminate()
             assert in_progress.result(60).status_code == 200
-        assert (
-            server.process.wait(timeout=25) == 0
-        )  # without waiting for an end of its grace period
+        assert server.process.wait(timeout=25) == 0  # less than the limit of 30 s
         assert psutil.wait_procs(server.children, timeout=10)[1] == []
         assert "error" not in server.errors.read_text()
     finally:
