@@ -363,8 +363,6 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("pets/search", b"", 400, "empty_body"),
         ("pets/search", b"{", 400, "invalid_json"),
         ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 11, "limit": 1000}), 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 101}), 413, "too_many_classes"),
@@ -372,7 +370,6 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("..%2fpets/search", b'{"classes": [0]}', 404, "no_such_path"),
         ("pets/items/28/thumbnail", None, 404, "unknown_item"),
         ("pets/items/-1/thumbnail", None, 422, "invalid_parameter"),
-        ("pets/items/99999999999999999999999/thumbnail", None, 404, "unknown_item"),
     ],
 )
 def test_invalid_requests_are_rejected_with_an_error_code(

@@ -109,12 +109,6 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
         model.self_check()
 
 
-def test_the_command_reports_the_index_of_a_long_text(url: str, tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
-    with pytest.raises(ValueError, match=r"texts\[5\] has 305 characters"):
-        started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
-
-
 def test_control_characters_in_texts_and_class_names_do_not_reach_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,14 +124,11 @@ def test_control_characters_in_texts_and_class_names_do_not_reach_the_terminal(
     ("arguments", "message"),
     [
         (("{texts}",), "--texts"),
-        (("{texts}", "--text", "a", "{file}"), "--texts"),
         (("{texts}", "{file}"), "reads texts"),
         (("{url}", "{file}"), "reads texts"),
         (("{images}", "--text", "a"), "reads images"),
         (("{texts}", "--texts", "{file}"), "byte 1"),
         (("{texts}", "--text", "a\udcff"), "text 0"),
-        (("{url}", "--text", "a\udcff"), "invalid JSON"),
-        (("{url}", "--text", "a", "--threshold", "nan"), "threshold"),
         (("{url}", "--text", "x" * 301), "has 301 characters"),
         (("{texts}", "--texts", "{empty}"), "empty"),
     ],
