@@ -152,12 +152,12 @@ class Client(Transport):
                 try:
                     parts.append(self._post(model, path, body))
                 except RejectedError as error:
+                    reason = error.reason
                     # The position of an input in this request, such as "images[1]: …", becomes that
                     # in the query.
-                    reason = _POSITION.sub(
-                        lambda match, first=first: f"{match[1]}[{first + int(match[2])}]",
-                        error.reason,
-                    )
+                    if found := _POSITION.match(reason):
+                        position = first + int(found[2])
+                        reason = f"{found[1]}[{position}]{reason[found.end() :]}"
                     raise RejectedError(self.url, error.status, error.code, reason) from None
             states = {(part.version, str(getattr(part, "thresholds", ""))) for part in parts}
             if len(states) == 1:
