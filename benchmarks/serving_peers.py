@@ -1,5 +1,5 @@
 """The hand-written application that the servers are compared with: `plain` is FastAPI on uvicorn,
-`ray` is the same application on Ray Serve. Arguments: KIND BUNDLE PORT.
+`ray` is the same application on Ray Serve. Arguments: KIND PORT BUNDLE...
 
 It batches across requests, and uses kway's model, preprocessing and response format, with one torch
 thread. Its settings of Ray are those of kway.
@@ -40,53 +40,61 @@ class _Waiting(NamedTuple):
     answer: "asyncio.Future[Answer]"
 
 
-def application(bundle: Path) -> FastAPI:
-    torch.set_num_threads(1)
-    model = Model.open(bundle)
-    queue: asyncio.Queue[_Waiting] = asyncio.Queue(_MAX_QUEUED)
+class _Batches:
+    """Answers queries with a model. Those that arrive while it is running form the next batch."""
 
-    def answers(batch: list[_Waiting]) -> list[Answer]:
-        prepared = [model.prepare(image) for one in batch for image in one.images]
-        rows = model.features(prepared).split([len(one.images) for one in batch])
-        pairs = zip(rows, batch, strict=True)
-        return [answer(model.bundle, features, one.query) for features, one in pairs]
+    def __init__(self, bundle: Path) -> None:
+        self.model = Model.open(bundle)
+        self._queue: asyncio.Queue[_Waiting] = asyncio.Queue(_MAX_QUEUED)
 
-    async def work() -> None:
-        """Requests that arrive while the model is running form the next batch."""
+    async def answer(self, body: QueryBody) -> Answer:
+        try:
+            images = [b64decode(one, validate=True) for one in body.images]
+            rule = {"recall": body.recall, "threshold": body.threshold}
+            asked = make_query(self.model.bundle, body.classes, **rule)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise HTTPException(422, str(error)) from error
+        waiting = _Waiting(images, asked, asyncio.get_running_loop().create_future())
+        await self._queue.put(waiting)
+        return await waiting.answer
+
+    async def work(self) -> None:
         loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1)
         while True:
-            batch = [await queue.get()]
-            while len(batch) < _BATCH and not queue.empty():
-                batch.append(queue.get_nowait())
-            found = await loop.run_in_executor(thread, answers, batch)
+            batch = [await self._queue.get()]
+            while len(batch) < _BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            found = await loop.run_in_executor(thread, self._answers, batch)
             for one, answered in zip(batch, found, strict=True):
                 if not one.answer.done():  # its client may have disconnected
                     one.answer.set_result(answered)
 
+    def _answers(self, batch: list[_Waiting]) -> list[Answer]:
+        prepared = [self.model.prepare(image) for one in batch for image in one.images]
+        rows = self.model.features(prepared).split([len(one.images) for one in batch])
+        pairs = zip(rows, batch, strict=True)
+        return [answer(self.model.bundle, features, one.query) for features, one in pairs]
+
+
+def application(bundles: list[Path]) -> FastAPI:
+    """Each bundle has a route: /0, /1, …"""
+    torch.set_num_threads(1)
+    models = [_Batches(bundle) for bundle in bundles]
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        worker = asyncio.create_task(work())
+        workers = [asyncio.create_task(model.work()) for model in models]
         yield
-        worker.cancel()
+        for worker in workers:
+            worker.cancel()
 
     api = FastAPI(lifespan=lifespan)
-
-    @api.post("/v1/query")
-    async def query(body: QueryBody) -> Answer:
-        try:
-            images = [b64decode(one, validate=True) for one in body.images]
-            rule = {"recall": body.recall, "threshold": body.threshold}
-            asked = make_query(model.bundle, body.classes, **rule)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        waiting = _Waiting(images, asked, asyncio.get_running_loop().create_future())
-        await queue.put(waiting)
-        return await waiting.answer
-
+    for number, model in enumerate(models):
+        api.post(f"/{number}")(model.answer)
     return api
 
 
-def _on_ray(bundle: str, port: int) -> None:
+def _on_ray(bundles: list[Path], port: int) -> None:
     import ray
     from ray import serve
     from ray.serve.schema import LoggingConfig
@@ -96,7 +104,7 @@ def _on_ray(bundle: str, port: int) -> None:
     serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=logging)
 
     @serve.deployment(max_ongoing_requests=_MAX_QUEUED, logging_config=logging)
-    @serve.ingress(lambda: application(Path(bundle)))
+    @serve.ingress(lambda: application(bundles))
     class Peer:
         pass
 
@@ -106,8 +114,10 @@ def _on_ray(bundle: str, port: int) -> None:
 
 
 if __name__ == "__main__":
-    kind, path, port = sys.argv[1:]
+    kind, listen_on, *paths = sys.argv[1:]
+    given = [Path(path) for path in paths]
     if kind == "ray":
-        _on_ray(path, int(port))
+        _on_ray(given, int(listen_on))
     else:
-        uvicorn.run(application(Path(path)), port=int(port), log_level="error", access_log=False)
+        options = {"port": int(listen_on), "log_level": "error", "access_log": False}
+        uvicorn.run(application(given), **options)  # type: ignore[arg-type]

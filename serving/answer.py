@@ -68,10 +68,6 @@ class Query:
     require: Required | None = None
     overrides: Mapping[int, float] = field(default_factory=dict)
 
-    @property
-    def decides(self) -> bool:
-        return self.recall is not None or self.threshold is not None
-
 
 def make_query(
     bundle: Bundle,
@@ -113,7 +109,7 @@ def answer(bundle: Bundle, features: Tensor, query: Query) -> Answer:
         version=bundle.version,
         aligned=loss.aligned,
         notice=None if loss.aligned else NOT_ALIGNED.format(kind=loss.kind),
-        thresholds=thresholds if query.decides else [],
+        thresholds=[] if query.recall is None and query.threshold is None else thresholds,
         results=[
             InputVerdicts(
                 input=position,

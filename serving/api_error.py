@@ -15,17 +15,23 @@ class ApiError(Exception):
     def __init__(
         self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(message)
+        # The message may quote client input, which may contain lone surrogates.
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
         self.status, self.code, self.headers = status, code, headers
 
 
 def validated(model: type[M], values: object, code: str, *, status: int = 422) -> M:
-    """Validate client input against `model`. Raises ApiError for the first error; its message does
-    not contain the invalid value."""
+    """Validate client input, which is JSON if `values` are bytes, against `model`. Raises ApiError
+    for the first error; its message does not contain the invalid value. For invalid JSON, its
+    status is 400 and its code `invalid_json`."""
     try:
+        if isinstance(values, bytes):
+            return model.model_validate_json(values)
         return model.model_validate(values)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
+        if found[0]["type"] == "json_invalid":
+            status, code = 400, "invalid_json"
         raise ApiError(status, code, first_of(found)) from error
 
 

@@ -5,14 +5,16 @@ router to `GROUPS`.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
+from fastapi.security import HTTPBearer
 
 from serving.config import LOOPBACK
 from serving.http.entry import Entry
 from serving.http.error_responses import install_handlers
-from serving.http.openapi import require_tokens
 from serving.http.routes import classes, galleries, inference, page, query, server
+from serving.schemas import ErrorBody
 from serving.tokens import Clients
 from serving.versions import ServedModel
 
@@ -27,6 +29,11 @@ GROUPS = (
 # The paths that do not require a token, because they reveal nothing about the model. Kubernetes
 # probes do not send one.
 OPEN_PATHS = ("/health", "/v2/health/live", "/v2/health/ready", *page.FILES)
+# Describes the token in the OpenAPI document. `Entry` checks it.
+_WITH_TOKEN: dict[str, Any] = {
+    "dependencies": [Depends(HTTPBearer(scheme_name="token", auto_error=False))],
+    "responses": {401: {"model": ErrorBody, "description": "Token missing or invalid"}},
+}
 
 
 def build_app(
@@ -44,12 +51,9 @@ def build_app(
         openapi_tags=[{"name": name, "description": text} for name, text, _ in GROUPS],
     )
     api.state.model, api.state.metrics_page = model, metrics_page
-    api.state.searches = classes.Searches()
     install_handlers(api)
     config = model.current.service.config
     has_tokens = config.token_file is not None
-    if has_tokens:
-        require_tokens(api, OPEN_PATHS)
     api.add_middleware(
         Entry,
         model=model,
@@ -59,6 +63,8 @@ def build_app(
     )
     api.router.routes.append(query.DIRECT_QUERY)
     for name, _, router in GROUPS:
-        api.include_router(router, tags=[name])
+        api.include_router(router, tags=[name], **(_WITH_TOKEN if has_tokens else {}))
+    api.include_router(server.open_router, tags=["Server"])
+    api.include_router(inference.open_router, tags=["Open Inference Protocol"])
     api.include_router(page.router)
     return api

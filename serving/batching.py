@@ -1,4 +1,4 @@
-"""Dynamic batching across requests: inputs that arrive while a batch runs form the next batch.
+"""Dynamic batching across requests: requests that arrive while a batch runs form the next batch.
 
 A batch runs in its own thread, so it does not block the event loop. This thread decodes the inputs,
 runs the model and completes the requests, because each switch between threads costs about as much
@@ -9,8 +9,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -21,39 +21,18 @@ from serving.limits import too_busy
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class _Request:
-    """A request. The batch thread fills `rows`, one per input, and sets `value` or `error`."""
+    """Functions that prepare the inputs of a request, and one that computes its result."""
 
+    inputs: Sequence[Callable[[], Any]]
     complete: Callable[[Tensor], Any]
     result: asyncio.Future[Any]
-    num_inputs: int
-    rows: dict[int, Tensor] = field(default_factory=dict)
-    value: Any = None
-    error: Exception | None = None
-
-    def resolve(self) -> None:
-        """Pass the result to the waiting coroutine. Call this on the event loop."""
-        if self.result.done():  # the client has disconnected
-            return
-        if self.error is not None:
-            self.result.set_exception(self.error)
-        else:
-            self.result.set_result(self.value)
-
-
-@dataclass(frozen=True, eq=False)
-class _Input:
-    """An input of a request. `prepared` is set if a helper thread prepares it."""
-
-    request: _Request
-    position: int
-    prepare: Callable[[], Any]
-    prepared: Future[Any] | None
 
 
 class Batcher:
-    """Groups inputs into batches. `forward` maps a batch of B prepared inputs to a tensor [B, ...].
+    """Groups requests into batches. `forward` maps at most `batch_size` prepared inputs to a tensor
+    [B, ...].
 
     Use it from a single event loop. An idle batcher waits `wait_seconds` before it runs the first
     batch, unless that batch is already full. With `helpers`, inputs that arrive while a batch runs
@@ -72,10 +51,12 @@ class Batcher:
         self._forward, self._helpers = forward, helpers
         self._batch_size, self._wait_seconds = batch_size, wait_seconds
         self._max_queued = max_queued
-        self._queue: deque[_Input] = deque()
+        self._queue: deque[_Request] = deque()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._worker: asyncio.Task[None] | None = None
         self._started: float | None = None
+        # Inputs waiting for a batch, including those of clients that have disconnected.
+        self.num_queued = 0
 
     async def submit(
         self, inputs: Sequence[Callable[[], Any]], complete: Callable[[Tensor], T]
@@ -87,80 +68,78 @@ class Batcher:
         if the queue has no room for all of the inputs. Exceptions from these functions, `forward`
         and `complete` propagate.
         """
-        if len(self._queue) + len(inputs) > self._max_queued:
+        if self.num_queued + len(inputs) > self._max_queued:
             raise too_busy()
         loop = asyncio.get_running_loop()
-        request = _Request(complete, loop.create_future(), len(inputs))
-        helpers = None if self._started is None else self._helpers
-        for i, prepare in enumerate(inputs):
-            prepared = None if helpers is None else helpers.submit(prepare)
-            self._queue.append(_Input(request, i, prepare, prepared))
+        if self._helpers is not None and self._started is not None:
+            inputs = [self._helpers.submit(prepare).result for prepare in inputs]
+        request = _Request(inputs, complete, loop.create_future())
+        self._queue.append(request)
+        self.num_queued += len(inputs)
         # The worker ends when the queue is empty, so an idle batcher has no running task.
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work())
-        return await request.result  # canceled if the client disconnects
-
-    def num_queued(self) -> int:
-        """Return the number of inputs waiting for a batch, including those of clients that have
-        disconnected."""
-        return len(self._queue)
+        result: T = await request.result  # canceled if the client disconnects
+        return result
 
     def seconds_in_forward(self) -> float:
         """Return the seconds since the current batch started, or 0 when idle."""
         return 0.0 if self._started is None else time.monotonic() - self._started
 
     async def _work(self) -> None:
-        if self._wait_seconds and len(self._queue) < self._batch_size:
+        if self._wait_seconds and self.num_queued < self._batch_size:
             await asyncio.sleep(self._wait_seconds)
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
             self._started = time.monotonic()
             try:
-                finished = await loop.run_in_executor(self._thread, self._run, batch)
+                outcomes = await loop.run_in_executor(self._thread, self._run, batch)
             finally:
                 self._started = None
-            for request in finished:
-                request.resolve()
+            for request, (value, error) in zip(batch, outcomes, strict=True):
+                if request.result.done():  # the client has disconnected
+                    continue
+                if error is None:
+                    request.result.set_result(value)
+                else:
+                    request.result.set_exception(error)
 
-    def _next_batch(self) -> list[_Input]:
-        """Remove a batch from the queue, without the inputs of failed or disconnected requests."""
-        batch: list[_Input] = []
-        while self._queue and len(batch) < self._batch_size:
-            one = self._queue.popleft()
-            if not one.request.result.done():
-                batch.append(one)
-            elif one.prepared is not None:
-                one.prepared.cancel()
+    def _next_batch(self) -> list[_Request]:
+        """Remove the requests of a batch from the queue, without those of disconnected clients. The
+        last one may need more than one forward pass."""
+        batch: list[_Request] = []
+        count = 0
+        while self._queue and count < self._batch_size:
+            request = self._queue.popleft()
+            self.num_queued -= len(request.inputs)
+            if not request.result.done():
+                batch.append(request)
+                count += len(request.inputs)
         return batch
 
-    def _run(self, batch: Sequence[_Input]) -> list[_Request]:
-        """Run a batch. Returns the requests that succeeded or failed, in the order of arrival. An
-        exception fails only the requests that it affects."""
-        ready: dict[_Input, Any] = {}
-        for one in batch:
-            if one.request.error is None:
-                try:
-                    ready[one] = one.prepare() if one.prepared is None else one.prepared.result()
-                except Exception as error:
-                    one.request.error = error
-        ready = {one: prepared for one, prepared in ready.items() if one.request.error is None}
+    def _run(self, batch: Sequence[_Request]) -> list[tuple[Any, Exception | None]]:
+        """Return the value or the exception of each request. An exception fails only the requests
+        that it affects."""
+        prepared: dict[_Request, list[Any]] = {}
+        outcomes: dict[_Request, tuple[Any, Exception | None]] = {}
+        for request in batch:
+            try:
+                prepared[request] = [prepare() for prepare in request.inputs]
+            except Exception as error:
+                outcomes[request] = None, error
+        inputs = [one for each in prepared.values() for one in each]
         try:
-            rows = self._forward(list(ready.values())) if ready else ()
-            for one, row in zip(ready, rows, strict=True):
-                one.request.rows[one.position] = row
+            parts = [
+                self._forward(inputs[first : first + self._batch_size])
+                for first in range(0, len(inputs), self._batch_size)
+            ]
+            counts = [len(each) for each in prepared.values()]
+            rows = torch.cat(parts).split(counts) if parts else ()
         except Exception as error:
-            for one in ready:
-                one.request.error = error
-        finished = [
-            request
-            for request in dict.fromkeys(one.request for one in batch)
-            if request.error is not None or len(request.rows) == request.num_inputs
-        ]
-        for request in finished:
-            if request.error is None:
-                try:
-                    rows = torch.stack([request.rows[i] for i in range(request.num_inputs)])
-                    request.value = request.complete(rows)
-                except Exception as error:
-                    request.error = error
-        return finished
+            return [outcomes.get(request, (None, error)) for request in batch]
+        for request, own in zip(prepared, rows, strict=True):
+            try:
+                outcomes[request] = request.complete(own), None
+            except Exception as error:
+                outcomes[request] = None, error
+        return [outcomes[request] for request in batch]

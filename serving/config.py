@@ -28,8 +28,8 @@ _MIB = 2**20
 
 
 class ServingConfig(BaseModel):
-    """Configuration of a server. Unless a field says otherwise, each limit applies per replica or
-    per request.
+    """Configuration of a server. Each limit applies per replica or per request. One client can use
+    at most three quarters of a limit per replica.
 
     Fields annotated with `Option` are options of `kway serve`; the others can be set in the config
     file of a Ray cluster (`kway serve --print-config`).
@@ -95,45 +95,17 @@ class ServingConfig(BaseModel):
         description="maximum number of fully received requests in progress per replica; "
         "further requests are rejected with status 429",
     )
-    max_requests_per_client: int | None = Field(
-        None,
-        gt=0,
-        description="maximum number of fully received requests in progress per client and "
-        "replica (default: three quarters of `max_requests`)",
-    )
-    client_address_header: Annotated[str | None, Option()] = Field(
-        None,
-        pattern=r"^[A-Za-z0-9-]{1,64}$",
-        description="without tokens, limits per client apply to the last address in this header "
-        "(default: the address that connects to the server); set it if a reverse proxy in "
-        "front of the server sends the address of its client",
-    )
     max_uploads: int = Field(
         512,
         gt=0,
         description="maximum number of concurrent uploads per replica; further "
         "uploads are rejected with status 429",
     )
-    max_uploads_per_client: int = Field(
-        256, gt=0, description="maximum number of concurrent uploads per client"
-    )
     max_upload_bytes: int = Field(
         2**29,
         gt=0,
-        description="maximum total size of concurrent uploads; raised to `max_body_bytes` "
-        "if it is smaller",
-    )
-    max_upload_bytes_per_client: int = Field(
-        2**28, gt=0, description="maximum total size of concurrent uploads per client"
-    )
-    upload_grace_seconds: float = Field(
-        7.0, gt=0, description="grace period in seconds before the minimum upload rate applies"
-    )
-    min_upload_bytes_per_second: int = Field(
-        8192,
-        gt=0,
-        description="minimum upload rate in bytes per second after the grace period; slower "
-        "uploads are rejected with status 408",
+        description="maximum total size of concurrent uploads per replica; raised to twice "
+        "`max_body_bytes` if it is smaller",
     )
     request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(
         30.0, gt=0, le=3600, description="time limit for a request in seconds, including the upload"
@@ -188,24 +160,10 @@ class ServingConfig(BaseModel):
         return None if value is None else value.absolute()
 
     @model_validator(mode="after")
-    def _check_max_replicas(self) -> Self:
-        if self.max_replicas is not None and self.max_replicas < self.replicas:
-            raise ValueError(
-                f"max_replicas is {self.max_replicas}, but it must be at least replicas "
-                f"({self.replicas}). Increase max_replicas"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_ports_differ(self) -> Self:
         if self.grpc_port and self.grpc_port == self.port:
             raise ValueError(f"--port and --grpc-port are both {self.port}. Use different ports")
         return self
-
-    @property
-    def requests_per_client(self) -> int:
-        """Requests in progress per client and replica."""
-        return self.max_requests_per_client or -(-3 * self.max_requests // 4)
 
     @property
     def threads_per_replica(self) -> int:

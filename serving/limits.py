@@ -1,42 +1,30 @@
-"""Per-replica limits on what clients use, such as uploads.
+"""Limits on what clients use per replica, such as uploads, and on the inputs of a request."""
 
-A body does not occupy a `max_requests` slot until it is complete, so slow uploads do not block
-other clients. `Uploads` limits the number, size and minimum rate of these bodies instead.
-"""
-
-import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-
-from starlette.requests import ClientDisconnect
-from starlette.types import Receive
 
 from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
 from trainer.bundle.spec import Reads
 
+# Of a body, besides its inputs and classes.
+MAX_VALUES = 10_000
+
 
 class ClientLimit:
-    """Limits `what`, such as uploads, to `most` in total and `per_client` per client.
+    """Limits `what`, such as uploads, to `most` in total and to three quarters of it per client, so
+    that one client cannot block the others.
 
     A client is identified by `Clients.client_of` (`serving/tokens.py`).
     """
 
-    def __init__(
-        self,
-        most: int,
-        what: str,
-        *,
-        per_client: int,
-        retry_seconds: int = 5,
-        full: Callable[[], ApiError] | None = None,
-    ) -> None:
+    def __init__(self, most: int, what: str, *, full: Callable[[], ApiError] | None = None) -> None:
         """`full` returns the error if the limit in total is reached; by default, it is
         `too_many_…`."""
-        self._most, self._what, self._retry_seconds = most, what, retry_seconds
-        message = f"the server has reached its limit of {most} {what}. Try again later"
-        self._per_client, self._full = per_client, full or partial(self._error, message)
+        self._most, self._what = most, what
+        message = f"the server has reached its limit of {most} {what}. Try again"
+        self.per_client, self._full = -(-3 * most // 4), full or partial(self._error, message)
         self._of_clients: dict[str, int] = {}
         self.in_use = 0
 
@@ -55,9 +43,9 @@ class ClientLimit:
         of_client = self._of_clients.get(client, 0)
         if self.in_use + count > self._most:
             raise self._full()
-        if of_client + count > self._per_client:
+        if of_client + count > self.per_client:
             raise self._error(
-                f"you have reached your limit of {self._per_client} {self._what}. Finish or close "
+                f"you have reached your limit of {self.per_client} {self._what}. Finish or close "
                 "another request first"
             )
         self._of_clients[client] = of_client + count
@@ -72,59 +60,7 @@ class ClientLimit:
 
     def _error(self, message: str) -> ApiError:
         code = f"too_many_{self._what}".replace(" ", "_")
-        return ApiError(429, code, message, {"Retry-After": str(self._retry_seconds)})
-
-
-class Uploads:
-    """Limits the request bodies that one replica is receiving. Use it from a single event loop."""
-
-    def __init__(self, config: ServingConfig) -> None:
-        self._count = ClientLimit(
-            config.max_uploads, "uploads", per_client=config.max_uploads_per_client
-        )
-        # One body of the maximum size always fits.
-        self.bytes = ClientLimit(
-            max(config.max_upload_bytes, config.max_body_bytes),
-            "upload bytes",
-            per_client=max(config.max_upload_bytes_per_client, config.max_body_bytes),
-        )
-        self._max_body_bytes = config.max_body_bytes
-        self._grace_seconds = config.upload_grace_seconds
-        self._min_rate = config.min_upload_bytes_per_second
-
-    async def receive(self, client: str, receive: Receive) -> bytes:
-        """Receive a request body, which counts as an upload of `client` until it ends.
-
-        Raises ApiError: 408 if the body arrives too slowly, 413 if it is too large, 429 if there
-        are too many uploads or their total size is too large. Raises ClientDisconnect if the client
-        disconnects.
-        """
-        parts: list[bytes] = []
-        received, started = 0, asyncio.get_running_loop().time()
-        with self._count.slots(client):
-            try:
-                while True:
-                    seconds = self._grace_seconds + received / self._min_rate
-                    async with asyncio.timeout_at(started + seconds):
-                        message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ClientDisconnect
-                    part: bytes = message.get("body", b"")
-                    if received + len(part) > self._max_body_bytes:
-                        raise body_too_large(self._max_body_bytes)
-                    self.bytes.acquire(client, len(part))
-                    received += len(part)
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
-            except TimeoutError as error:
-                text = (
-                    f"only {received} bytes of the body arrived within {seconds:.1f} s. Send at "
-                    f"least {self._min_rate} bytes/s"
-                )
-                raise ApiError(408, "slow_body", text) from error
-            finally:
-                self.bytes.release(client, received)
+        return ApiError(429, code, message, RETRY)
 
 
 def too_busy() -> ApiError:
@@ -135,6 +71,12 @@ def too_busy() -> ApiError:
 def body_too_large(limit: int) -> ApiError:
     message = f"the body is larger than {limit} bytes. Split the request"
     return ApiError(413, "body_too_large", message)
+
+
+def max_values(limits: ServingConfig) -> int:
+    """Return the maximum number of values in a body. It is high enough that a body with slightly
+    too many inputs or classes is rejected with a specific error."""
+    return MAX_VALUES + limits.max_inputs + limits.max_classes
 
 
 def check_count(count: int, what: str, most: int) -> None:

@@ -34,9 +34,9 @@ _EXAMPLE_TEXT = "Is this a text? "
 class Model:
     """An opened bundle with its backbone, in the precision of the bundle, on the CPU or a GPU.
 
-    `engine` is the library that computes features. The default is onnxruntime if the device is the
-    CPU, the bundle has an ONNX backbone and the package is installed; otherwise it is torch. A
-    bundle in bf16 requires torch, and one in int8 requires onnxruntime.
+    `engine` is the library that computes features: onnxruntime for a bundle in int8, or if the
+    device is the CPU, the bundle has an ONNX backbone and the package is installed; otherwise
+    torch. onnxruntime uses as many threads as torch is set to use.
     """
 
     def __init__(
@@ -45,16 +45,10 @@ class Model:
         *,
         max_pixels: int = MAX_PIXELS,
         device: Device = "cpu",
-        engine: Engine | None = None,
         allow_imports: Collection[str] = (),
     ) -> None:
-        """If `engine` is None, the fastest available one is used. onnxruntime uses as many threads
-        as torch is set to use.
-
-        Raises ValueError if this machine cannot run the bundle on the device, if the engine does
-        not support the device or the precision, or if the torch engine would have to import a
-        backbone that is not in `allow_imports`.
-        """
+        """Raises ValueError if this machine cannot run the bundle on the device, or if torch would
+        have to import a backbone that is not in `allow_imports`."""
         check_device(bundle.spec.precision, device)
         self.bundle = bundle
         self.device: Device = device
@@ -62,31 +56,21 @@ class Model:
         # Rows that one input occupies in the backbone's batch.
         self.crops: int = bundle.spec.image.crops if bundle.spec.image is not None else 1
         self._reader = open_reader(bundle, max_pixels=max_pixels)
-        self.engine: Engine = engine or best_engine(bundle, device)
+        self.engine: Engine = best_engine(bundle, device)
         self._backbone = self._load_backbone(allow_imports)
 
     def _load_backbone(
         self, allow_imports: Collection[str]
     ) -> Callable[[dict[str, Tensor]], Tensor]:
         bundle, device = self.bundle, self.device
+        examples = self._reader.collate(self._reader.examples())
         if bundle.spec.precision != "float32":
-            if self.engine != best_engine(bundle, device):
-                raise ValueError(
-                    f"engine {self.engine} does not support precision {bundle.spec.precision}: use "
-                    f"engine {best_engine(bundle, device)}"
-                )
-            example = self._reader.collate(self._reader.examples())
-            return bundle.load_as_calibrated(example, device=device, allow_imports=allow_imports)
+            return bundle.load_as_calibrated(examples, device=device, allow_imports=allow_imports)
         if self.engine == "onnxruntime":
-            if device != "cpu" or not bundle.has_onnx:
-                raise ValueError(
-                    "engine onnxruntime requires device cpu and a bundle exported with kway export "
-                    "--onnx. Otherwise, use engine torch"
-                )
             return bundle.load_onnx_backbone(threads=torch.get_num_threads())
         backbone = bundle.load_backbone(allow_imports=allow_imports)
         if device == "cpu":
-            fold_batch_norms(backbone, self._reader.collate(self._reader.examples()))
+            fold_batch_norms(backbone, examples)
         return backbone.to(device)
 
     @classmethod

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from data.messages import one_line
+from data.retry import TransientError
 from serving.addresses import Addresses
 from serving.config import ServingConfig
 from serving.temporary import temporary_folder
@@ -87,7 +88,14 @@ def config_file(bundle: str, config: ServingConfig) -> str:
             }
         ],
     }
-    return _heading(variables(config)) + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+    lines = "".join(f"#   {name}={value}\n" for name, value in variables(config).items())
+    heading = (
+        "# Use with `serve deploy` or as the serveConfigV2 of a RayService. Set these variables\n"
+        f"# on every node before Ray starts:\n{lines}"
+        "# Ray then listens on all addresses without TLS. Run the cluster in a private network,\n"
+        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and request times.\n"
+    )
+    return heading + yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
 def variables(config: ServingConfig) -> dict[str, str]:
@@ -100,16 +108,6 @@ def variables(config: ServingConfig) -> dict[str, str]:
         most = min(max(config.max_body_bytes, _MIN_MESSAGE_BYTES), _MAX_MESSAGE_BYTES)
         found["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"] = str(most)
     return found
-
-
-def _heading(environment: Mapping[str, str]) -> str:
-    lines = "".join(f"#   {name}={value}\n" for name, value in environment.items())
-    return (
-        "# Use with `serve deploy` or as the serveConfigV2 of a RayService. Set these variables\n"
-        f"# on every node before Ray starts:\n{lines}"
-        "# Ray then listens on all addresses without TLS. Run the cluster in a private network,\n"
-        "# with RAY_AUTH_MODE=token, behind an ingress that limits body sizes and request times.\n"
-    )
 
 
 def _http_options(config: ServingConfig) -> dict[str, Any]:
@@ -134,8 +132,9 @@ def _grpc_options(port: int) -> dict[str, Any]:
 
 
 @contextmanager
-def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
-    """Serve the bundle with Ray on this machine. Yields the server's addresses once it is ready.
+def running(bundle: Path, config: ServingConfig) -> Iterator[tuple[Addresses, Callable[[], None]]]:
+    """Serve the bundle with Ray on this machine. Once the server is ready, yields its addresses and
+    a function that raises TransientError if Ray can no longer serve.
 
     On exit, waits for requests in progress and stops Ray. If this process is killed, Ray's
     processes exit and its temporary folder is removed. Raises ChildProcessError if the server does
@@ -152,9 +151,24 @@ def running(bundle: Path, config: ServingConfig) -> Iterator[Addresses]:
         _set_environment(folder, config)
         try:
             _start(bundle, config)
-            yield Addresses.of(config)._replace(metrics=_metrics_url())
+            import ray
+
+            # Ray restarts its other processes if they exit.
+            daemons = [
+                child
+                for child in psutil.Process().children()
+                if child.name() in ("gcs_server", "raylet")
+            ]
+
+            def check() -> None:
+                if psutil.wait_procs(daemons, timeout=0)[0]:
+                    raise TransientError("a daemon of Ray has exited. Start the server again")
+
+            (node,) = ray.nodes()
+            metrics = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            yield Addresses.of(config)._replace(metrics=metrics), check
         finally:
-            _stop()
+            _stop(config)
 
 
 def _set_environment(folder: Path, config: ServingConfig) -> None:
@@ -172,6 +186,9 @@ def _set_environment(folder: Path, config: ServingConfig) -> None:
         "PYTHONPATH": path,
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # In the high-throughput mode, replicas that stop accept requests for this time, so that a
+        # load balancer in front of Ray can remove them: by default 30 s.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
         # With 0, Ray uses the loopback address of this machine on every system.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
@@ -221,15 +238,7 @@ def _start(bundle: Path, config: ServingConfig) -> None:
         raise ChildProcessError(f"the server did not start: {one_line(reason)}") from error
 
 
-def _metrics_url() -> str:
-    """Return the URL of Ray's metrics, which include those of the replicas."""
-    import ray
-
-    (node,) = ray.nodes()
-    return f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-
-
-def _stop() -> None:
+def _stop(config: ServingConfig) -> None:
     """Let requests in progress finish, then stop Ray."""
     import ray
     from ray import serve
@@ -238,8 +247,11 @@ def _stop() -> None:
     def shut_down() -> None:
         if ray.is_initialized():
             with suppress(RayError, RuntimeError, OSError):
-                # serve.shutdown kills the controller, and Ray reports that as an error.
                 serve.delete(_NAME)
+                # It also stops HAProxy, which does not exit with the process that started it.
+                # Without HAProxy, Ray would report the end of its controller as an error.
+                if config.high_throughput:
+                    serve.shutdown()
             ray.shutdown()
 
     # Use a thread, because Ray blocks and does not react to signals if its controller hangs.

@@ -101,10 +101,11 @@ class Application:
 @contextmanager
 def running(
     bundle: Path, config: ServingConfig, listener: socket.socket | None = None
-) -> Iterator[Addresses]:
-    """Serve the bundle in this process. Yields the addresses once the model is loaded. At the end,
-    waits for requests in progress. A worker accepts connections from `listener` once it has loaded
-    the model, because the other workers can answer until then.
+) -> Iterator[tuple[Addresses, Callable[[], None]]]:
+    """Serve the bundle in this process. Once the model is loaded, yields the addresses and a
+    function that does nothing. At the end, waits for requests in progress. A worker accepts
+    connections from `listener` once it has loaded the model, because the other workers can answer
+    until then.
 
     Raises the same exceptions as `Replica`.
     """
@@ -117,7 +118,7 @@ def running(
         access_log=False,
         server_header=False,
         ws="none",
-        proxy_headers=False,  # the header with a client's address is an option of kway
+        proxy_headers=False,
         limit_concurrency=config.max_requests + config.max_uploads + _SPARE_CONNECTIONS,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -133,7 +134,7 @@ def running(
                 raise OSError(f"cannot listen on {config.host} port {config.port}")
         if application.error is not None:
             raise application.error
-        yield Addresses.of(config)
+        yield Addresses.of(config), lambda: None
     finally:
         server.should_exit = True
         thread.join()
@@ -176,9 +177,13 @@ def running_workers(
             for _ in range(workers):
                 add_worker()
             addresses = Addresses.of(config)
-            while not _answers(addresses.url):
+            is_ready = False
+            while not is_ready:
                 if not all(worker.is_alive() for worker in processes):
                     raise ChildProcessError("a worker could not start: see its error above")
+                with suppress(httpx.TransportError):
+                    answer = httpx.get(f"{addresses.url}/health", trust_env=False, timeout=1)
+                    is_ready = answer.is_success
             yield addresses, replace_lost
         finally:
             for worker in processes:
@@ -188,12 +193,6 @@ def running_workers(
                 worker.join(max(0, deadline - time.monotonic()))
                 worker.kill()
                 worker.join()
-
-
-def _answers(url: str) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(f"{url}/health", trust_env=False, timeout=1).is_success
-    return False
 
 
 def _work(bundle: Path, config: ServingConfig, listener: socket.socket) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from trainer.bundle.bundle import Bundle
 
 _COLUMNS = ["class", "threshold"]
-_MAX_BYTES = 256 * 2**20
 
 
 def read_overrides(file: Path, bundle: Bundle) -> dict[int, float]:
@@ -23,14 +22,11 @@ def read_overrides(file: Path, bundle: Bundle) -> dict[int, float]:
     occurs twice, or a threshold is not a finite number.
     """
     try:
-        with file.open("rb") as opened:
-            raw = opened.read(_MAX_BYTES + 1)
+        raw = file.read_bytes()
     except OSError as error:
         raise OSError(
             f"thresholds {file} cannot be read ({error.strerror}). Pass a CSV file"
         ) from error
-    if len(raw) > _MAX_BYTES:
-        raise ValueError(f"thresholds {file} are larger than {_MAX_BYTES} bytes. Check the path")
     try:
         rows = csv.reader(io.StringIO(raw.decode("utf-8-sig"), newline=""), strict=True)
         if next(rows, []) != _COLUMNS:

@@ -66,7 +66,8 @@ class Kway(Servicer):
 
     def check_health(self) -> None:
         """Ray calls this every few seconds and replaces the replica if it raises an exception."""
-        _Process.replica.model.current.service.check_health()
+        if not _Process.replica.model.current.service.is_healthy():
+            raise RuntimeError("a forward pass has hung")
 
 
 def application(bundle: str, config: ServingConfig, *, grace_seconds: float) -> Application:

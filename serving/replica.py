@@ -41,7 +41,7 @@ class Replica:
         # Set this before opening the model, which may start its own threads.
         torch.set_num_threads(config.threads_per_replica)
         self.model = ServedModel(bundle, config, Metrics(exporter))
-        clients = Clients(config.token_file, config.client_address_header)
+        clients = Clients(config.token_file)
         self.app = build_app(self.model, clients, metrics_page)
         self.methods = InferenceMethods(self.model, clients)
         self.model.start()

@@ -3,15 +3,11 @@
 Covers the verdicts of `/v1/query`, galleries and error bodies. Does not import torch or FastAPI.
 """
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
-# Versions of kway before bundle format 5 returned "class" for an empirical threshold.
-ThresholdSource = Annotated[
-    Literal["guaranteed", "shrunk", "pooled", "empirical", "override", "request"],
-    BeforeValidator(lambda value: "empirical" if value == "class" else value),
-]
+ThresholdSource = Literal["guaranteed", "shrunk", "pooled", "empirical", "override", "request"]
 # What a query can require of the thresholds of its classes.
 Required = Literal["guaranteed"]
 _THRESHOLD_SOURCE = (

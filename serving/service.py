@@ -20,14 +20,14 @@ from serving.answer import Query, Rule, answer, classification, make_query, rank
 from serving.api_error import RETRY, ApiError
 from serving.batching import Batcher
 from serving.config import ServingConfig
-from serving.limits import ClientLimit, Uploads, too_busy
+from serving.limits import ClientLimit, too_busy
 from serving.metrics import Metrics
 from serving.model import Model
 from serving.schemas import Answer, Classification
 
 T = TypeVar("T")
 # A forward pass that takes longer than this is considered hung. A faulty driver can be the cause.
-_HUNG_SECONDS = 120.0
+HUNG_SECONDS = 120.0
 # JSON of up to this size parses in a few ms. A thread would hold the GIL just as long.
 _SHORT_BYTES = 2**18
 # Looking up a class takes about 5 us.
@@ -52,19 +52,25 @@ class InProgress(ExitStack):
 
 
 class Shared:
-    """What all versions of a replica's model share: the limits of `config` and helper threads."""
+    """What all versions of a replica's model share: the limits of `config` and helper threads.
+
+    A request does not occupy one of its `slots` until its body has arrived, so slow uploads do not
+    block other clients. `uploads` and `upload_bytes` limit the bodies that are arriving.
+    """
 
     def __init__(self, config: ServingConfig, metrics: Metrics) -> None:
         threads = config.threads_per_replica
         torch.set_num_threads(threads)
         threadpool_limits(threads)  # numpy uses these threads to search galleries
         self.config, self.metrics = config, metrics
-        self.uploads = Uploads(config)
-        per_client = config.requests_per_client
-        self.slots = ClientLimit(
-            config.max_requests, "requests", per_client=per_client, retry_seconds=1, full=too_busy
-        )
+        self.slots = ClientLimit(config.max_requests, "requests", full=too_busy)
+        self.uploads = ClientLimit(config.max_uploads, "uploads")
+        # One body of the maximum size always fits.
+        most_bytes = max(config.max_upload_bytes, 2 * config.max_body_bytes)
+        self.upload_bytes = ClientLimit(most_bytes, "upload bytes")
         self.helpers = ThreadPoolExecutor(max(2, threads), "prepare")
+        # Searches of classes can take a second. They run one at a time and do not delay queries.
+        self.searches = ThreadPoolExecutor(1, "search")
 
 
 class Service:
@@ -73,15 +79,14 @@ class Service:
     It is freed as soon as nothing refers to it, so no attribute may refer back to it.
     """
 
-    def __init__(self, model: Model, shared: Shared, *, name: str | None = None) -> None:
-        """The service is ready once the constructor returns. `name` is the name of the model; the
-        default is the name of the bundle's folder. Raises ValueError if the model fails its
-        self-check."""
+    def __init__(
+        self, model: Model, shared: Shared, overrides: Mapping[int, float], *, name: str
+    ) -> None:
+        """The service is ready once the constructor returns. `overrides` are thresholds by class id
+        that replace those of the bundle, and `name` is the name of the model. Raises ValueError if
+        the model fails its self-check."""
         self.model, self.shared, self.config = model, shared, shared.config
-        self.name = model.bundle.path.name if name is None else name
-        self.uploads = shared.uploads
-        # Thresholds by class id that replace those of the bundle (`serving/overrides.py`).
-        self.overrides: Mapping[int, float] = {}
+        self.overrides, self.name = overrides, name
         config, self._metrics = shared.config, shared.metrics
         self._slots, self._helpers = shared.slots, shared.helpers
         threads = config.threads_per_replica
@@ -108,18 +113,15 @@ class Service:
         """The version of the bundle, which identifies the contents of its files."""
         return self.model.bundle.version
 
-    def check_health(self) -> None:
-        """Raise RuntimeError if a forward pass has hung. A full queue does not make a replica
+    def is_healthy(self) -> bool:
+        """Return whether no forward pass has hung. A full queue does not make a replica
         unhealthy."""
-        if self._batcher.seconds_in_forward() > _HUNG_SECONDS:
-            raise RuntimeError(
-                f"a forward pass has been running for more than {_HUNG_SECONDS:.0f} s"
-            )
+        return self._batcher.seconds_in_forward() <= HUNG_SECONDS
 
     def load(self) -> tuple[int, int]:
         """Return the number of requests in progress and the number of inputs waiting for the
         model."""
-        return self._slots.in_use, self._batcher.num_queued()
+        return self._slots.in_use, self._batcher.num_queued
 
     @asynccontextmanager
     async def admitted(self, client: str) -> AsyncIterator[InProgress]:
@@ -140,9 +142,12 @@ class Service:
                     yield progress
             outcome = "ok"
         except TimeoutError as error:
-            expired = self._expired(has_slot=progress.has_slot)
-            outcome = expired.code
-            raise expired from error
+            within = f"within {self.config.request_timeout_seconds:g} s"
+            late = ApiError(408, "slow_body", f"the body did not arrive {within}. Send it faster")
+            if progress.has_slot:
+                late = ApiError(503, "timeout", f"no response {within}. Try again", RETRY)
+            outcome = late.code
+            raise late from error
         except ApiError as error:
             outcome = error.code
             raise
@@ -152,13 +157,6 @@ class Service:
         finally:
             seconds = time.perf_counter() - started
             self._metrics.count(outcome=outcome, inputs=progress.inputs, seconds=seconds)
-
-    def _expired(self, *, has_slot: bool) -> ApiError:
-        seconds = self.config.request_timeout_seconds
-        if has_slot:
-            return ApiError(503, "timeout", f"no response within {seconds:g} s. Try again", RETRY)
-        message = f"the body did not arrive within {seconds:g} s. Send it faster"
-        return ApiError(408, "slow_body", message)
 
     async def make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""

@@ -1,21 +1,13 @@
 """Wait for a stop signal while the server is running."""
 
 import signal
-import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType
 
-import httpx
-
 from data.processes import handled_signals
-from data.retry import TransientError
 
 _POLL_SECONDS = 1.0
-
-
-class ServerLostError(TransientError):
-    """The server no longer responds and cannot restart itself."""
 
 
 class StopSignal:
@@ -52,31 +44,3 @@ class StopSignal:
                 check()
             else:
                 return
-
-
-class Listening:
-    """Checks that something is listening at `url`. A server that responds slowly is overloaded, not
-    lost."""
-
-    def __init__(self, url: str, *, lost_seconds: float = 60.0) -> None:
-        self._url, self._lost_seconds = url, lost_seconds
-        # A new connection each time: an old one may lead to a proxy that Ray has replaced.
-        self._client = httpx.Client(
-            trust_env=False, timeout=5.0, limits=httpx.Limits(max_keepalive_connections=0)
-        )
-        self._listened = time.monotonic()
-
-    def check(self) -> None:
-        """Raises ServerLostError if nothing has been listening for `lost_seconds`."""
-        try:
-            self._client.get(f"{self._url}/health")
-        except httpx.ConnectError:
-            if time.monotonic() - self._listened > self._lost_seconds:
-                raise ServerLostError(
-                    f"nothing has been listening on {self._url} for {self._lost_seconds:g} s. "
-                    "Start the server again"
-                ) from None
-        except httpx.HTTPError:
-            self._listened = time.monotonic()
-        else:
-            self._listened = time.monotonic()

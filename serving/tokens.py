@@ -1,31 +1,22 @@
 """Token authentication with a file that may change while the server is running.
 
 The file contains one token per line; blank lines and lines that begin with # are skipped. Replace
-the file with `mv`. The server rereads the file on the next request and then rejects tokens that
-were removed.
+the file with `mv`. Each request reads the file, so tokens that were removed are rejected at once.
 """
 
 import hmac
 import logging
 import os
 import stat
-import time
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import sha256
-from ipaddress import IPv6Address, IPv6Network, ip_address
 from pathlib import Path
 
 from serving.api_error import RETRY, ApiError
 
 MIN_CHARS, _MAX_CHARS = 24, 512
 _MAX_FILE_BYTES = 2**20
-# File system timestamps have a resolution of milliseconds. A file modified more recently than this
-# may change again without a new timestamp, so it is reread on the next request.
-_SETTLED_SECONDS = 1.0
 ANONYMOUS = "anonymous"
-# A network provider usually assigns a whole /64 network of IPv6 addresses to one client.
-_IPV6_PREFIX = 64
 _log = logging.getLogger("kway.serving")
 
 
@@ -33,37 +24,34 @@ class Clients:
     """Identifies clients by their tokens or, without a token file, by their addresses.
 
     Each replica has one instance for both HTTP and gRPC, so that a problem with the file is logged
-    once. `address_header` is the header in which a proxy sends the address of the client. If it is
-    None, the address is that of the connection, so all clients behind a proxy share the limits of
-    one client.
+    once.
     """
 
-    def __init__(self, file: Path | None, address_header: str | None = None) -> None:
+    def __init__(self, file: Path | None) -> None:
         """Accept the tokens in `file`, of which only the SHA-256 digests are stored; None: accept
         every client. Raises OSError or ValueError if the file cannot be read or has unsafe
         permissions."""
         self._file = file
-        self._seen: tuple[int, ...] | None = None
+        self._content: bytes | None = None
         self._digests: list[bytes] = []
         if file is not None:
-            self._refresh()
-        self.address_header = None if address_header is None else address_header.lower()
+            self._refresh(file)
         self._reported: str | None = None
 
-    def client_of(self, authorization: Sequence[str], addresses: Sequence[str]) -> str:
+    def client_of(self, authorization: Sequence[str], address: str) -> str:
         """Return the client, to which limits per client apply, of a request with these values of
         the header Authorization: the first 8 hex digits of the SHA-256 of its token or, without a
-        token file, its address. `addresses` are the values of `address_header`.
+        token file, its `address`.
 
         Raises ApiError: 401 if the token is missing or wrong; 503 while the file cannot be read,
         because the tokens read earlier may have been revoked.
         """
         if self._file is None:
-            return address_key(addresses)
+            return address
         scheme, _, word = authorization[0].partition(" ") if len(authorization) == 1 else ("",) * 3
         token = word.strip() if scheme.lower() == "bearer" else None
         try:
-            self._refresh()
+            self._refresh(self._file)
         except (OSError, ValueError) as error:
             if str(error) != self._reported:  # log it once, not for every request
                 self._reported = str(error)
@@ -83,47 +71,18 @@ class Clients:
         challenge = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
         raise ApiError(401, "wrong_token", message, challenge)
 
-    def _refresh(self) -> None:
-        assert self._file is not None
-        descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    def _refresh(self, file: Path) -> None:
+        """Read the file. Its time stamps would not show every change."""
+        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            state = os.fstat(descriptor)
-            seen = (
-                state.st_ino,
-                state.st_mtime_ns,
-                state.st_ctime_ns,
-                state.st_size,
-                state.st_mode,
-            )
-            if seen == self._seen:
-                return
-            self._seen = None
-            _check_file(self._file, state)
-            self._digests = _digests(self._file, os.read(descriptor, _MAX_FILE_BYTES + 1))
-            if time.time() - state.st_ctime > _SETTLED_SECONDS:
-                self._seen = seen
+            _check_file(file, os.fstat(descriptor))
+            content = os.read(descriptor, _MAX_FILE_BYTES + 1)
         finally:
             os.close(descriptor)
-
-
-def address_key(addresses: Sequence[str]) -> str:
-    """Return the key of the last address in the values of a header, which the proxy in front of the
-    server has added. A missing or invalid address is "anonymous"."""
-    return _key_of(addresses[-1].rpartition(",")[2].strip()) if addresses else ANONYMOUS
-
-
-@lru_cache(1024)  # parsing an address takes longer than the rest of `client_of`
-def _key_of(text: str) -> str:
-    """Return an IPv4 address, or the /64 network of an IPv6 address."""
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return ANONYMOUS
-    if not isinstance(address, IPv6Address):
-        return str(address)
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return str(IPv6Network((int(address), _IPV6_PREFIX), strict=False))
+        if content != self._content:
+            self._content = None
+            self._digests = _digests(file, content)
+            self._content = content
 
 
 def _check_file(path: Path, state: os.stat_result) -> None:

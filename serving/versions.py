@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.config import ServingConfig
-from serving.galleries.gallery import GALLERY, OtherBackboneError
+from serving.galleries.gallery import GALLERY
 from serving.galleries.searching import Galleries
 from serving.metrics import Metrics
 from serving.model import Model
@@ -61,10 +61,7 @@ class ServedModel:
         self._path, self._config = Path(os.path.abspath(bundle)), config
         self._metrics, self._shared = metrics, Shared(config, metrics)
         self.name, self.is_rejected = self._path.name, False
-        service = self._service(Path(os.path.realpath(self._path)), class_weights=False)
-        self._override(service)
-        self.current = Version(service, Galleries(config.galleries, service.model.bundle))
-        _log_unavailable(self.current.galleries)
+        self.current = self._load(None)
         self._replaced: list[weakref.ref[Service]] = []
         # What has been loaded from the paths, when, and why it cannot be served.
         self._loaded: Fingerprint | None = None
@@ -82,7 +79,12 @@ class ServedModel:
         # While it is being replaced, the path may not exist.
         if found is not None and (found != self._loaded or is_retry):
             self._reload(found)
-        self._free()
+        # Reference counting frees a replaced version whose last request has ended, except for the
+        # cycles inside of it.
+        in_use = [ref for ref in self._replaced if ref() is not None]
+        if len(in_use) < len(self._replaced):
+            gc.collect()
+        self._replaced = in_use
 
     def _poll_forever(self) -> None:
         while True:
@@ -106,7 +108,7 @@ class ServedModel:
         the next call of `poll` loads it again."""
         previous, self._tried_at = self.current, time.monotonic()
         try:
-            self.current = self._successor(previous)
+            self.current = self._load(previous)
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             if self._fingerprint() != found:  # its files may be of two versions
                 return
@@ -127,43 +129,46 @@ class ServedModel:
             _log.info("model %s: version %s is served now", self.name, self.current.service.version)
             self._metrics.count_reload(self.name, "switched")
 
-    def _successor(self, current: Version) -> Version:
-        """Load and check what is published. Returns `current` if nothing has changed.
+    def _load(self, previous: Version | None) -> Version:
+        """Load and check what is published. Returns `previous` if nothing has changed.
 
-        The checksums of all new files are verified. Raises OSError or ValueError if the bundle or a
-        gallery is damaged or incomplete, if the file of thresholds is invalid, or if the bundle
-        fails its self-check or reads another kind of input. Galleries with features of another
-        backbone than a new bundle's become unavailable.
+        The checksums of all files that replace those of `previous` are verified. Raises OSError or
+        ValueError if the bundle or a gallery is damaged or incomplete, if the file of thresholds is
+        invalid, or if the bundle fails its self-check or reads another kind of input. Galleries
+        with features of another backbone than a new bundle's become unavailable.
         """
+        config = self._config
         # Resolve symbolic links only once, so that all files are of one version.
         folder = Path(os.path.realpath(self._path))
-        service, previous = current.service, current.galleries
-        is_new = read_manifest(folder).version != current.service.version
-        if is_new:
-            service = self._service(folder, class_weights=True)
-            before, after = current.service.model.reads, service.model.reads
-            if after != before:
+        if previous is not None and read_manifest(folder).version == previous.service.version:
+            model = previous.service.model
+        else:
+            bundle = Bundle.open(folder)
+            bundle.verify(class_weights=previous is not None)
+            model = Model(
+                bundle,
+                max_pixels=config.max_pixels,
+                device=config.device,
+                allow_imports=config.allow_imports,
+            )
+        file = config.thresholds
+        overrides = {} if file is None else read_overrides(file, model.bundle)
+        galleries = Galleries(config.galleries, model.bundle)
+        if previous is not None:
+            old = previous.service
+            if model.reads != old.model.reads:
                 raise ValueError(
-                    f"{folder} reads {after}, but the model reads {before}. Serve it with another "
-                    "server"
+                    f"{folder} reads {model.reads}, but the model reads {old.model.reads}. Serve "
+                    "it with another server"
                 )
-        galleries = Galleries(self._config.galleries, service.model.bundle)
+            is_changed = galleries.verify(previous.galleries, is_new=model is not old.model)
+            if model is old.model and overrides == old.overrides:
+                return Version(old, galleries) if is_changed else previous
+        if overrides:
+            _log.info("model %s: %d thresholds are overridden", self.name, len(overrides))
         for name, error in galleries.unavailable.items():
-            is_expected = is_new and isinstance(error, OtherBackboneError)
-            if name in previous.available and not is_expected:
-                raise error
-        changed = [
-            gallery
-            for name, gallery in galleries.available.items()
-            if name not in previous.available or gallery.info != previous.available[name].info
-        ]
-        for gallery in changed:
-            gallery.verify()
-        is_overridden = self._override(service)
-        if not (is_new or changed or is_overridden):
-            return current
-        _log_unavailable(galleries)
-        return Version(service, galleries)
+            _log.error("gallery %s is unavailable: %s", name, error)
+        return Version(Service(model, self._shared, overrides, name=self.name), galleries)
 
     def _fingerprint(self) -> Fingerprint | None:
         """Return the fingerprint of what is published, None if the bundle does not exist, as while
@@ -176,38 +181,6 @@ class ServedModel:
             files.append(self._config.thresholds)
         return of_bundle, *(_stamp(file) or ("", 0, 0) for file in files)
 
-    def _override(self, service: Service) -> bool:
-        """Set the thresholds that replace those of the bundle. Return whether they have changed."""
-        file = self._config.thresholds
-        overrides = {} if file is None else read_overrides(file, service.model.bundle)
-        if overrides == service.overrides:
-            return False
-        _log.info(
-            "model %s: the thresholds of %d classes are overridden", self.name, len(overrides)
-        )
-        service.overrides = overrides
-        return True
-
-    def _service(self, folder: Path, *, class_weights: bool) -> Service:
-        """Load a bundle and verify its checksums."""
-        bundle, config = Bundle.open(folder), self._config
-        bundle.verify(class_weights=class_weights)
-        model = Model(
-            bundle,
-            max_pixels=config.max_pixels,
-            device=config.device,
-            allow_imports=config.allow_imports,
-        )
-        return Service(model, self._shared, name=self.name)
-
-    def _free(self) -> None:
-        """Free the memory of replaced versions whose last request has ended. Reference counting
-        frees a version except for the cycles inside of it."""
-        in_use = [ref for ref in self._replaced if ref() is not None]
-        if len(in_use) < len(self._replaced):
-            gc.collect()
-        self._replaced = in_use
-
 
 def _stamp(file: Path) -> tuple[str, int, int] | None:
     try:
@@ -215,8 +188,3 @@ def _stamp(file: Path) -> tuple[str, int, int] | None:
     except OSError:
         return None
     return os.path.realpath(file), status.st_ino, status.st_mtime_ns
-
-
-def _log_unavailable(galleries: Galleries) -> None:
-    for name, error in galleries.unavailable.items():
-        _log.error("gallery %s is unavailable: %s", name, error)

@@ -42,7 +42,6 @@ def index(
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails/--no-thumbnails", help="store thumbnails of the images")
     ] = True,
-    strict: Annotated[bool, typer.Option("--strict", help="fail if a file cannot be read")] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -84,7 +83,6 @@ def index(
                 batch_size=batch_size,
                 threads=workers,
                 thumbnails=thumbnails,
-                strict=strict,
                 force=force,
                 index=approximate,
                 report=report,

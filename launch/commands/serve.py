@@ -16,7 +16,7 @@ from data.messages import printable
 from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
-from serving.stop_signal import Listening, StopSignal
+from serving.stop_signal import StopSignal
 from serving.tokens import Clients
 
 if TYPE_CHECKING:
@@ -104,7 +104,11 @@ def serve(
     if no_ray:
         from serving import on_uvicorn
 
-        server = on_uvicorn.running(bundle, config)
+        server = (
+            on_uvicorn.running(bundle, config)
+            if workers == 1
+            else on_uvicorn.running_workers(bundle, config, workers)
+        )
     else:
         from serving import on_ray
 
@@ -113,12 +117,7 @@ def serve(
             typer.echo("starting Ray (takes 10 to 40 s) …", err=True)
     with ExitStack() as opened_server:
         try:
-            if workers > 1:
-                several = on_uvicorn.running_workers(bundle, config, workers)
-                addresses, check = opened_server.enter_context(several)
-            else:
-                addresses = opened_server.enter_context(server)
-                check = Listening(addresses.url).check
+            addresses, check = opened_server.enter_context(server)
         except (Exception, SystemExit):
             if stop.was_received:  # libraries may replace it; Ray raises SystemExit(1) instead
                 raise SystemExit(0) from None

@@ -7,6 +7,5 @@ server is busy or a replica dies.
 
 from serving.client.client import Client, joined
 from serving.client.transport import RejectedError
-from serving.schemas import GalleryHit
 
-__all__ = ["Client", "GalleryHit", "RejectedError", "joined"]
+__all__ = ["Client", "RejectedError", "joined"]

@@ -4,8 +4,7 @@ import json
 import operator
 import re
 from base64 import b64encode
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
@@ -18,7 +17,6 @@ from serving.schemas import (
     Classification,
     ClassPage,
     GalleryFound,
-    GalleryHit,
     GalleryList,
     Hits,
     Limits,
@@ -110,38 +108,6 @@ class Client(Transport):
         """Return the galleries of the server."""
         return self.request(GalleryList, "GET", "/v1/galleries").galleries
 
-    def search(
-        self,
-        gallery: str,
-        class_name: str | SupportsIndex,
-        *,
-        exact: bool | None = True,
-        page_size: int = 100,
-        **rule: Unpack[RuleOptions],
-    ) -> Generator[GalleryHit, None, None]:
-        """Yield the items in descending order of their score for the class. If a recall or
-        threshold is set, yield only the items that match. Hits are fetched in pages of `page_size`
-        as you read them.
-
-        If `exact` is false, the server uses the gallery's index, if there is one, and the search
-        ends after 100 hits. OSError is also raised if the gallery changes during the search.
-        """
-        options = {"exact": exact, "limit": page_size}
-        fetch = partial(self.search_page, gallery, [class_name], **options, **rule)  # type: ignore[arg-type]
-        page, read = fetch(), 0
-        first, version = page.results[0], page.version
-        while hits := page.results[0].hits:
-            yield from hits
-            read += len(hits)
-            if read >= first.total:
-                return
-            page = fetch(offset=read)
-            now = page.results[0]
-            if (page.version, now.total, now.threshold) != (version, first.total, first.threshold):
-                raise OSError(
-                    f"gallery {gallery} at {self.url} changed during the search: search again"
-                )
-
     def search_page(
         self,
         gallery: str,
@@ -186,7 +152,12 @@ class Client(Transport):
                 try:
                     parts.append(self._post(model, path, body))
                 except RejectedError as error:
-                    reason = _renumbered(first, error.reason)
+                    reason = error.reason
+                    # The position of an input in this request, such as "images[1]: …", becomes that
+                    # in the query.
+                    if found := _POSITION.match(reason):
+                        position = first + int(found[2])
+                        reason = f"{found[1]}[{position}]{reason[found.end() :]}"
                     raise RejectedError(self.url, error.status, error.code, reason) from None
             states = {(part.version, str(getattr(part, "thresholds", ""))) for part in parts}
             if len(states) == 1:
@@ -212,12 +183,6 @@ def joined(parts: Sequence[Results]) -> Results:
         result.model_copy(update={"input": position}) for position, result in enumerate(results)
     ]
     return parts[0].model_copy(update={"results": numbered})
-
-
-def _renumbered(first: int, reason: str) -> str:
-    """Add `first`, the position of the request's first input, to the index in an error such as
-    "images[1]: …"."""
-    return _POSITION.sub(lambda match: f"{match[1]}[{first + int(match[2])}]", reason)
 
 
 def _classes(classes: Iterable[str | SupportsIndex]) -> list[str | int]:

@@ -40,9 +40,11 @@ class Transport:
     ) -> None:
         """Raises ValueError for an invalid URL or token. Does not connect yet."""
         self.url, self.retry_seconds, self._has_responded = url.rstrip("/"), retry_seconds, False
-        self._http = httpx.Client(
-            base_url=_checked(self.url), headers=_authorization(token), timeout=timeout
-        )
+        headers = _authorization(token)
+        try:
+            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url} is not a URL: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +82,10 @@ class Transport:
                     with suppress(ValueError):
                         return kind.model_validate_json(response.content)
                 code, reason = _error_of(status, response.content)
-                if not _is_transient(status, code):
+                # A proxy reports that a replica died (500), or that none was available in time
+                # (408). Any other error from kway itself is final.
+                is_of_proxy = status in (502, 504) or (status in (408, 500) and code == "")
+                if status not in _BUSY and not is_of_proxy:
                     raise RejectedError(self.url, status, code, reason)
                 requested = _seconds(response.headers.get("Retry-After", ""))
                 failure = self._unreachable(reason)
@@ -96,12 +101,6 @@ class Transport:
 
     def _unreachable(self, reason: str) -> str:
         return f"no response from {self.url} ({reason}): is `kway serve` running there?"
-
-
-def _is_transient(status: int, code: str) -> bool:
-    """Return whether the server is busy, or a proxy reports that a replica died (500) or that none
-    was available in time (408). Any other error from kway itself is final."""
-    return status in (*_BUSY, 502, 504) or (status in (408, 500) and code == "")
 
 
 def _error_of(status: int, body: bytes) -> tuple[str, str]:
@@ -130,14 +129,3 @@ def _authorization(token: str | None) -> dict[str, str]:
     if not token or not all("!" <= letter <= "~" for letter in token):
         raise ValueError("the token must be a single word of printable ASCII characters")
     return {"Authorization": f"Bearer {token}"}
-
-
-def _checked(url: str) -> httpx.URL:
-    try:
-        parsed = httpx.URL(url)
-        parsed.raw_host.decode("ascii").encode("idna")  # as DNS lookups do
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{url} is not a URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"{url} is not the URL of a server: use http://HOST or https://HOST")
-    return parsed

@@ -1,4 +1,9 @@
-"""Build a gallery: compute the features and thumbnails of all items of a collection."""
+"""Build a gallery: compute the features and thumbnails of all items of a collection, and the
+approximate index.
+
+The number of lists that a search reads is the smallest power of two that reaches `TARGET_RECALL`,
+and at most 1/8 of the lists.
+"""
 
 import json
 import os
@@ -17,6 +22,7 @@ from data.files import explained, sha256_of
 from data.images.decode import MAX_PIXELS, decode, resize
 from data.processes import in_order
 from data.progress import Report
+from heads.logits import inverse_norms_of
 from serving.galleries.collection import Collection, Entry
 from serving.galleries.gallery import (
     DATA_FILES,
@@ -34,16 +40,32 @@ from serving.galleries.gallery import (
     read_info,
     shown_name,
 )
-from serving.galleries.index import INDEX
-from serving.galleries.indexing import LEAST_ITEMS, build_index
-from serving.galleries.searching import supports_index
+from serving.galleries.index import (
+    INDEX,
+    MAX_HITS,
+    TARGET_RECALL,
+    ApproximateIndex,
+    IndexInfo,
+    import_faiss,
+)
+from serving.galleries.searching import best, class_scores, supports_index
 from serving.model import Model
+from trainer.bundle.bundle import Bundle
 from trainer.bundle.writing import published_folder
 
 THUMBNAIL_SIDE = 160  # maximum length in pixels of the longer side
 _QUALITY = 80
 # Longer texts are truncated for display.
 _MAX_SHOWN_CHARS = 500
+# `kway index` indexes larger galleries by default.
+LEAST_ITEMS = 200_000
+# Training time is proportional to the product of these numbers.
+_ITERATIONS, _SAMPLES_PER_LIST = 10, 40
+_MAX_QUERIES = 200
+_MAX_SHARE = 8  # a search reads at most 1/8 of the lists; exact search is about as fast as more
+_BLOCK = 65_536
+
+# Shape legend: N items, d dimensions.
 
 
 class Unreadable(NamedTuple):
@@ -67,7 +89,6 @@ def index_collection(
     batch_size: int = 32,
     threads: int | None = None,
     thumbnails: bool = True,
-    strict: bool = False,
     force: bool = False,
     index: bool | None = None,
     report: Report = lambda done, total: None,
@@ -77,15 +98,13 @@ def index_collection(
     - `batch_size`: number of texts or image crops per forward pass.
     - `threads`: number of threads that read and decode items. Default: one per core.
     - `thumbnails`: compute thumbnails of images.
-    - `strict`: raise an error if an item cannot be read.
     - `force`: replace the gallery even if it was created from a different source.
     - `index`: build an approximate index. None: only for more than 200,000 items.
     - `report`: progress callback that receives (items done, total).
 
     The gallery at `path` does not change until the new one is complete. Raises ValueError if the
     collection is empty, if `path` exists but is not a gallery of this collection, if the model does
-    not support a requested index, or, with `strict`, if an item cannot be read. Raises OSError if
-    the disk is full.
+    not support a requested index, or if no item can be read. Raises OSError if the disk is full.
     """
     spec, source = model.bundle.spec, shown_name(str(collection.path.resolve()))
     if index and not supports_index(model.bundle):
@@ -106,13 +125,10 @@ def index_collection(
                 else:
                     unreadable.append(one)
                 report(rows.num_rows + len(unreadable), total)
-        if unreadable and (strict or not rows.num_rows):
-            name, reason = unreadable[0]
-            more = f" and {len(unreadable) - 1:,} more" if len(unreadable) > 1 else ""
-            remedy = "fix or remove it" + (", or omit --strict" if rows.num_rows else "")
-            raise ValueError(f"{collection.path}: {name} cannot be read ({reason}){more}: {remedy}")
         if not rows.num_rows:
-            raise ValueError(f"{collection.path} does not contain any {collection.reads} to index")
+            first = [f": {one.name} cannot be read ({one.reason})" for one in unreadable[:1]]
+            message = f"{collection.path} does not contain any {collection.reads} to index"
+            raise ValueError("".join([message, *first]))
         lines = b"".join(json.dumps(one._asdict()).encode() + b"\n" for one in unreadable)
         (folder / UNREADABLE).write_bytes(lines)
         if index is None:
@@ -208,3 +224,69 @@ def thumbnail(raw: bytes) -> bytes:
         height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
         pixels = resize(pixels, height, width)
     return cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
+
+
+# ---------------------------------------------------------------------- the approximate index
+
+
+def build_index(features_Nd: np.ndarray, path: Path, bundle: Bundle) -> IndexInfo:
+    """Write the index of `features_Nd`, float32 [N, d], to `path`, and measure its recall with
+    classes of `bundle`.
+
+    Memory use is d bytes per item. Raises ValueError if faiss is not installed.
+    """
+    faiss, spec = import_faiss(), bundle.spec
+    num_items, dim = features_Nd.shape
+    norms = inverse_norms_of(features_Nd) if spec.logits.normalizes else None
+
+    def indexed(items: slice) -> np.ndarray:
+        return features_Nd[items] * (1 if norms is None else norms[items, None])
+
+    num_lists = max(1, min(round(2 * num_items**0.5), num_items // _SAMPLES_PER_LIST))
+    index = faiss.IndexIVFScalarQuantizer(
+        faiss.IndexFlatL2(dim),
+        dim,
+        num_lists,
+        faiss.ScalarQuantizer.QT_8bit,
+        faiss.METRIC_INNER_PRODUCT,
+        False,  # quantize the features, not their differences from the centers
+    )
+    index.cp.niter, index.cp.min_points_per_centroid = _ITERATIONS, 1
+    index.train(indexed(slice(None, None, max(1, num_items // (num_lists * _SAMPLES_PER_LIST)))))
+    for first in range(0, num_items, _BLOCK):
+        index.add(indexed(slice(first, first + _BLOCK)))
+    faiss.write_index(index, str(path))
+    del index  # the opened file is mapped, so only one copy is in memory
+
+    last = spec.num_classes - 1
+    class_ids = np.unique(np.linspace(0, last, _MAX_QUERIES).astype(int)).tolist()
+    rows = [bundle.rows([class_id]) for class_id in class_ids]
+    expected = [
+        best(class_scores(features_Nd, row, spec.logits, spec.loss, norms), 0, MAX_HITS)
+        for row in rows
+    ]
+    most, num_probes = max(1, num_lists // _MAX_SHARE), 1
+    while True:
+        opened = ApproximateIndex(path, features_Nd.shape, num_probes)
+        found = []
+        for row in rows:
+            items = opened.candidates(row.rows[0].numpy())
+            scores = class_scores(features_Nd[items], row, spec.logits, spec.loss)
+            found.append(items[best(scores, 0, MAX_HITS)])
+        recall = {depth: _recall(expected, found, depth) for depth in (10, MAX_HITS)}
+        if recall[MAX_HITS] >= TARGET_RECALL or num_probes == most:
+            return IndexInfo(
+                num_lists=num_lists,
+                num_probes=num_probes,
+                is_normalized=norms is not None,
+                num_queries=len(rows),
+                recall=recall,
+            )
+        num_probes = min(2 * num_probes, most)
+
+
+def _recall(expected: list[np.ndarray], found: list[np.ndarray], depth: int) -> float:
+    """Return the mean share of the best items that were found. In a small gallery, the depth is at
+    most its number of items."""
+    pairs = zip(expected, found, strict=True)
+    return float(np.mean([np.isin(one[:depth], other[:depth]).mean() for one, other in pairs]))

@@ -81,20 +81,13 @@ def read_info(path: Path) -> GalleryInfo:
         raise FileNotFoundError(
             f"{path} is not a gallery: {GALLERY} is missing. Create one with kway index"
         )
-    text = file.read_bytes()
     try:
-        version = json.loads(text).get("format_version")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged ({error}): {DAMAGE_REMEDY}") from error
-    if isinstance(version, int) and version > FORMAT_VERSION:
-        raise ValueError(
-            f"{path} has gallery format {version}, but this version of kway only reads formats up "
-            f"to {FORMAT_VERSION}: update kway"
-        )
-    try:
-        info = GalleryInfo.model_validate_json(text)
+        info = GalleryInfo.model_validate_json(file.read_bytes())
     except ValidationError as error:
-        raise ValueError(f"{file}: {first_of(error.errors())}") from error
+        raise ValueError(
+            f"{file} is damaged or of a newer version of kway ({first_of(error.errors())}): "
+            f"{DAMAGE_REMEDY}, or update kway"
+        ) from error
     for name, expected in info.files.items():
         file = path / name
         if not file.is_file():
@@ -138,17 +131,6 @@ def features_identity(bundle: Bundle) -> str:
 
 class OtherBackboneError(ValueError):
     """The features of a gallery were computed by another backbone."""
-
-
-def check_same_backbone(path: Path, found: GalleryInfo, bundle: Bundle) -> None:
-    """Raise OtherBackboneError if the features at `path` were not computed by `bundle`'s
-    backbone."""
-    if (found.backbone, found.dim) != (features_identity(bundle), bundle.spec.dim):
-        raise OtherBackboneError(
-            f"{path} was created with a different backbone, precision or preprocessing than "
-            f"{bundle.path}: create a new gallery with "
-            f"{kway_command('index', bundle.path, found.source, '-o', 'GALLERY')}"
-        )
 
 
 class Item(NamedTuple):
@@ -196,7 +178,12 @@ class Gallery:
         """Raises FileNotFoundError if the gallery or one of its files is missing, and ValueError if
         it is damaged, has a newer format or contains features from a different backbone."""
         self.info = read_info(path)
-        check_same_backbone(path, self.info, bundle)
+        if (self.info.backbone, self.info.dim) != (features_identity(bundle), bundle.spec.dim):
+            raise OtherBackboneError(
+                f"{path} was created with a different backbone, precision or preprocessing than "
+                f"{bundle.path}: create a new gallery with "
+                f"{kway_command('index', bundle.path, self.info.source, '-o', 'GALLERY')}"
+            )
         self.path, self.num_items = path, self.info.num_items
         shapes = (self.num_items, self.info.dim), (self.num_items + 1, 2)
         self.features = map_matrix(path / FEATURES, "<f4", shapes[0])

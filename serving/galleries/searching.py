@@ -10,7 +10,7 @@ import torch
 from heads.logits import ClassRows, LogitMap
 from heads.losses import score as score_of
 from serving.answer import NOT_ALIGNED, Query, threshold_of, verdict
-from serving.galleries.gallery import Gallery, shown_name
+from serving.galleries.gallery import Gallery, OtherBackboneError, shown_name
 from serving.galleries.index import MAX_HITS, ApproximateIndex
 from serving.schemas import ClassHits, GalleryHit, Hits
 from trainer.bundle.bundle import Bundle
@@ -44,6 +44,23 @@ class Galleries:
                 self.available[name] = Gallery(path, bundle)
             except (OSError, ValueError) as error:
                 self.unavailable[name] = error
+
+    def verify(self, previous: "Galleries", *, is_new: bool) -> bool:
+        """Verify the checksums of the galleries that differ from those of `previous`. Return
+        whether there are any. Raises OSError or ValueError for a damaged gallery. A gallery of
+        another backbone is an error unless `is_new`, which states that the bundle differs, too."""
+        for name in previous.available.keys() & self.unavailable.keys():
+            error = self.unavailable[name]
+            if not (is_new and isinstance(error, OtherBackboneError)):
+                raise error
+        changed = [
+            gallery
+            for name, gallery in self.available.items()
+            if name not in previous.available or gallery.info != previous.available[name].info
+        ]
+        for gallery in changed:
+            gallery.verify()
+        return bool(changed)
 
     def search(self, name: str, query: Query, page: Page) -> Hits:
         """Search the gallery `name`. For each class of `query`, return one page of its items in

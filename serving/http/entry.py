@@ -18,7 +18,7 @@ from serving.api_error import ApiError
 from serving.config import LOOPBACK
 from serving.http.error_responses import response_of
 from serving.service import Service
-from serving.tokens import Clients, address_key
+from serving.tokens import ANONYMOUS, Clients
 from serving.versions import ServedModel, Version
 
 # Every response of the model has this header.
@@ -78,14 +78,10 @@ class Entry:
 
         if self._only_loopback:
             _check_host(values(b"host"))
-        address_header = self._clients.address_header
-        if address_header is not None:
-            addresses = values(address_header.encode())
-        else:
-            addresses = [scope["client"][0]] if scope.get("client") else []
+        address = scope["client"][0] if scope.get("client") else ANONYMOUS
         if scope["path"] in self._open_paths:
-            return address_key(addresses)
-        return self._clients.client_of(values(b"authorization"), addresses)
+            return address
+        return self._clients.client_of(values(b"authorization"), address)
 
 
 def _check_host(found: list[str]) -> None:

@@ -22,9 +22,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def response_of(error: ApiError) -> JSONResponse:
-    # The message may quote client input, which may contain lone surrogates.
-    plain = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
-    body = ErrorBody(error=ErrorDetail(code=error.code, message=plain))
+    body = ErrorBody(error=ErrorDetail(code=error.code, message=str(error)))
     return JSONResponse(body.model_dump(), status_code=error.status, headers=error.headers)
 
 
@@ -32,7 +30,10 @@ def install_handlers(api: FastAPI) -> None:
     """Install handlers that return all errors, including the framework's, in one format."""
 
     @api.exception_handler(ApiError)
-    async def api_error(_: Request, error: ApiError) -> JSONResponse:
+    async def api_error(request: Request, error: ApiError) -> JSONResponse:
+        if request.url.path.startswith("/v2/"):  # the Open Inference Protocol has its own format
+            content = {"error": str(error)}
+            return JSONResponse(content, status_code=error.status, headers=error.headers)
         return response_of(error)
 
     @api.exception_handler(HTTPException)

@@ -4,7 +4,6 @@ Bodies are parsed here rather than by the framework, so that invalid UTF-8, deep
 oversized bodies are rejected with a 4xx status and a specific reason.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Annotated, TypeVar
 
@@ -17,7 +16,6 @@ from serving.answer import MAX_TOP, Rule
 from serving.api_error import ApiError, validated
 from serving.config import ServingConfig
 from serving.http.request_body import (
-    MAX_VALUES,
     check_charset,
     content_type,
     image_bytes,
@@ -28,7 +26,6 @@ from serving.limits import check_inputs
 from serving.service import InProgress, Service
 from trainer.bundle.spec import Reads
 
-_PIECE = 2**16
 # The final boundary is in this many bytes at the end of a form, even if other data follows it.
 _EPILOGUE = 2**16
 
@@ -127,12 +124,6 @@ async def read_query(
     return query, inputs
 
 
-def max_values(limits: ServingConfig) -> int:
-    """Return the maximum number of values in the JSON of a body. It is high enough that a body with
-    slightly too many inputs or classes is rejected with a specific error."""
-    return MAX_VALUES + limits.max_inputs + limits.max_classes
-
-
 def _from_json(
     raw: bytes, model: type[Body], limits: ServingConfig, reads: Reads
 ) -> tuple[Body, Inputs]:
@@ -140,7 +131,7 @@ def _from_json(
     if not raw.strip():
         example = '"images": ["<base64>", …]' if reads == "images" else '"texts": ["…", …]'
         raise ApiError(400, "empty_body", f"the body is empty. Send JSON with {example}")
-    body = validated(model, parse_json(raw, max_values(limits)), "invalid_query")
+    body = parse_json(model, raw, limits, "invalid_query")
     _check_kind(reads, images=body.images is not None, texts=body.texts is not None)
     sent = (body.texts if reads == "texts" else body.images) or []
     check_inputs(sent, reads, limits)  # before any image is decoded
@@ -163,10 +154,8 @@ async def _parse_form(
     if f"--{boundary}--".encode("latin-1", "replace") not in raw[-_EPILOGUE:]:
         raise _invalid_form("the body does not end with the final boundary")
 
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        for start in range(0, len(raw), _PIECE):
-            yield raw[start : start + _PIECE]
-            await asyncio.sleep(0)  # let other requests run
+    async def body() -> AsyncGenerator[bytes, None]:
+        yield raw
 
     def decoded(text: str, name: str) -> str:
         try:
@@ -181,7 +170,7 @@ async def _parse_form(
     # a specific error.
     parser = MultiPartParser(
         Headers({"content-type": kind}),
-        pieces(),
+        body(),
         max_files=limits.max_inputs + 1000,
         max_fields=limits.max_classes + limits.max_inputs + 1000,
         max_part_size=limits.max_body_bytes,

@@ -7,21 +7,17 @@ that fetched URLs for clients could be used to send requests to internal hosts.
 
 import base64
 import binascii
-import json
 import re
 from collections.abc import Mapping
 
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
 
-from serving.api_error import ApiError
-from serving.limits import body_too_large
+from serving.api_error import ApiError, M, validated
+from serving.config import ServingConfig
+from serving.limits import body_too_large, max_values
 from serving.service import InProgress, Service
 
-# Limit per body. Callers add the limits on inputs and classes where these apply.
-MAX_VALUES = 10_000
-_MAX_KEYS = 64
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DATA_URL = re.compile(r"data:(image/[\w.+-]+|application/octet-stream)?;base64,", re.IGNORECASE)
 _URL = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -45,11 +41,13 @@ def check_charset(parameters: Mapping[str, str]) -> None:
 
 
 async def read_body(request: Request, service: Service, progress: InProgress) -> bytes:
-    """Receive the body of a request and acquire a slot for `progress`.
+    """Receive the body of a request, which counts as an upload of its client until it has arrived,
+    and acquire a slot for `progress`. Parse the body only after this, because slots limit the
+    amount of concurrent parsing.
 
     Raises ApiError: 413 if the Content-Length or the body exceeds the limit; 415 for a compressed
-    body; 408 and 429 as in `Uploads.receive`. Parse the body only after this, because slots limit
-    the amount of concurrent parsing.
+    body; 429 if there are too many uploads or requests. Raises ClientDisconnect if the client
+    disconnects. The timeout of `Service.admitted` ends slow uploads.
     """
     limit = service.config.max_body_bytes
     length = request.headers.get("content-length", "0")
@@ -59,40 +57,38 @@ async def read_body(request: Request, service: Service, progress: InProgress) ->
     if encoding not in ("", "identity"):
         message = f"Content-Encoding {encoding[:40]!r} is not supported. Send the body uncompressed"
         raise ApiError(415, "unknown_encoding", message)
-    raw = await service.uploads.receive(request.state.client, request.receive)
+    client, bodies = request.state.client, service.shared.upload_bytes
+    parts: list[bytes] = []
+    received = 0
+    with service.shared.uploads.slots(client):
+        try:
+            async for part in request.stream():
+                if received + len(part) > limit:
+                    raise body_too_large(limit)
+                bodies.acquire(client, len(part))
+                received += len(part)
+                parts.append(part)
+        finally:
+            bodies.release(client, received)
     progress.acquire_slot()
-    return raw
+    return b"".join(parts)
 
 
-def parse_json(raw: bytes, most: int = MAX_VALUES) -> object:
-    """Parse UTF-8 JSON. It may contain at most about `most` values.
+def parse_json(
+    model: type[M], raw: bytes, limits: ServingConfig, code: str, *, status: int = 422
+) -> M:
+    """Parse UTF-8 JSON and validate it as `validated` does. Call this function in a thread if the
+    JSON is long.
 
-    Raises ApiError 400 `invalid_json` for invalid UTF-8 or JSON, JSON that is nested too deeply,
-    duplicate keys, objects with too many keys, numbers with thousands of digits and lone
-    surrogates. JSON with too many values is rejected before any value is created. Call this
-    function in a thread, because parsing megabytes takes a long time.
+    JSON with too many values is rejected before any value is created: `invalid_json`.
     """
-    _check_count(raw, most)
-    try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicate_keys)
-        if _SURROGATE.search(raw):
-            json.dumps(found, ensure_ascii=False).encode("utf-8")
-    except RecursionError as error:
-        raise _invalid_json("the nesting is too deep") from error
-    except UnicodeDecodeError as error:
-        raise _invalid_json(f"invalid UTF-8 at byte {error.start}") from error
-    except UnicodeEncodeError as error:
-        raise _invalid_json("a string contains a lone surrogate") from error
-    except json.JSONDecodeError as error:
-        raise _invalid_json(f"{error.msg} at line {error.lineno} column {error.colno}") from error
-    except ValueError as error:
-        raise _invalid_json(str(error)) from error
-    return found
+    check_num_values(raw, max_values(limits))
+    return validated(model, raw, code, status=status)
 
 
-def _check_count(raw: bytes, most: int) -> None:
-    """Check the number of values without parsing. Each value, or key-value pair, follows a `,`, `[`
-    or `{` outside a string.
+def check_num_values(raw: bytes, most: int) -> None:
+    """Raise ApiError 400 for JSON with more than about `most` values, without parsing it. Each
+    value, or key-value pair, follows a `,`, `[` or `{` outside a string.
 
     The first pass also counts these characters inside strings. If that count exceeds the limit, a
     second pass removes the strings first. Both passes run in C and allocate little more than the
@@ -103,29 +99,15 @@ def _check_count(raw: bytes, most: int) -> None:
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     is_over = bare.count(b'"') > 4 * most  # two for the key and two for its value
     if is_over or _count_starts(b"".join(bare.split(b'"')[::2])) > most:
-        raise _invalid_json(
+        message = (
             f"the JSON contains more than {most} values. Split the request, and send images as "
             "encoded files"
         )
+        raise ApiError(400, "invalid_json", message)
 
 
 def _count_starts(raw: bytes) -> int:
     return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
-
-
-def _without_duplicate_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    if len(pairs) > _MAX_KEYS:
-        raise ValueError(f"an object has {len(pairs)} keys, but the limit is {_MAX_KEYS}")
-    found: dict[str, object] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"duplicate key {key[:80]!r}")
-        found[key] = value
-    return found
-
-
-def _invalid_json(reason: str) -> ApiError:
-    return ApiError(400, "invalid_json", f"invalid JSON: {reason}")
 
 
 def image_bytes(text: str, field: str) -> bytes:

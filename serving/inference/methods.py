@@ -24,11 +24,11 @@ from serving.inference.tensors import (
     elements_of,
     infer,
     invalid_inference,
-    is_ready,
     model_metadata,
     server_metadata,
     wrong_datatype,
 )
+from serving.limits import MAX_VALUES, body_too_large
 from serving.service import Service
 from serving.tokens import ANONYMOUS, Clients
 from serving.versions import ServedModel
@@ -55,8 +55,6 @@ _VARINT_BYTES = 10
 _ONE_VALUE = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 # The field with the typed elements of an input, by datatype.
 _CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents"}
-# Limit per message. Callers add the limits on inputs and classes where these apply.
-MAX_VALUES = 10_000
 
 
 class InferenceMethods:
@@ -72,7 +70,10 @@ class InferenceMethods:
         Exceptions other than cancellation are caught, because gRPC would show them to clients.
         """
         try:
-            client = ANONYMOUS if method in _OPEN else self._client(context)
+            client, metadata = ANONYMOUS, context.invocation_metadata()
+            if method not in _OPEN:
+                tokens = [value for name, value in metadata if name == "authorization"]
+                client = self._clients.client_of(tokens, ANONYMOUS)
             service = self._served.current.service
             if method == "ModelInfer":
                 return await _infer(service, raw, client)
@@ -80,13 +81,6 @@ class InferenceMethods:
         except Exception as error:
             _set_error(context, method, error)
         return pb.ModelInferResponse()  # not sent, because there is an error status
-
-    def _client(self, context: Context) -> str:
-        """Return the client of a call. Raises ApiError if its token is missing or wrong."""
-        metadata = [(name, value) for name, value in context.invocation_metadata()]
-        tokens = [value for name, value in metadata if name == "authorization"]
-        addresses = [value for name, value in metadata if name == self._clients.address_header]
-        return self._clients.client_of(tokens, addresses)
 
 
 def grpc_server(methods: InferenceMethods, config: ServingConfig) -> grpc.aio.Server:
@@ -113,9 +107,7 @@ def _set_error(context: Context, method: str, error: Exception) -> None:
         code, message = grpc.StatusCode.INTERNAL, "internal server error; see the server log"
         _log.exception("%s failed", method, exc_info=error)
     context.set_code(code)
-    # The message may quote client input, which may contain lone surrogates.
-    plain = message.encode("utf-8", "backslashreplace").decode("utf-8")
-    context.set_details(plain[:_MAX_DETAILS_CHARS])
+    context.set_details(message[:_MAX_DETAILS_CHARS])
 
 
 def _described(service: Service, method: str, raw: bytes) -> Message:
@@ -124,13 +116,13 @@ def _described(service: Service, method: str, raw: bytes) -> Message:
         case "ServerLive":
             return pb.ServerLiveResponse(live=True)
         case "ServerReady":
-            return pb.ServerReadyResponse(ready=is_ready(service))
+            return pb.ServerReadyResponse(ready=service.is_healthy())
         case "ServerMetadata":
             return pb.ServerMetadataResponse(**server_metadata())
         case "ModelReady":
             request = parsed(pb.ModelReadyRequest, raw)
             check_model(service, request.name, request.version)
-            return pb.ModelReadyResponse(ready=is_ready(service))
+            return pb.ModelReadyResponse(ready=service.is_healthy())
         case "ModelMetadata":
             request = parsed(pb.ModelMetadataRequest, raw)
             check_model(service, request.name, request.version)
@@ -145,9 +137,8 @@ async def _infer(service: Service, raw: bytes, client: str) -> Message:
     async with service.admitted(client) as progress:
         progress.acquire_slot()
         if len(raw) > limits.max_body_bytes:
-            message = f"the message is larger than {limits.max_body_bytes} bytes. Split the request"
-            raise ApiError(413, "body_too_large", message)
-        with service.uploads.bytes.slots(client, len(raw)):
+            raise body_too_large(limits.max_body_bytes)
+        with service.shared.upload_bytes.slots(client, len(raw)):
             request, inference = await service.in_thread(_read, raw, most)
             check_model(service, request.model_name, request.model_version)
             answer = await infer(service, inference, progress)

@@ -156,14 +156,6 @@ def check_model(service: Service, name: str, model_version: str = "") -> None:
         raise ApiError(404, "unknown_version", message)
 
 
-def is_ready(service: Service) -> bool:
-    try:
-        service.check_health()
-    except RuntimeError:
-        return False
-    return True
-
-
 async def infer(
     service: Service, request: InferenceRequest, progress: InProgress
 ) -> InferenceResponse:

@@ -64,7 +64,7 @@ class Recorder:
 
 def application(bundle: Path, recorder: Recorder | None = None, **limits: object) -> FastAPI:
     config = ServingConfig.model_validate({"threads": torch.get_num_threads(), **limits})
-    clients = Clients(config.token_file, config.client_address_header)
+    clients = Clients(config.token_file)
     model = ServedModel(bundle, config, Metrics(recorder or Recorder()))
     return build_app(model, clients, lambda: b"kway_up 1\n")
 

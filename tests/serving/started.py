@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ from typer.testing import CliRunner
 from launch.commands import query
 from tests.ending import shared
 from tests.system.processes import ROOT
-from tests.waiting import wait_until
 
 _START_SECONDS = 240  # pytest-timeout ends a test after 300 s
 
@@ -208,19 +206,6 @@ def counts(server: Server, token: str = "none") -> dict[str, float]:
             key = f"{parts[1]}:{outcome[1]}" if outcome else parts[1]
             found[key] = found.get(key, 0) + float(parts[3])
     return found
-
-
-def settled_counts(server: Server, token: str) -> dict[str, float]:
-    """Wait until the counts no longer change. Ray collects them every 10 s."""
-    found = [counts(server, token)]
-
-    def is_stable() -> bool:
-        time.sleep(12 if server.metrics != f"{server.url}/metrics" else 0.5)
-        found.append(counts(server, token))
-        return found[-1] == found[-2]
-
-    wait_until(is_stable, 120)
-    return found[-1]
 
 
 def of_each(server: Server, read: Callable[[psutil.Process], Any]) -> list[Any]:

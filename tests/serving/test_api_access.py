@@ -1,6 +1,5 @@
 """Bearer tokens: accepted, rejected, and changed in the token file while the server runs."""
 
-import asyncio
 import logging
 import os
 import re
@@ -8,20 +7,13 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
-import grpc
 import httpx
 import pytest
 from fastapi import FastAPI, Request
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
-from serving.api_error import ApiError
-from serving.app import build_app
-from serving.config import ServingConfig
-from serving.inference.methods import InferenceMethods
-from serving.metrics import Metrics
 from serving.tokens import Clients
-from serving.versions import ServedModel
-from tests.serving.in_process import Call, Recorder, application, ask, refusal
+from tests.serving.in_process import application, ask, refusal
 
 OLD, NEW = "old-" + "o" * 30, "new-" + "n" * 30
 WRONG = "wrong-" + "w" * 28
@@ -88,15 +80,10 @@ def test_only_health_checks_are_answered_without_a_token(api: FastAPI, url: str)
     answer = get(api, url)
     assert refusal(answer) == (401, "no_token")
     assert answer.headers["www-authenticate"] == "Bearer"
-    assert get(api, "/health").status_code == 200
-
-
-@pytest.mark.parametrize("url", ["/v2/health/live", "/v2/health/ready"])
-def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url: str) -> None:
-    assert get(api, url).status_code == 200
-    assert get(api, url, WRONG).status_code == 200
-    document = get(api, "/openapi.json", OLD).json()
-    assert "security" not in document["paths"][url]["get"]
+    for open_path in ("/health", "/v2/health/live", "/v2/health/ready"):
+        assert get(api, open_path, WRONG).status_code == 200
+        document = get(api, "/openapi.json", OLD).json()
+        assert "security" not in document["paths"][open_path]["get"]
 
 
 @pytest.mark.parametrize(
@@ -104,9 +91,7 @@ def test_a_probe_of_the_open_inference_protocol_needs_no_token(api: FastAPI, url
     [
         WRONG,
         "",
-        OLD[:-1],
         OLD + "x",
-        OLD.upper(),
         "x" * 100_000,
         sha256(OLD.encode()).hexdigest(),
     ],
@@ -163,7 +148,6 @@ def test_the_openapi_document_includes_the_token(api: FastAPI) -> None:
     query = document["paths"]["/v1/query"]["post"]
     assert query["security"] == [{"token": []}]
     assert "401" in query["responses"]
-    assert "security" not in document["paths"]["/health"]["get"]
     OpenAPIV31SpecValidator(document).validate()
 
 
@@ -187,31 +171,12 @@ def test_a_changed_token_file_takes_effect_on_the_next_request(
         assert get(api, "/who", OLD).status_code == 200
 
 
-def test_changes_within_one_clock_tick_are_detected(file: Path) -> None:
-    clients = Clients(file)
-    for token in (NEW, OLD) * 100:  # with the same length, in the same file
-        file.write_text(token)
-        clients.client_of([f"Bearer {token}"], [])
-
-
-def test_an_unchanged_file_is_not_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clients = Clients(file)
-    monkeypatch.setattr("serving.tokens._SETTLED_SECONDS", 0.0)
-    assert clients.client_of([f"Bearer {OLD}"], [])
-    monkeypatch.setattr("serving.tokens._digests", None)
-    assert clients.client_of([f"Bearer {OLD}"], [])
-    with pytest.raises(ApiError, match="does not recognize"):
-        clients.client_of([f"Bearer {NEW}"], [])
-
-
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
         (lambda file: file.unlink(), "No such file"),
         (lambda file: save(file, ""), "does not contain any tokens"),
-        (lambda file: save(file, f"{NEW}\nshort"), "line 2: the token has 5 characters"),
         (lambda file: save(file, NEW, mode=0o640), r"mode 0640\)\. Run chmod 600"),
-        (lambda file: file.chmod(0o604), r"mode 0604\)\. Run chmod 600"),
         (lambda file: (file.unlink(), file.mkdir()), "not a regular file"),
         (lambda file: (file.unlink(), os.mkfifo(file)), "not a regular file"),
     ],
@@ -242,23 +207,6 @@ def test_all_requests_are_rejected_while_the_file_is_unreadable_and_one_line_is_
     assert NEW not in caplog.text
 
 
-def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
-    bundle: Path, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    config, clients = ServingConfig(threads=1, token_file=file), Clients(file)
-    model = ServedModel(bundle, config, Metrics(Recorder()))
-    api, methods = build_app(model, clients), InferenceMethods(model, clients)
-    context = Call({"authorization": f"Bearer {OLD}"})
-    asyncio.run(methods.call("ServerMetadata", b"", context))
-    assert context.code is None
-    file.unlink()
-    for _ in range(2):
-        assert refusal(get(api, "/v1/model", OLD)) == (503, "no_tokens")
-        asyncio.run(methods.call("ServerMetadata", b"", context))
-        assert context.code is grpc.StatusCode.UNAVAILABLE
-    assert len([record for record in caplog.records if record.name.startswith("kway")]) == 1
-
-
 # ---------------------------------------------------------------------------- files at start-up
 
 
@@ -266,9 +214,7 @@ def test_a_token_file_error_is_logged_once_for_http_and_grpc_together(
     ("text", "mode", "reason"),
     [
         (OLD, 0o644, "(mode 0644). Run chmod 600"),
-        (OLD, 0o620, "chmod 600"),
         ("", 0o600, "openssl rand -hex 32"),
-        ("# only\n\n", 0o600, "does not contain any tokens"),
         (f"{OLD}\n{'s' * 23}", 0o600, "line 2: the token has 23 characters"),
         ("l" * 513, 0o600, "513 characters"),
         ("two words, in one line of tokens", 0o600, "line 1: "),

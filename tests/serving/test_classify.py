@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from serving.answer import MAX_TOP, top_classes
-from serving.client import Client
+from serving.client import Client, RejectedError
 from serving.model import Model
 from tests.serving.in_process import application, listening
-from tests.tiny_bundle import DIM, NAMES, rows, write, write_of_texts
+from tests.tiny_bundle import DIM, NAMES, rows, write
 from trainer.bundle import row_file
 from trainer.bundle.bundle import Bundle
 
@@ -89,14 +89,13 @@ def test_the_client_splits_many_images(bundle: Path, url: str, files: list[bytes
     assert_ranked(answer.model_dump(), expected(bundle, files, 2))
 
 
-def test_texts_are_classified(tmp_path: Path) -> None:
-    with listening(application(write_of_texts(tmp_path / "texts"))) as url, Client(url) as client:
-        texts = ["a cat", "a dog and a cat"]
-        answer = client.classify(texts, top=1)
-        queried = client.query(range(len(NAMES)), texts)
-    for ranked, all_ in zip(answer.results, queried.results, strict=True):
-        best = max(all_.verdicts, key=lambda one: one.score)
-        assert ranked.classes[0].class_id == best.class_id
+def test_a_number_is_a_class_id_even_if_a_class_has_that_name(url: str, files: list[bytes]) -> None:
+    with Client(url) as client:
+        for one in (3, np.int64(3)):
+            (verdict,) = client.query([one], files[:1]).results[0].verdicts
+            assert verdict.class_name == NAMES[3]
+        with pytest.raises(RejectedError, match="is both the name of class"):
+            client.query(["#3"], files[:1])
 
 
 def test_parameters_in_the_url_of_a_json_body_are_rejected(url: str) -> None:

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +22,7 @@ from tests.serving.started import (
     run,
 )
 from tests.system.processes import ROOT
+from tests.waiting import wait_until
 
 # Print the config file as the command does, and validate it and build its application as Ray does.
 _PRINT_AND_BUILD = """
@@ -77,16 +78,10 @@ def test_the_printed_config_file_is_valid_for_serve_and_builds_the_application(
 # ------------------------------------------------------------------------ tests that take minutes
 
 
-def wait_for(url: str, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+def answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", trust_env=False).is_success
+    return False
 
 
 @pytest.mark.slow
@@ -113,7 +108,7 @@ def test_the_printed_config_file_can_be_deployed(bundle: Path, images: list[Path
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_for(url, 120)
+            wait_until(lambda: answers(url), 120)
             answer = httpx.post(f"{url}/v1/query", json=as_json(images[:1], classes=[1, 2]))
             assert [v["class_id"] for v in answer.json()["results"][0]["verdicts"]] == [1, 2]
         finally:

@@ -8,7 +8,6 @@ import pytest
 from scipy.stats import binomtest
 
 from serving.client import Client
-from serving.schemas import Answer
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import image
 from tests.serving.started import ask as ask_command
@@ -72,30 +71,6 @@ def test_an_answer_reports_precision_once_per_class_and_in_each_verdict(url: str
         assert [one.expected_precision for one in result.verdicts] == [5 / 8, None]
 
 
-def test_precision_is_unknown_for_a_threshold_set_by_the_request(url: str) -> None:
-    with Client(url) as client:
-        decided = client.query([2], [image(0)], threshold=1.0)
-        scored = client.query([2], [image(0)])
-    (one,) = decided.thresholds
-    assert (one.threshold, one.threshold_source, one.class_samples) == (1.0, "request", 5)
-    assert (one.expected_precision, one.class_reached, one.all_reached) == (None, None, None)
-    assert scored.thresholds == []
-
-
-def test_the_command_prints_precision_below_the_verdicts(bundle: Path, file: Path) -> None:
-    shown = ask_command(bundle, "--class", "samoyed", "--class", "7", "--recall", 0.9, file)
-    own, pooled = shown.splitlines()[-2:]
-    assert own.startswith("samoyed: threshold 2.000")
-    assert "at least 0.9 of new samples of this class pass, with confidence 0.9" in own
-    assert "5 validation samples" in own
-    assert "expected precision 0.62 (0.35 to 0.84)" in own
-    assert "pooled over all classes, not guaranteed" in pooled
-    assert "between 0.70 and 0.98 of new samples of this class pass" in pooled
-    assert "25.0% of the classes are below 0.9" in pooled
-    assert "expected precision unknown: no validation sample of this class" in pooled
-    assert "precision" not in ask_command(bundle, "--class", "7", "--threshold", 1, file)
-
-
 def test_precision_is_unknown_for_a_bundle_from_an_older_version(
     tmp_path: Path, file: Path
 ) -> None:
@@ -112,13 +87,3 @@ def test_precision_is_unknown_for_a_bundle_from_an_older_version(
     assert "expected precision unknown" in ask_command(
         bundle, "--class", "7", "--recall", 0.9, file
     )
-
-
-def test_an_answer_from_an_older_server_can_be_parsed() -> None:
-    verdict = {name: OWN[name] for name in ("class", "class_id", "threshold")}
-    verdict["threshold_source"] = "class"
-    results = [{"input": 0, "verdicts": [{**verdict, "score": 3.0, "match": True}]}]
-    old = Answer.model_validate({"aligned": True, "notice": None, "results": results})
-    (found,) = old.results[0].verdicts
-    assert (old.thresholds, found.expected_precision) == ([], None)
-    assert found.threshold_source == "empirical"

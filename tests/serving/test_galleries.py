@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 
 from data.files import sha256_of
 from launch.commands.index import index as index_command
-from serving.config import ServingConfig
 from serving.galleries.building import index_collection
 from serving.galleries.collection import open_collection
 from serving.galleries.gallery import Gallery, features_identity, map_matrix
@@ -142,23 +141,6 @@ def test_a_gallery_that_is_indexed_again_is_replaced(bundle: Path, tmp_path: Pat
     Gallery(path, Bundle.open(bundle)).verify()
 
 
-def test_an_interrupted_run_leaves_the_gallery_as_it_was(bundle: Path, tmp_path: Path) -> None:
-    folder, path = fill(tmp_path / "in", 9), tmp_path / "out"
-    command(bundle, folder, "-o", path)
-    (folder / "0.png").unlink()
-
-    def interrupt(done: int, total: int) -> None:
-        if done == total - 1:
-            raise KeyboardInterrupt
-
-    images, model = open_collection(folder, "images"), Model.open(bundle)
-    with pytest.raises(KeyboardInterrupt):
-        index_collection(model, images, path, batch_size=4, report=interrupt)
-    assert len(names(path)) == 14
-    Gallery(path, Bundle.open(bundle)).verify()
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["in", "out"]
-
-
 def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -> None:
     folder, path = fill(tmp_path / "in", 6), tmp_path / "out"
     (tmp_path / "secret.png").write_bytes(image(1))
@@ -183,10 +165,6 @@ def test_unreadable_items_are_counted_and_listed(bundle: Path, tmp_path: Path) -
     assert "warning: skipped 5 unreadable images, listed in" in output
     assert "note: ignored 1 file without" in output
 
-    with pytest.raises(ValueError, match=r"in: .* cannot be read .* and 4 more: .*--strict"):
-        command(bundle, folder, "-o", tmp_path / "strict", "--strict")
-    assert not (tmp_path / "strict").exists()
-
 
 class _Overflowing(Model):
     """Returns infinite features for the first input of each batch."""
@@ -209,7 +187,7 @@ def test_invalid_collections_and_output_paths_are_rejected(bundle: Path, tmp_pat
     with pytest.raises(ValueError, match="empty does not contain any images"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     (tmp_path / "empty" / "a.png").write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"a\.png cannot be read \(not an image"):
+    with pytest.raises(ValueError, match=r"to index: a\.png cannot be read \(not an image"):
         command(bundle, tmp_path / "empty", "-o", tmp_path / "out")
     with pytest.raises(FileNotFoundError, match="is not a folder: the model requires images"):
         command(bundle, tmp_path / "empty" / "a.png", "-o", tmp_path / "out")
@@ -265,8 +243,8 @@ def test_a_gallery_belongs_to_one_precision_and_to_one_conversion_to_int8(tmp_pa
         ("gallery.json", b"{", b"", "gallery.json is damaged"),
         ("gallery.json", b'"dim": 16', b'"dim": 17', "different backbone, precision or"),
         ("gallery.json", b'_items": 28', b'_items": 29', "F32"),
-        ("gallery.json", b'"dim"', b'"dims"', "gallery.json: dim: Fie"),
-        ("gallery.json", b'ion": 1', b'ion": 3', "gallery format 3"),
+        ("gallery.json", b'"dim"', b'"dims"', "gallery.json is damaged or .*dim: Fie"),
+        ("gallery.json", b'ion": 1', b'ion": 3', "format_version: .*update kway"),
         ("gallery.json", b'"items.jsonl"', b'"../x"', "files must list"),
         ("offsets.safetensors", None, None, "offsets.safetensors is missing"),
         ("gallery.json", None, None, "is not a gallery: gallery.json is missing"),
@@ -385,8 +363,6 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("pets/search", b"", 400, "empty_body"),
         ("pets/search", b"{", 400, "invalid_json"),
         ("pets/search", b'{"classes": [0], "limit": 1001}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "offset": -1}', 422, "invalid_query"),
-        ("pets/search", b'{"classes": [0], "offset": 99999999999999999999}', 422, "invalid_query"),
         ("pets/search", b'{"classes": [0], "gallery": 1}', 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 11, "limit": 1000}), 422, "invalid_query"),
         ("pets/search", json.dumps({"classes": [0] * 101}), 413, "too_many_classes"),
@@ -394,7 +370,6 @@ def test_an_id_of_an_item_of_another_version_of_the_gallery_is_unknown(ask: Ask)
         ("..%2fpets/search", b'{"classes": [0]}', 404, "no_such_path"),
         ("pets/items/28/thumbnail", None, 404, "unknown_item"),
         ("pets/items/-1/thumbnail", None, 422, "invalid_parameter"),
-        ("pets/items/99999999999999999999999/thumbnail", None, 404, "unknown_item"),
     ],
 )
 def test_invalid_requests_are_rejected_with_an_error_code(
@@ -467,10 +442,3 @@ def test_a_file_of_texts_can_be_indexed(tmp_path: Path) -> None:
 
     with pytest.raises(FileNotFoundError, match="is not a file: the model requires texts"):
         command(bundle, tmp_path, "-o", path)
-
-
-@pytest.mark.parametrize("name", ["../a", "", "a/b", "a b", ".", "a" * 65, "a\n"])
-def test_gallery_names_must_be_valid_in_urls(name: str) -> None:
-    assert ServingConfig(galleries={"b-2.x_Y": Path("/a")}).galleries == {"b-2.x_Y": Path("/a")}
-    with pytest.raises(ValueError, match="galleries"):
-        ServingConfig(galleries={name: Path("/a")})

@@ -14,8 +14,8 @@ from tritonclient.utils import serialize_byte_tensor
 
 from serving.api_error import ApiError
 from serving.config import ServingConfig
-from serving.inference.methods import inference_of, parsed, response_of
-from serving.inference.tensors import InferenceResponse, ResponseOutput, check_inference
+from serving.inference.methods import inference_of, parsed
+from serving.inference.tensors import ResponseOutput, check_inference
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 ELEMENTS = st.one_of(
@@ -55,29 +55,6 @@ def test_elements_survive_a_round_trip(tensors: list[tuple[str, list]], is_raw: 
 def test_arbitrary_bytes_are_parsed_or_rejected(raw: bytes) -> None:
     with suppress(ApiError):  # any other exception is a bug
         check_inference(inference_of(parsed(pb.ModelInferRequest, raw)), "images", ServingConfig())
-
-
-@given(st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=6))
-def test_outputs_are_encoded_as_raw_elements(scores: list[float]) -> None:
-    shape = [len(scores), 1]
-    matches = [score > 0 for score in scores]
-    outputs = [
-        ResponseOutput(name="scores", datatype="FP32", shape=shape, data=scores),
-        ResponseOutput(name="matches", datatype="BOOL", shape=shape, data=matches),
-    ]
-    parameters = {"aligned": False, "notice": "unaligned"}
-    answer = InferenceResponse(model_name="pets", id="7", parameters=parameters, outputs=outputs)
-    response = response_of(answer, "v1")
-    assert (response.model_name, response.model_version, response.id) == ("pets", "v1", "7")
-    assert [(one.name, one.datatype, [*one.shape]) for one in response.outputs] == [
-        ("scores", "FP32", shape),
-        ("matches", "BOOL", shape),
-    ]
-    values, bits = response.raw_output_contents
-    assert struct.unpack(f"<{len(scores)}f", values) == tuple(scores)
-    assert bits == bytes(matches)
-    assert response.parameters["aligned"].WhichOneof("parameter_choice") == "bool_param"
-    assert response.parameters["notice"].string_param == "unaligned"
 
 
 def test_typed_contents_of_another_type_or_besides_raw_ones_are_rejected() -> None:

@@ -1,5 +1,6 @@
 """Slots for requests and uploads, the start of a server, and waiting for a signal."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -8,29 +9,37 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Event, Thread
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
+from tritonclient.grpc import service_pb2 as pb
 
-from serving import on_ray, on_uvicorn
+from serving import on_ray
 from serving.config import ServingConfig
+from serving.inference.methods import InferenceMethods
+from serving.metrics import Metrics
 from serving.on_uvicorn import Application
-from serving.temporary import temporary_folder
+from serving.tokens import Clients
+from serving.versions import ServedModel
 from tests.dispositions import ignored, is_ignored
-from tests.quiet_server import QuietServer
-from tests.serving.in_process import application, ask, listening, occupied, refusal
+from tests.serving.in_process import (
+    Call,
+    Recorder,
+    application,
+    ask,
+    listening,
+    occupied,
+    refusal,
+)
+from tests.serving.page_driver import image
 from tests.serving.started import end, start
 from tests.system.processes import ROOT
-from tests.tiny_bundle import write
 from tests.waiting import wait_until
 
 ALICE, BOB = "alice-" + "a" * 30, "bob-" + "b" * 30
@@ -64,23 +73,27 @@ def answer_of(connection: socket.socket) -> tuple[int, str]:
     return status, json.loads(body)["error"]["code"] if status >= 400 else ""
 
 
+LIMITS = {
+    "max_requests": 4,  # three per client
+    "request_timeout_seconds": 4,
+    "batch_wait_seconds": 1,
+    "max_uploads": 6,
+    "max_body_bytes": 100_000,
+    "max_upload_bytes": 200_000,
+}
+
+
 @pytest.fixture(scope="module")
-def url(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = tmp_path_factory.mktemp("tokens") / "tokens"
     tokens.touch(0o600)
     tokens.write_text(f"{ALICE}\n{BOB}\n")
-    limits = {
-        "max_requests": 2,
-        "request_timeout_seconds": 10,
-        "max_uploads": 6,
-        "max_uploads_per_client": 5,
-        "max_body_bytes": 100_000,
-        "max_upload_bytes": 250_000,
-        "max_upload_bytes_per_client": 150_000,
-        "upload_grace_seconds": 2,
-        "min_upload_bytes_per_second": 50_000,
-    }
-    with listening(application(bundle, token_file=tokens, **limits)) as found:
+    return tokens
+
+
+@pytest.fixture(scope="module")
+def url(bundle: Path, tokens: Path) -> Iterator[str]:
+    with listening(application(bundle, token_file=tokens, **LIMITS)) as found:
         yield found
 
 
@@ -130,13 +143,43 @@ def test_a_client_at_its_upload_byte_limit_leaves_bytes_for_others(url: str) -> 
     wait_until(lambda: status_of(url, ALICE, size) == (400, "invalid_json"))
 
 
-def test_an_upload_at_the_minimum_rate_may_take_longer_than_the_grace_period(url: str) -> None:
-    with begun(url, *BODIES[0], length=100_000) as slow:
+def test_a_client_at_its_limit_of_requests_leaves_requests_for_others(url: str) -> None:
+    with ExitStack() as opened:
         for _ in range(3):
-            slow.sendall(b"x" * 25_000)
-            time.sleep(0.8)
-        slow.sendall(b"x" * 24_999)
-        assert answer_of(slow) == (400, "invalid_json")
+            opened.enter_context(occupied(url, Authorization=f"Bearer {ALICE}"))
+        wait_until(lambda: status_of(url, ALICE) == (429, "too_many_requests"))
+        assert status_of(url, BOB) == (400, "empty_body")
+    wait_until(lambda: status_of(url, ALICE) == (400, "empty_body"))
+
+
+def test_grpc_calls_have_the_same_limits_per_client(bundle: Path, tokens: Path) -> None:
+    config = ServingConfig(threads=1, token_file=tokens, **LIMITS)  # type: ignore[arg-type]
+    model = ServedModel(bundle, config, Metrics(Recorder()))
+    methods = InferenceMethods(model, Clients(tokens))
+
+    async def codes(*calls: tuple[str, int]) -> list[str]:
+        """Make all calls at the same time, each with a token and a size, and return their codes."""
+        contexts = [Call({"authorization": f"Bearer {token}"}) for token, _ in calls]
+        requests = [
+            methods.call("ModelInfer", request_of_size(size), context)
+            for context, (_, size) in zip(contexts, calls, strict=True)
+        ]
+        await asyncio.gather(*requests)
+        return ["OK" if one.code is None else one.code.name for one in contexts]
+
+    for own, size in ((4, 10), (2, 80_000)):
+        found = asyncio.run(codes(*[(ALICE, size)] * own, (BOB, size)))
+        assert found == [*["OK"] * (own - 1), "RESOURCE_EXHAUSTED", "OK"]
+
+
+def request_of_size(num_bytes: int) -> bytes:
+    found = pb.ModelInferRequest(model_name="pets", id="x" * num_bytes)
+    found.inputs.add(name="images", datatype="BYTES", shape=[1])
+    found.inputs.add(name="class_ids", datatype="INT64", shape=[1])
+    file = image(0)
+    found.raw_input_contents.append(len(file).to_bytes(4, "little") + file)
+    found.raw_input_contents.append((2).to_bytes(8, "little"))
+    return found.SerializeToString()
 
 
 def test_a_full_replica_rejects_a_request_before_its_body_arrives(bundle: Path) -> None:
@@ -159,89 +202,19 @@ def test_requests_get_503_with_retry_after_until_the_model_is_loaded(bundle: Pat
     assert answer.headers["retry-after"] == "1"
 
 
-WAIT = """
-import sys
-from serving import stop_signal
-stop_signal._POLL_SECONDS = 0.05
-stop = stop_signal.StopSignal()
-try:
-    stop.wait(stop_signal.Listening(sys.argv[1], lost_seconds=1.0).check)
-except OSError as error:
-    sys.exit(f"error: {error}")
-"""
-
-
-class Slow(QuietServer):
-    """Responds to /health while `answers` is set. Otherwise, requests wait."""
-
-    def __init__(self) -> None:
-        self.answers, self.num_answered = Event(), 0
-        super().__init__(("127.0.0.1", 0), _Health)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class _Health(BaseHTTPRequestHandler):
-    server: Slow
-
-    def do_GET(self) -> None:
-        self.server.answers.wait(20)
-        with suppress(ConnectionError):
-            self.send_response(200)
-            self.end_headers()
-            self.server.num_answered += 1
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def slow_server() -> Iterator[Slow]:
-    server = Slow()
-    thread = Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.answers.set()
-        server.shutdown()
-        thread.join(60)
-        server.server_close()
-
-
-@contextmanager
-def waiting_process(url: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that waits for a signal while something is listening at `url`."""
-    command = [sys.executable, "-c", WAIT, url]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+WAIT = "from serving import stop_signal; stop_signal.StopSignal().wait(lambda: print(flush=True))"
 
 
 @ignored(signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 def test_the_wait_ignores_the_signals_that_the_parent_ignored_except_sigterm() -> None:
-    with slow_server() as server, waiting_process(server.url) as process:
-        server.answers.set()
-        wait_until(lambda: server.num_answered > 2)
+    command = [sys.executable, "-c", WAIT]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it waits
         assert is_ignored(process.pid, signal.SIGINT)
         assert is_ignored(process.pid, signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
         assert process.wait(60) == 0
-
-
-def test_the_wait_ends_with_an_error_if_the_server_is_no_longer_listening() -> None:
-    with slow_server() as server:
-        server.answers.set()
-        with waiting_process(server.url) as process:
-            wait_until(lambda: server.num_answered > 2)
-            server.shutdown()
-            server.server_close()
-            assert process.wait(60) == 1
-            assert process.stderr is not None
-            (line,) = process.stderr.read().splitlines()
-            assert line.startswith("error: ")
-            assert server.url in line
 
 
 # A signal can arrive at any line, including the lines that wait for it, so send many signals.
@@ -264,31 +237,6 @@ for _ in range(1000):
 
 def test_a_signal_ends_the_wait_at_any_line() -> None:
     subprocess.run([sys.executable, "-c", MANY_SIGNALS], cwd=ROOT, check=True, timeout=60)
-
-
-@pytest.mark.parametrize("replacement", [RuntimeError("cannot build a schema"), SystemExit(1)])
-def test_startup_ends_cleanly_if_a_library_replaces_the_exception_of_the_signal(
-    tmp_path: Path,
-    kway: Callable[..., int],
-    monkeypatch: pytest.MonkeyPatch,
-    replacement: BaseException,
-) -> None:
-    handlers = {number: signal.getsignal(number) for number in (2, 15, 1)}
-
-    @contextmanager
-    def interrupted(*_: object) -> Iterator[None]:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except SystemExit:
-            raise replacement from None
-        yield
-
-    monkeypatch.setattr(on_uvicorn, "running", interrupted)
-    try:
-        assert kway("serve", write(tmp_path / "bundle"), "--port", 0, "--no-ray") == 0
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 # -- temporary folders -------------------------------------------------------------------------
@@ -327,22 +275,6 @@ def test_a_temporary_folder_is_removed_after_its_owner_is_killed(tmp_path: Path)
             process.communicate(timeout=60)
         assert psutil.wait_procs(remover, timeout=60)[1] == []
         assert list(tmp_path.iterdir()) == []
-
-
-def test_a_signal_right_after_the_creation_of_a_temporary_folder_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = Path.mkdir
-
-    def interrupted(self: Path, *arguments: object, **options: object) -> None:
-        make(self, *arguments, **options)  # type: ignore[arg-type]
-        raise SystemExit(0)
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(Path, "mkdir", interrupted)
-    with pytest.raises(SystemExit), temporary_folder("kway-test-"):
-        pass
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_needs_free_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """How requests and operators change what is decided: required promises, overridden thresholds, and
 verdicts on the classes with the largest scores."""
 
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from serving.client import Client
 from serving.config import ServingConfig
 from serving.replica import checked
 from tests.serving.in_process import application, ask, listening, refusal
+from tests.serving.page_driver import image
 from tests.serving.published import ADDED, REMOVED, Published, serving
-from tests.serving.started import ask as ask_command
 from tests.tiny_bundle import NAMES, WAYS_TO_ASK, write, write_of_texts
 from trainer.bundle.bundle import Bundle
 
@@ -98,7 +99,8 @@ def test_a_search_for_a_class_without_the_required_promise_has_no_hits(tmp_path:
     assert (found["total"], found["hits"], found["threshold"]) == (0, [], None)
     assert "shrunk" in found["reason"]
     with listening(api) as url, Client(url) as client:
-        assert list(client.search("lines", "#5", recall=0.9, require="guaranteed")) == []
+        (found,) = client.search_page("lines", [5], recall=0.9, require="guaranteed").results
+        assert found.hits == []
 
 
 # ---------------------------------------------------------------------------- overridden thresholds
@@ -199,6 +201,25 @@ def test_a_bundle_without_thresholds_answers_for_overridden_classes(tmp_path: Pa
             make_query(opened, ["husky", "samoyed"], recall=0.8, overrides=overrides)
 
 
+def test_a_bundle_without_thresholds_returns_scores_and_verdicts_for_a_threshold(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "imported", changes={"recalls": []}, measured=None)
+    body = {"classes": list(NAMES[:2]), "images": [b64encode(image(0)).decode()]}
+
+    def decide(**rule: float) -> httpx.Response:
+        return ask(application(path), "POST", "/v1/query", json={**body, **rule})
+
+    scores, rejected = decide().json(), decide(recall=0.9)
+    verdicts = scores["results"][0]["verdicts"]
+    assert scores["thresholds"] == []
+    assert {(one["threshold"], one["match"]) for one in verdicts} == {(None, None)}
+    decided = decide(threshold=verdicts[0]["score"]).json()
+    assert decided["results"][0]["verdicts"][0]["match"]
+    assert {one["threshold_source"] for one in decided["thresholds"]} == {"request"}
+    assert "kway calibrate" in rejected.json()["error"]["message"]
+
+
 def test_a_missing_file_of_thresholds_is_reported(bundle: Path, thresholds: Path) -> None:
     with pytest.raises(OSError, match=r"thresholds\.csv cannot be read"):
         checked(bundle, ServingConfig(thresholds=thresholds), verify=False, on_this_machine=True)
@@ -217,19 +238,3 @@ def test_the_top_classes_have_the_verdicts_of_a_query(bundle: Path) -> None:
         assert len(top) == len(asked)
         for one in top:  # the rounding of a score depends on the number of classes
             assert one == by_id[one["class_id"]] | {"score": pytest.approx(one["score"], abs=1e-4)}
-
-
-def test_the_command_shows_the_top_classes_of_a_bundle_and_of_a_server(served: Published) -> None:
-    arguments = ("--text", TEXT, "--text", "und hund", "--recall", 0.9, "--top", 3)
-    offline = ask_command(served.versions[0], *arguments)
-    with served.client() as client:
-        assert isinstance(client, Client)
-        online = ask_command(client.url, *arguments)
-        best = client.classify([TEXT, "und hund"], top=3)
-    for shown in (offline, online):
-        rows = [line for line in shown.splitlines() if "yes" in line or "no " in line]
-        assert len(rows) == 6
-        names = [one.class_name for result in best.results for one in result.classes]
-        assert all(name in row for name, row in zip(names, rows, strict=True))
-    with pytest.raises(ValueError, match="--top"):
-        ask_command(served.versions[0], "--class", "husky", "--top", 3, "--text", TEXT)

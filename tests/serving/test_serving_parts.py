@@ -162,40 +162,26 @@ def test_no_forward_pass_is_run_for_a_disconnected_client() -> None:
     assert seen == [0.0, 2.0]
 
 
-def test_a_failed_batch_fails_only_its_own_requests() -> None:
-    def forward(inputs: list[Tensor]) -> Tensor:
-        if any(bool(one < 0) for one in inputs):
-            raise RuntimeError("forward failed")
-        return torch.stack(list(inputs))
-
-    async def scenario() -> None:
-        batcher = Batcher(forward, batch_size=8, wait_seconds=0, max_queued=9)
-        with pytest.raises(RuntimeError, match="forward failed"):
-            await submit(batcher, [torch.tensor(-1.0)])
-        assert (await submit(batcher, [torch.tensor(1.0)])).tolist() == [1.0]
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("helpers", [None, ThreadPoolExecutor(2)])
-def test_an_input_that_cannot_be_prepared_fails_only_its_request(
-    helpers: ThreadPoolExecutor | None,
-) -> None:
-    def invalid() -> Tensor:
-        raise ValueError("not an image")
+@pytest.mark.parametrize("what", ["an input", "a result"])
+def test_an_exception_fails_only_its_request(helpers: ThreadPoolExecutor | None, what: str) -> None:
+    def fail(*_: object) -> Tensor:
+        raise ValueError(f"{what} is invalid")
 
     def forward(inputs: list[Tensor]) -> Tensor:
         time.sleep(0.05)
         return torch.stack(list(inputs))
 
     async def scenario() -> None:
-        batcher = Batcher(forward, batch_size=3, wait_seconds=0, max_queued=9, helpers=helpers)
+        batcher = Batcher(forward, batch_size=9, wait_seconds=0, max_queued=9, helpers=helpers)
         first = asyncio.create_task(submit(batcher, [torch.tensor(0.0)]))
         await asyncio.sleep(0.02)  # the others arrive during its forward pass
-        bad = [lambda: torch.tensor(1.0), invalid, lambda: torch.tensor(2.0)]
-        failing = asyncio.create_task(batcher.submit(bad, lambda rows: rows))
+        bad = fail if what == "an input" else torch.tensor(2.0).clone
+        inputs = [torch.tensor(1.0).clone, bad]
+        complete = fail if what == "a result" else lambda rows: rows
+        failing = asyncio.create_task(batcher.submit(inputs, complete))
         good = asyncio.create_task(submit(batcher, [torch.tensor(3.0)]))
-        with pytest.raises(ValueError, match="not an image"):
+        with pytest.raises(ValueError, match=f"{what} is invalid"):
             await failing
         assert (await first).tolist() == [0.0]
         assert (await good).tolist() == [3.0]
@@ -203,17 +189,19 @@ def test_an_input_that_cannot_be_prepared_fails_only_its_request(
     asyncio.run(scenario())
 
 
-def test_a_request_that_cannot_be_completed_fails_alone() -> None:
-    def fail(rows: Tensor) -> Tensor:
-        raise ValueError(f"no answer for {rows.tolist()}")
+def test_a_failed_forward_pass_fails_only_its_batch_and_long_requests_need_several() -> None:
+    def forward(inputs: list[Tensor]) -> Tensor:
+        assert len(inputs) <= 2
+        if any(bool(one < 0) for one in inputs):
+            raise RuntimeError("forward failed")
+        return torch.stack(list(inputs))
 
     async def scenario() -> None:
-        batcher = Batcher(torch.stack, batch_size=8, wait_seconds=0, max_queued=9)
-        failing = asyncio.create_task(batcher.submit([lambda: torch.tensor(1.0)], fail))
-        good = asyncio.create_task(submit(batcher, [torch.tensor(2.0)]))
-        with pytest.raises(ValueError, match=r"no answer for \[1.0\]"):
-            await failing
-        assert (await good).tolist() == [2.0]
+        batcher = Batcher(forward, batch_size=2, wait_seconds=0, max_queued=9)
+        with pytest.raises(RuntimeError, match="forward failed"):
+            await submit(batcher, [torch.tensor(-1.0)])
+        found = await submit(batcher, [torch.tensor(float(n)) for n in range(5)])
+        assert found.tolist() == [0, 1, 2, 3, 4]
 
     asyncio.run(scenario())
 

@@ -3,7 +3,6 @@
 The real routes and service run in this process and listen on a port, but without Ray.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -89,24 +88,6 @@ def test_json_forms_and_the_command_give_the_same_answer_as_the_bundle(
         assert_equal(found, wanted)
 
 
-def test_requests_with_texts_of_different_lengths_share_batches(url: str) -> None:
-    requests = [(number % 3, number % len(NAMES)) for number in range(42)]
-    wanted = logits(TEXTS[:3], list(range(len(NAMES))))
-
-    async def all_at_once() -> list[float]:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            answers = await asyncio.gather(
-                *(
-                    client.post("/v1/query", json={"classes": [one], "texts": [TEXTS[text]]})
-                    for text, one in requests
-                )
-            )
-        return [answer.json()["results"][0]["verdicts"][0]["score"] for answer in answers]
-
-    found = asyncio.run(all_at_once())
-    assert found == pytest.approx([wanted[text][one] for text, one in requests], rel=1e-4, abs=1e-5)
-
-
 def test_a_form_that_is_not_utf_8_is_rejected(url: str) -> None:
     part = 'Content-Disposition: form-data; name="{}"\r\n\r\n{}\r\n'
     lines = [f"--x\r\n{part.format(*field)}" for field in (("classes", "husky"), ("texts", "café"))]
@@ -128,12 +109,6 @@ def test_a_model_with_too_few_position_embeddings_fails_its_self_check(
         model.self_check()
 
 
-def test_the_command_reports_the_index_of_a_long_text(url: str, tmp_path: Path) -> None:
-    (tmp_path / "texts").write_text("a\nb\nc\nd\n" + "long " * 61)
-    with pytest.raises(ValueError, match=r"texts\[5\] has 305 characters"):
-        started.ask(url, "--class", "husky", "--text", "e", "--texts", tmp_path / "texts")
-
-
 def test_control_characters_in_texts_and_class_names_do_not_reach_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,14 +124,11 @@ def test_control_characters_in_texts_and_class_names_do_not_reach_the_terminal(
     ("arguments", "message"),
     [
         (("{texts}",), "--texts"),
-        (("{texts}", "--text", "a", "{file}"), "--texts"),
         (("{texts}", "{file}"), "reads texts"),
         (("{url}", "{file}"), "reads texts"),
         (("{images}", "--text", "a"), "reads images"),
         (("{texts}", "--texts", "{file}"), "byte 1"),
         (("{texts}", "--text", "a\udcff"), "text 0"),
-        (("{url}", "--text", "a\udcff"), "invalid JSON"),
-        (("{url}", "--text", "a", "--threshold", "nan"), "threshold"),
         (("{url}", "--text", "x" * 301), "has 301 characters"),
         (("{texts}", "--texts", "{empty}"), "empty"),
     ],

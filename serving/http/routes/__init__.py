@@ -1,1 +1,1 @@
-"""The routes of the HTTP API, one module per resource; `serving/http/app.py` lists them."""
+"""The routes of the HTTP API, one module per resource; `serving/app.py` lists them."""

@@ -1,19 +1,14 @@
 """`GET /v1/classes`: the classes of the model, searched by name."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from serving.http.entry import ServiceDep
-from serving.limits import ClientLimit
 from serving.schemas import ClassFound, ClassPage, ErrorBody
 from serving.service import Service
-
-# Limit on running and waiting searches; further searches are rejected with status 429.
-_MAX_SEARCHES, _MAX_SEARCHES_PER_CLIENT = 32, 16
 
 
 class ClassSearch(BaseModel):
@@ -31,15 +26,6 @@ class ClassSearch(BaseModel):
 router = APIRouter()
 
 
-class Searches:
-    """Runs one search of a replica at a time in a separate thread, so that searches do not delay
-    queries."""
-
-    def __init__(self) -> None:
-        self.thread = ThreadPoolExecutor(1, "search")
-        self.limit = ClientLimit(_MAX_SEARCHES, "searches", per_client=_MAX_SEARCHES_PER_CLIENT)
-
-
 @router.get(
     "/v1/classes",
     response_model=ClassPage,
@@ -54,10 +40,9 @@ async def classes(
 
     Names that begin with `search` are listed first.
     """
-    searches: Searches = request.app.state.searches
-    with searches.limit.slots(request.state.client):
+    with service.shared.slots.slots(request.state.client):
         loop = asyncio.get_running_loop()
-        page = await loop.run_in_executor(searches.thread, _page, service, parameters)
+        page = await loop.run_in_executor(service.shared.searches, _page, service, parameters)
     return Response(page, media_type="application/json")
 
 

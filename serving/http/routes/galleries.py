@@ -7,13 +7,13 @@ from pydantic import ConfigDict, Field
 
 from data.messages import one_line
 from serving.answer import Rule
-from serving.api_error import ApiError, validated
+from serving.api_error import ApiError
 from serving.galleries.gallery import Gallery
 from serving.galleries.searching import Galleries, Page
 from serving.http.entry import VersionDep
 from serving.http.error_responses import ERROR_RESPONSES
 from serving.http.openapi import request_body
-from serving.http.query_body import ClassesBody, max_values
+from serving.http.query_body import ClassesBody
 from serving.http.request_body import parse_json, read_body
 from serving.limits import check_count
 from serving.schemas import ErrorBody, GalleryFound, GalleryIndex, GalleryList, Hits
@@ -73,8 +73,8 @@ async def search(name: str, request: Request, version: VersionDep) -> Hits:
         raw = await read_body(request, service, progress)
         if not raw.strip():
             raise ApiError(400, "empty_body", 'the body is empty. Send {"classes": […]}')
-        parsed = await service.in_thread(parse_json, raw, max_values(service.config))
-        body = validated(SearchBody, parsed, "invalid_query")
+        given = SearchBody, raw, service.config, "invalid_query"
+        body: SearchBody = await service.in_thread(parse_json, *given)
         check_count(len(body.classes), "classes", service.config.max_classes)
         if len(body.classes) * body.limit > _MAX_HITS:
             raise ApiError(

@@ -7,17 +7,13 @@ elements of each input with a `binary_data_size` follow the JSON in order
 """
 
 import re
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from serving.api_error import ApiError, validated
+from serving.config import ServingConfig
 from serving.http.entry import ServiceDep
-from serving.http.query_body import max_values
 from serving.http.request_body import image_bytes, parse_json, read_body
 from serving.inference import tensors
 from serving.inference.tensors import (
@@ -28,6 +24,7 @@ from serving.inference.tensors import (
     elements_of,
     invalid_inference,
 )
+from serving.limits import max_values
 
 _HEADER = "Inference-Header-Content-Length"
 _MEDIA_TYPE = "application/octet-stream"
@@ -48,23 +45,7 @@ _JSON = {"schema": {"type": "object", "description": "a request of the protocol"
 _BODY = {"requestBody": {"required": True, "content": {"application/json": _JSON, **_BINARY}}}
 
 
-class _ProtocolRoute(APIRoute):
-    """A route whose errors have the protocol's format, `{"error": "…"}`."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def answered(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except ApiError as error:
-                content = {"error": str(error)}
-                return JSONResponse(content, status_code=error.status, headers=error.headers)
-
-        return answered
-
-
-router = APIRouter(route_class=_ProtocolRoute)
+router, open_router = APIRouter(), APIRouter()
 
 
 @router.get("/v2")
@@ -73,16 +54,16 @@ async def server() -> dict[str, Any]:
     return tensors.server_metadata()
 
 
-@router.get("/v2/health/live")
+@open_router.get("/v2/health/live")
 async def live() -> dict[str, bool]:
     """Check that the server is running."""
     return {"live": True}
 
 
-@router.get("/v2/health/ready", responses=_NOT_READY)
+@open_router.get("/v2/health/ready", responses=_NOT_READY)
 async def ready(service: ServiceDep, response: Response) -> dict[str, Any]:
     """Check that the model is ready."""
-    found = tensors.is_ready(service)
+    found = service.is_healthy()
     response.status_code = 200 if found else 503
     return {"ready": found}
 
@@ -123,17 +104,15 @@ async def infer(
     check_model(service, name)
     async with service.admitted(request.state.client) as progress:
         raw = await read_body(request, service, progress)
-        most = max_values(service.config)
-        body = await service.in_thread(_read, raw, json_length, most)
+        body = await service.in_thread(_read, raw, json_length, service.config)
         answer = await tensors.infer(service, body, progress)
     return _response_of(body, answer)
 
 
-def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
+def _read(raw: bytes, json_length: str | None, limits: ServingConfig) -> InferenceRequest:
     """Parse a body whose first `json_length` bytes are JSON.
 
-    Raises ApiError: 400 if the body cannot be parsed, 413 if a tensor has more than `most`
-    elements.
+    Raises ApiError: 400 if the body cannot be parsed, 413 if a tensor has too many elements.
     """
     length = len(raw)
     if json_length is not None:
@@ -141,10 +120,9 @@ def _read(raw: bytes, json_length: str | None, most: int) -> InferenceRequest:
             message = f"{_HEADER} is {json_length[:40]!r}, but the body has {length} bytes"
             raise invalid_inference(message)
         length = int(json_length)
-    found = parse_json(raw[:length], most)
-    body = validated(InferenceRequest, found, "invalid_inference", status=400)
+    body = parse_json(InferenceRequest, raw[:length], limits, "invalid_inference", status=400)
     for one in body.inputs:
-        length += _read_data(one, raw, length, most)
+        length += _read_data(one, raw, length, max_values(limits))
     if length != len(raw):
         raise invalid_inference(f"{len(raw) - length} bytes follow the last input. Remove them")
     return body

@@ -6,7 +6,6 @@ fastapi-offline. The files reveal nothing about the model, so they do not requir
 requests that their scripts send do.
 """
 
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import FileResponse
 
 _PAGES = {"index.html": "/", "docs.html": "/docs"}
-_SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
 
 # Forbids content from other origins, inline code and framing. Images that a user drops on the page
 # have blob: URLs.
@@ -34,15 +32,14 @@ _HEADERS = {
 }
 
 
-def _files() -> Iterator[tuple[str, Path]]:
-    """Yield the URL path and the path of each file."""
-    for file in Path(str(files("serving"))).joinpath("page").iterdir():
-        yield _PAGES.get(file.name, f"/page/{file.name}"), file
-    swagger = Path(str(files("fastapi_offline"))) / "static"
-    yield from ((f"/docs/{name}", swagger / name) for name in _SWAGGER_FILES)
-
-
-FILES = dict(_files())
+# The path of each file by its URL path.
+FILES = {
+    _PAGES.get(file.name, f"/page/{file.name}"): file
+    for file in Path(str(files("serving"))).joinpath("page").iterdir()
+} | {
+    f"/docs/{name}": Path(str(files("fastapi_offline"))) / "static" / name
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css")
+}
 router = APIRouter(include_in_schema=False)
 
 

@@ -11,6 +11,7 @@ from data.images.config import ImageConfig
 from serving.api_error import ApiError
 from serving.http.entry import ServiceDep
 from serving.schemas import ErrorBody, Limits, ModelLogits
+from serving.service import HUNG_SECONDS
 from trainer.backbone.precision import Precision
 from trainer.bundle.spec import LossSpec, Reads, TextSpec
 
@@ -37,7 +38,7 @@ class ModelInfo(BaseModel):
     limits: Limits
 
 
-router = APIRouter()
+router, open_router = APIRouter(), APIRouter()
 
 
 @router.get("/v1/model")
@@ -66,13 +67,12 @@ async def info(service: ServiceDep) -> ModelInfo:
     )
 
 
-@router.get("/health", responses={503: {"model": ErrorBody}})
+@open_router.get("/health", responses={503: {"model": ErrorBody}})
 async def health(service: ServiceDep) -> dict[str, str]:
     """Check that the server is ready: the model has passed its self-check and responds."""
-    try:
-        service.check_health()
-    except RuntimeError as error:
-        raise ApiError(503, "unhealthy", str(error)) from error
+    if not service.is_healthy():
+        message = f"a forward pass has been running for more than {HUNG_SECONDS:.0f} s"
+        raise ApiError(503, "unhealthy", message)
     return {"status": "ready"}
 
 

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-from serving.config import ServingConfig
-
 REPLICAS = 2  # with Ray
 TOKEN, OTHER_TOKEN = "a1b2c3d4" * 8, "0f1e2d3c" * 8
 MAX_REQUESTS, MAX_INPUTS, MAX_BODY, TIMEOUT = 8, 4, 2**19, 5
-CLIENT_REQUESTS = ServingConfig(max_requests=MAX_REQUESTS).requests_per_client
 BATCH_WAIT = 0.3
 # A class that only one test queries. Replicas cache the class weights that they have read.
 NEVER_QUERIED = 5

@@ -143,30 +143,17 @@ def test_server_and_model_metadata_are_the_same_over_grpc_and_rest(
 # ---------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    ("model", "ids", "num_images", "code", "words"),
-    [
-        ("cars", [2], 1, CODE.NOT_FOUND, "'cars'"),
-        ("pets", [99], 1, CODE.NOT_FOUND, "99"),
-        ("pets", [], 1, CODE.INVALID_ARGUMENT, "contains no classes"),
-        ("pets", [0] * 101, 1, CODE.RESOURCE_EXHAUSTED, "the limit is 100"),
-        ("pets", [2], 5, CODE.RESOURCE_EXHAUSTED, "the limit is 4"),
-    ],
-)
 def test_invalid_requests_are_rejected_with_a_status_code(
-    stub: GRPCInferenceServiceStub,
-    images: list[Path],
-    model: str,
-    ids: list[int],
-    num_images: int,
-    code: grpc.StatusCode,
-    words: str,
+    stub: GRPCInferenceServiceStub, images: list[Path]
 ) -> None:
-    request = request_of(images[:num_images], *ids)
-    request.model_name = model
-    found = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))
-    assert found[0] == code, found
-    assert words in found[1]
+    for ids, code, words in (
+        ([99], CODE.NOT_FOUND, "99"),
+        ([], CODE.INVALID_ARGUMENT, "contains no classes"),
+        ([0] * 101, CODE.RESOURCE_EXHAUSTED, "the limit is 100"),
+    ):
+        request = request_of(images[:1], *ids)
+        found = refusal(lambda: stub.ModelInfer(request, metadata=WITH_TOKEN))  # noqa: B023
+        assert (found[0], words in found[1]) == (code, True)
 
 
 def test_messages_beyond_the_size_limit_are_rejected_even_if_compressed(

@@ -1,7 +1,5 @@
 """Ports, processes and metrics of a server on each runner."""
 
-from pathlib import Path
-
 import grpc
 import httpx
 import psutil
@@ -10,16 +8,12 @@ import pytest
 from tests.serving.live.servers import REPLICAS, TOKEN
 from tests.serving.started import (
     Server,
-    as_json,
     counts,
     error_of,
     of_each,
     replicas_of,
-    settled_counts,
 )
 from tests.waiting import wait_until
-
-OUTCOMES = {"ok": 5, "unknown_class": 3, "empty_body": 2}
 
 
 def listening(server: Server) -> set[str]:
@@ -84,30 +78,12 @@ def test_no_server_process_has_a_lower_priority_than_the_command(server: Server)
 # ---------------------------------------------------------------------------- metrics
 
 
-def test_the_counts_match_the_requests_sent(
-    server: Server, client: httpx.Client, images: list[Path]
-) -> None:
-    before = settled_counts(server, TOKEN)
-    for _ in range(OUTCOMES["ok"]):
-        body = as_json(images[:3], classes=["husky"])
-        assert client.post("/v1/query", json=body).status_code == 200
-    for _ in range(OUTCOMES["unknown_class"]):
-        body = as_json(images[:2], classes=["hsky"])
-        assert error_of(client.post("/v1/query", json=body))[1] == "unknown_class"
-    for _ in range(OUTCOMES["empty_body"]):
-        assert error_of(client.post("/v1/query"))[1] == "empty_body"
-    assert client.get("/health").status_code == 200  # not counted
-    expected = {
-        **{f"kway_query_requests_total:{outcome}": count for outcome, count in OUTCOMES.items()},
-        "kway_query_inputs_total": OUTCOMES["ok"] * 3,
-        "kway_query_seconds_count": sum(OUTCOMES.values()),
-    }
-
-    def increases() -> dict[str, float]:
-        found = counts(server, TOKEN)
-        return {key: found.get(key, 0) - before.get(key, 0) for key in expected}
-
-    wait_until(lambda: increases() == expected)
+def test_the_counts_match_the_requests_sent(server: Server, client: httpx.Client) -> None:
+    body = {"classes": ["husky"], "images": ["?"]}
+    for _ in range(3):  # no other test of this server causes this error
+        assert error_of(client.post("/v1/query", json=body))[1] == "invalid_base64"
+    key = "kway_query_requests_total:invalid_base64"
+    wait_until(lambda: counts(server, TOKEN).get(key) == 3)  # Ray collects them every 10 s
     assert counts(server, TOKEN)["kway_model_aligned"] >= 1
 
 

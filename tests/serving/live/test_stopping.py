@@ -11,6 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Timer
 
@@ -26,8 +27,10 @@ from tests.serving.started import (
     SharedServer,
     as_json,
     command,
+    end,
     replicas_of,
     scores_of,
+    start,
 )
 from tests.waiting import wait_until
 
@@ -189,3 +192,24 @@ def test_sigterm_under_load_never_causes_an_error_of_kway_and_leaves_no_process(
     assert server.process.wait(timeout=60) == 0
     assert [process for process in server.children if process.is_running()] == []
     assert server.errors.read_text() == errors
+
+
+@pytest.mark.slow
+def test_a_server_with_haproxy_answers_what_it_has_received_and_leaves_no_process(
+    bundle: Path, images: list[Path], tmp_path: Path
+) -> None:
+    server = start(bundle, tmp_path / "stderr", "--high-throughput", "--batch-wait", 2)
+    query = partial(httpx.post, f"{server.url}/v1/query", timeout=60)
+    body = as_json(images[:1], classes=[2])
+    try:
+        assert query(json=body).status_code == 200
+        with ThreadPoolExecutor(1) as threads:
+            in_progress = threads.submit(query, json=body)
+            time.sleep(1)  # less than the wait for a batch
+            server.process.terminate()
+            assert in_progress.result(60).status_code == 200
+        assert server.process.wait(timeout=25) == 0  # less than the limit of 30 s
+        assert psutil.wait_procs(server.children, timeout=10)[1] == []
+        assert "error" not in server.errors.read_text()
+    finally:
+        end(server)

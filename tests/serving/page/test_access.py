@@ -63,21 +63,3 @@ def test_the_page_reports_a_busy_server_and_retries(browser: Browser, bundle: Pa
         with listening(application(bundle)) as idle:
             expected = api_verdicts(idle, [image(0)], classes=[0], recall=0.9)
         assert_same_verdicts(shown_verdicts(page), expected)
-
-
-def test_an_input_shows_that_the_server_is_unreachable_and_can_be_retried(
-    browser: Browser, bundle: Path
-) -> None:
-    api = application(bundle)
-    with listening(api) as url, visit(browser, url) as page:
-        choose_classes(page, 0)
-        page.context.set_offline(True)
-        page.clock.install()
-        add_images(page, image(0))
-        expect(page.locator("#waiting")).to_contain_text("cannot be reached")
-        for _ in range(4):
-            page.clock.run_for(5000)
-        expect(page.locator(".problem")).to_contain_text("the server cannot be reached")
-        page.context.set_offline(False)
-        page.get_by_role("button", name="Try again").click()
-        expect(page.locator(".verdict")).to_have_count(1)

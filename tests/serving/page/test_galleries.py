@@ -40,11 +40,3 @@ def test_a_gallery_shows_the_same_hits_as_the_api_and_the_items_below_the_thresh
     kinds = page.evaluate("[...document.querySelectorAll('.hits li')].map((one) => one.className)")
     assert kinds == ["hit yes"] * matches + ["boundary"] + ["hit no"] * (NUM_ITEMS - matches)
     until(page, "document.querySelectorAll('.hit img').length === 40")
-
-
-def test_a_gallery_shows_the_threshold_and_its_validation_counts(page: Page) -> None:
-    choose_classes(page, 6)
-    page.get_by_role("tab", name="Query").press("ArrowRight")
-    status = page.locator(".ranking [role=status]")
-    expect(status).to_contain_text("threshold 0.50, pooled over all classes")
-    expect(status).to_contain_text("Not set for this class. About 90%, between 70% and 98%")

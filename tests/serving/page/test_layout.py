@@ -57,9 +57,6 @@ def test_the_page_fits_a_window_360_pixels_wide(browser: Browser, url: str) -> N
         assert fits(page)
 
 
-# The contrast ratio between each piece of text and its background, as defined by WCAG.
-
-
 def test_the_page_warns_about_a_loss_that_is_not_aligned(
     browser: Browser, page: Page, tmp_path: Path
 ) -> None:

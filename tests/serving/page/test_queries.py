@@ -1,13 +1,11 @@
 """Queries about images and texts on the page show the same verdicts as the API."""
 
-import base64
 import re
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.serving.browsing import until, visit
+from tests.serving.browsing import visit
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import (
     NAMES,
@@ -19,7 +17,7 @@ from tests.serving.page_driver import (
     image,
     shown_verdicts,
 )
-from tests.tiny_bundle import write, write_of_texts
+from tests.tiny_bundle import write_of_texts
 
 
 def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, url: str) -> None:
@@ -50,57 +48,6 @@ def test_classes_and_images_can_be_selected_with_the_keyboard_alone(page: Page, 
     assert (
         page.locator("#cards .source").first.inner_text().startswith("threshold 0.00, recall 90%")
     )
-
-
-def test_the_combobox_handles_arrow_keys_escape_and_backspace(page: Page) -> None:
-    field = page.get_by_role("combobox")
-    page.keyboard.type("s")
-    expect(field).to_have_attribute("aria-expanded", "true")
-    options = page.get_by_role("option")
-    assert options.count() > 2
-    for key, index in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
-        page.keyboard.press(key)
-        active = field.get_attribute("aria-activedescendant")
-        expect(options.nth(index)).to_have_id(active or "")
-        expect(options.nth(index)).to_have_attribute("aria-selected", "true")
-    page.keyboard.press("Escape")
-    expect(field).to_have_attribute("aria-expanded", "false")
-    assert field.get_attribute("aria-activedescendant") is None
-    assert field.input_value() == "s"
-    page.keyboard.press("Escape")
-    assert field.input_value() == ""
-    page.keyboard.type("zzz")
-    expect(page.locator("#class-more")).to_have_text("No class name contains “zzz”.")
-    page.keyboard.press("Enter")
-    expect(page.locator(".chip")).to_have_count(0)
-    field.fill("")
-    choose_classes(page, 3)
-    page.keyboard.press("Backspace")
-    expect(page.locator(".chip")).to_have_count(0)
-
-
-def test_dropped_and_pasted_images_are_queried(page: Page, url: str) -> None:
-    choose_classes(page, 0)
-    for event, seed in (("drop", 1), ("paste", 2)):
-        page.evaluate(
-            """([event, content]) => {
-                const bytes = Uint8Array.from(atob(content), (one) => one.charCodeAt(0));
-                const data = new DataTransfer();
-                data.items.add(new File([bytes], "a.png", { type: "image/png" }));
-                const options = { bubbles: true, cancelable: true };
-                document.body.dispatchEvent(event === "drop"
-                    ? new DragEvent("drop", { ...options, dataTransfer: data })
-                    : new ClipboardEvent("paste", { ...options, clipboardData: data }));
-            }""",
-            [event, base64.b64encode(image(seed)).decode()],
-        )
-    expect(page.locator(".verdict")).to_have_count(2)
-    assert_same_verdicts(
-        shown_verdicts(page), api_verdicts(url, [image(1), image(2)], classes=[0], recall=0.9)
-    )
-    widths = "[...document.querySelectorAll('.card img')].map((one) => one.naturalWidth)"
-    until(page, f"({widths}).every(Boolean)")
-    assert page.evaluate(widths) == [30, 30]
 
 
 def test_without_a_class_the_top_classes_are_shown_with_their_verdicts(
@@ -208,18 +155,3 @@ def test_each_line_of_text_is_queried(browser: Browser, tmp_path: Path) -> None:
         expect(page.locator(".card:nth-child(5) .problem")).to_contain_text(
             "301 characters, but the limit is 300"
         )
-
-
-def test_a_model_without_thresholds_shows_scores_first(browser: Browser, tmp_path: Path) -> None:
-    bundle = write(tmp_path / "imported", changes={"recalls": []}, measured=None)
-    contents = [image(seed) for seed in range(2)]
-    with listening(application(bundle)) as url, visit(browser, url) as page:
-        expect(page.locator("#decision-meaning")).to_contain_text("has no thresholds for a recall")
-        expect(page.get_by_role("radio", name="none: show scores only")).to_be_checked()
-        page.locator("#class-input").fill("husky")
-        page.locator("#class-input").press("Enter")
-        add_images(page, *contents)
-        expect(page.locator(".verdict")).to_have_count(2)
-        shown = [score.get_attribute("value") for score in page.locator(".verdict .score").all()]
-        expected = [card[0][1] for card in api_verdicts(url, contents, classes=[0])]
-        assert [float(score or "nan") for score in shown] == pytest.approx(expected, abs=1e-5)
