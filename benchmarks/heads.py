@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from rich.console import Console
 from rich.progress import track
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.timing import (
@@ -148,27 +148,31 @@ def losses() -> Iterator[Row]:
 
 def smooth_topk() -> Iterator[Row]:
     """Compare the smooth top-k loss alone, on given logits, with torch's cross_entropy."""
-    for classes, k, at_most in TOPK_CASES:
-        logits = torch.randn(TOPK_BATCH, classes, requires_grad=True)
-        labels = torch.randint(classes, (TOPK_BATCH,))
-        class_ids, loss = torch.arange(classes), SmoothTopK(k, 1.0)
+    for case in TOPK_CASES:
+        yield _smooth_topk(*case)
 
-        def ours() -> Tensor:
-            """Compute the gradient [B, K] with all classes in one block, as the engine does."""
-            block = Block.of(class_ids, labels, labels, logits)
-            value = loss.value(loss.statistics(logits, block), Rows(classes, labels))
-            by_logits, by_true = torch.autograd.grad(value, (logits, block.true))
-            return block.positions.add(by_logits.contiguous(), by_true)
 
-        def theirs() -> None:
-            logits.grad = None
-            F.cross_entropy(logits, labels).backward()
+def _smooth_topk(classes: int, k: int, at_most: float | None) -> Row:
+    logits = torch.randn(TOPK_BATCH, classes, requires_grad=True)
+    labels, class_ids = torch.randint(classes, (TOPK_BATCH,)), torch.arange(classes)
+    loss = SmoothTopK(k, 1.0)
 
-        case = f"n = {classes:,}, B = {TOPK_BATCH}, k = {k}, tau = 1"
-        contenders = {"ours": ours, "theirs": theirs}
-        times = take_turns(contenders, title=f"smooth_topk, {case}", rounds=25, seconds=20)
-        what = "smooth_topk / cross_entropy, the loss alone"
-        yield ratio_row(what, case, times["ours"], times["theirs"], at_most)
+    def ours() -> Tensor:
+        """Compute the gradient [B, K] with all classes in one block, as the engine does."""
+        block = Block.of(class_ids, labels, labels, logits)
+        value = loss.value(loss.statistics(logits, block), Rows(classes, labels))
+        by_logits, by_true = torch.autograd.grad(value, (logits, block.true))
+        return block.positions.add(by_logits.contiguous(), by_true)
+
+    def theirs() -> None:
+        logits.grad = None
+        F.cross_entropy(logits, labels).backward()
+
+    case = f"n = {classes:,}, B = {TOPK_BATCH}, k = {k}, tau = 1"
+    contenders = {"ours": ours, "theirs": theirs}
+    times = take_turns(contenders, title=f"smooth_topk, {case}", rounds=25, seconds=20)
+    what = "smooth_topk / cross_entropy, the loss alone"
+    return ratio_row(what, case, times["ours"], times["theirs"], at_most)
 
 
 def peak_memory() -> Iterator[Row]:
