@@ -132,7 +132,7 @@ def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) 
             f"the head has a prior for {head.num_classes} classes, but none for new classes: "
             "create the head without a prior"
         )
-    if head.engine.row_weighting.class_weights is not None:
+    if head.engine.class_weights is not None:
         raise ValueError(
             f"the head has class_weights for {head.num_classes} classes, but none for new classes: "
             "create the head without class_weights"

@@ -34,10 +34,10 @@ from heads.collectives import (
     reduce_scatter_rows,
 )
 from heads.engine.agreement import RowCounts, agree, nan_loss, non_finite_rows
-from heads.engine.inputs import Batch, Parameters, class_ids
+from heads.engine.inputs import Batch, Parameters, weights_of_rows
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
-from heads.losses import LOSSES, Loss
+from heads.losses import LOSSES, Loss, Rows
 
 # Size of a block of float64 rows, small enough for the cache of one core.
 _CACHED_BYTES = 2 << 20
@@ -113,7 +113,6 @@ class FactoredHead(ClassHead):
         init_std: float = 0.01,
         memory_mib: int | None = None,
         class_weights: Tensor | None = None,
-        ignore_index: int | None = None,
         max_singular_value: float = _MAX_SINGULAR_VALUE,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
@@ -131,7 +130,6 @@ class FactoredHead(ClassHead):
             init_std=init_std,
             memory_mib=memory_mib,
             class_weights=class_weights,
-            ignore_index=ignore_index,
             device=device,
             dtype=dtype,
         )
@@ -334,8 +332,7 @@ class FactoredHead(ClassHead):
         assert weight is not None
         with torch.set_grad_enabled(with_gradient):  # the ranks must agree on it, too
             counts = agree(self.engine, Batch(features, labels, row_weights), Parameters(weight))
-        labels = class_ids(labels)
-        features = self.engine.row_weighting.masked(features, labels)
+        labels = labels.long()
         moments, rows = self._current_moments(), self._label_rows(labels, counts.sizes)
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
@@ -356,7 +353,7 @@ class FactoredHead(ClassHead):
         )
 
     def _label_rows(self, labels: Tensor, sizes: list[int]) -> Tensor:
-        """Return the rows [b, d] of W at this rank's labels; zero for an ignored label.
+        """Return the rows [b, d] of W at this rank's labels.
 
         Every rank fills in the rows that it holds for the labels of the entire class group. The
         reduce-scatter then gives each rank the rows of its own labels.
@@ -364,16 +361,9 @@ class FactoredHead(ClassHead):
         group, held = self.engine.class_group, self._held()
         all_labels = all_gather_rows(labels, sizes, group)
         rows = torch.zeros(len(all_labels), held.shape[1], dtype=torch.float64, device=held.device)
-        here, positions = self._held_labels(all_labels)
+        here, positions = self.engine.weights.held.find(all_labels)
         rows[here] = self._rows(held[positions])
         return reduce_scatter_rows(rows, sizes, group)
-
-    def _held_labels(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the indices of the `labels` [m] that are not ignored and whose classes this rank
-        holds, and the positions of these classes among its rows."""
-        counted = self.engine.row_weighting.counts(labels).nonzero().squeeze(1)
-        here, positions = self.engine.weights.held.find(labels[counted])
-        return counted[here], positions
 
     def _value(
         self, stats: Tensor, counts: RowCounts, *, with_gradient: bool
@@ -384,15 +374,16 @@ class FactoredHead(ClassHead):
         The gradient is zero if `with_gradient` is false. The columns of `stats` [b, 4 or 5] are
         sum z, sum z^2, z_y, the label and, if given, the row weight.
         """
-        engine, world = self.engine, self._gather(stats, counts)
-        is_counted = engine.row_weighting.counts(world[:, 3].long())
-        labels, *given = world[is_counted, 3:].unbind(1)
+        engine, world = self.engine, counts.gather(self.engine, stats)
+        labels, *given = world[:, 3:].unbind(1)
         factors = given[0] if given else None
-        weighting = engine.row_weighting
-        rows = weighting.rows(engine.num_classes, labels.long(), torch.float64, factors=factors)
+        weights = weights_of_rows(engine.class_weights, labels.long(), factors)
+        if weights is not None:
+            weights = weights.double()
+        rows = Rows(engine.num_classes, labels.long(), weights)
         leaf = world[:, :3].clone().requires_grad_(with_gradient)
         with torch.set_grad_enabled(with_gradient):
-            total = leaf[is_counted].unbind(1)[3 - self._num_stats :]
+            total = leaf.unbind(1)[3 - self._num_stats :]
             value = self.loss.value(total, rows)
         if not with_gradient:
             return value, torch.zeros_like(stats[:, :3])
@@ -400,11 +391,6 @@ class FactoredHead(ClassHead):
         start = sum(counts.group_sizes[: group_rank(engine.data_group)])
         start += sum(counts.sizes[: group_rank(engine.class_group)])
         return value.detach(), by_stats[start : start + len(stats)]
-
-    def _gather(self, tensor: Tensor, counts: RowCounts) -> Tensor:
-        """Gather the rows [b, ...] of each rank as [m, ...], the global batch (collective)."""
-        group = all_gather_rows(tensor, counts.sizes, self.engine.class_group)
-        return all_gather_rows(group, counts.group_sizes, self.engine.data_group)
 
     # ---- gradients ----
 
@@ -451,8 +437,11 @@ class FactoredHead(ClassHead):
         all_reduce_sum(all_reduce_sum(packed, engine.class_group), engine.data_group)
         # The rank that holds the row of a label needs the features of all batch rows with that
         # label. Gather the features in their original dtype to send fewer bytes.
-        here, positions = self._held_labels(self._gather(labels, counts))
-        rows = self._gather(true, counts)[here] * self._gather(features, counts)[here].double()
+        all_labels, all_true, all_features = (
+            counts.gather(engine, each) for each in (labels, true, features)
+        )
+        here, positions = engine.weights.held.find(all_labels)
+        rows = all_true[here] * all_features[here].double()
         positions, row = positions.unique(return_inverse=True)
         sparse = rows.new_zeros(len(positions), rows.shape[1]).index_add_(0, row, rows)
         return RowsGradient(packed[0], (packed[1:] + packed[1:].T) / 2, positions, sparse)

@@ -23,9 +23,8 @@ from heads.engine.inputs import (
     LARGEST_WEIGHT,
     Batch,
     Parameters,
-    RowWeighting,
-    class_ids,
     options_of,
+    weights_of_rows,
 )
 from heads.gradients import squared_norm
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
@@ -67,10 +66,9 @@ class ClassHead(nn.Module):
     Some losses need information about the classes: `class_counts` [K], the number of training
     samples per class, or `label_vectors` [K, D].
 
-    A row with label j has the weight `class_weights[j]` (None: 1). Rows with the label
-    `ignore_index` are ignored. The gradient of an inner node of a tree is a sum over the classes
-    below it. With `gradient_damping` p, the sum is divided by the number of these classes to the
-    power p.
+    A row with label j has the weight `class_weights[j]` (None: 1). The gradient of an inner node of
+    a tree is a sum over the classes below it. With `gradient_damping` p, the sum is divided by the
+    number of these classes to the power p.
 
     In training mode with gradients enabled, a loss that samples classes draws new ones in every
     call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
@@ -112,7 +110,6 @@ class ClassHead(nn.Module):
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
         label_vectors: Tensor | None = None,
-        ignore_index: int | None = None,
         gradient_damping: float = 0.0,
         tiles: bool = False,
         device: torch.device | str = "cpu",
@@ -152,9 +149,7 @@ class ClassHead(nn.Module):
             Processor.of(torch.device(device)),
             memory_bytes=None if memory_mib is None else memory_mib << 20,
             log_prior=self._log_prior(class_counts, device, wide),
-            row_weighting=RowWeighting(
-                _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
-            ),
+            class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
             tiles=tiles,
         )
         rows = initial_rows(weights, dim, seed=seed, std=init_std, dtype=dtype)
@@ -298,11 +293,12 @@ class ClassHead(nn.Module):
     @property
     def has_uniform_rows(self) -> bool:
         """Whether every row has the weight 1 before a call's `row_weights` are applied."""
-        return self.engine.row_weighting.is_uniform
+        return self.engine.class_weights is None
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
-        return self.engine.row_weighting(class_ids(labels), factors)
+        weights = weights_of_rows(self.engine.class_weights, labels.long(), factors)
+        return torch.ones_like(labels, dtype=torch.float32) if weights is None else weights
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows

@@ -15,16 +15,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
-from heads.engine.inputs import class_ids, is_integral
+from heads.engine.inputs import is_integral
 from heads.head import ClassHead, ClassScores
 from heads.logits import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
-
-# The node ID of an ignored label. It is negative because `ignore_index` may be a valid class ID,
-# which may also be a valid node ID.
-_IGNORED_NODE = -100
 
 # Shape legend: b rows, S nodes of a block of scores, C classes of that block.
 
@@ -47,12 +43,10 @@ class HierarchicalSoftmaxHead(ClassHead):
         seed: int = 0,
         init_std: float = 0.01,
         memory_mib: int | None = None,
-        ignore_index: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.label_tree = classes_at_leaves(tree)
-        self.ignore_index = ignore_index
         super().__init__(
             dim,
             self.label_tree.num_nodes,
@@ -62,7 +56,6 @@ class HierarchicalSoftmaxHead(ClassHead):
             seed=seed,
             init_std=init_std,
             memory_mib=memory_mib,
-            ignore_index=None if ignore_index is None else _IGNORED_NODE,
             device=device,
             dtype=dtype,
         )
@@ -137,13 +130,10 @@ class HierarchicalSoftmaxHead(ClassHead):
         """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
             return labels  # the engine also rejects these, on all ranks
-        labels = class_ids(labels)
+        labels = labels.long()
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
-        leaves = torch.where(known, leaves, self.label_tree.num_nodes)
-        if self.ignore_index is None:
-            return leaves
-        return torch.where(labels == self.ignore_index, _IGNORED_NODE, leaves)
+        return torch.where(known, leaves, self.label_tree.num_nodes)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array)).to(self.weight.device)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal, group_rank, group_size
+from heads.collectives import all_gather_equal, all_gather_rows, group_rank, group_size
 from heads.engine.constants import Engine
 from heads.engine.inputs import (
     LARGEST_WEIGHT,
@@ -24,16 +24,15 @@ from heads.engine.inputs import (
     Batch,
     Parameters,
     Required,
-    RowWeighting,
-    class_ids,
     is_integral,
+    weights_of_rows,
 )
 from heads.rows.node_values import FP8
 
 _NAMED_ROWS = 8
 _NAMED_RANKS = 8
 
-# Shape legend: b rows of this rank, d features, n nodes of this rank.
+# Shape legend: b rows of this rank, m rows of the global batch, d features, n nodes of this rank.
 
 
 class RowCounts(NamedTuple):
@@ -42,6 +41,11 @@ class RowCounts(NamedTuple):
 
     sizes: list[int]
     group_sizes: list[int]
+
+    def gather(self, engine: Engine, tensor: Tensor) -> Tensor:
+        """Gather the rows [b, ...] of each rank as [m, ...], the global batch (collective)."""
+        of_group = all_gather_rows(tensor, self.sizes, engine.class_group)
+        return all_gather_rows(of_group, self.group_sizes, engine.data_group)
 
 
 def known_rows(
@@ -81,8 +85,7 @@ def known_rows(
     missing = num_rows - len(given)
     # A function of the features, so that backward calls the collectives of the backbone, too.
     features = torch.nn.functional.pad(given, (0, 0, 0, missing)) * torch.nan
-    a_class_that_counts = int(engine.row_weighting.ignore_index == 0)
-    labels = labels.new_full((num_rows,), a_class_that_counts)
+    labels = labels.new_zeros(num_rows)
     weights = None if row_weights is None else row_weights.new_ones(num_rows)
     return counts, Batch(features, labels, weights)
 
@@ -98,9 +101,7 @@ def agree(engine: Engine, batch: Batch, parameters: Parameters, *, call: str = "
     held, num_classes = parameters.vectors, engine.num_classes
     num_counting = outside = 0
     if fits := _fits(features, labels, held, row_weights):
-        num_counting, outside = _counts(
-            class_ids(labels), row_weights, engine.row_weighting, num_classes
-        )
+        num_counting, outside = _counts(engine, labels.long(), row_weights)
     num_rows = len(labels) if fits else 0
     device = held.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -151,17 +152,19 @@ def agree(engine: Engine, batch: Batch, parameters: Parameters, *, call: str = "
     return RowCounts(sizes, group_sizes)
 
 
-def _counts(
-    ids: Tensor, row_weights: Tensor | None, row_weighting: RowWeighting, num_classes: int
-) -> tuple[int, int]:
+def _counts(engine: Engine, ids: Tensor, row_weights: Tensor | None) -> tuple[int, int]:
     """Return how many rows have a positive weight, and how many labels are outside the classes."""
-    if row_weights is None and row_weighting.is_uniform and len(ids):
+    num_classes, weights = (
+        engine.num_classes,
+        weights_of_rows(engine.class_weights, ids, row_weights),
+    )
+    if weights is None and len(ids):
         lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
         if lowest >= 0 and highest < num_classes:
             return len(ids), 0
-    unknown = ((ids < 0) | (ids >= num_classes)) & row_weighting.counts(ids)
-    weights = row_weighting(ids, row_weights).where(~unknown, 1)
-    return int((weights > 0).sum()), int(unknown.sum())
+    unknown = (ids < 0) | (ids >= num_classes)
+    counting = unknown if weights is None else unknown | (weights > 0)
+    return int(counting.sum()), int(unknown.sum())
 
 
 def _exchanged(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.engine.block_size import Processor
-from heads.engine.inputs import RowWeighting, options_of
+from heads.engine.inputs import options_of
 from heads.logits import LogitMap
 from heads.losses import Loss
 from heads.weights import ClassWeights
@@ -23,7 +23,8 @@ class Engine:
     `data_group` have the same classes and different rows. None means a single process.
     `processor` selects the code and the block sizes for a CPU or a GPU. `memory_bytes` limits the
     memory used for logits (None: the default of the processor). In training, `log_prior` [K] is
-    added to them. If `tiles` is set, the kernels in `heads/tiles` compute the logits.
+    added to them. A row has the entry of its label in `class_weights` [K] as its weight in the mean
+    (None: 1). If `tiles` is set, the kernels in `heads/tiles` compute the logits.
     """
 
     weights: ClassWeights
@@ -34,13 +35,13 @@ class Engine:
     processor: Processor
     memory_bytes: int | None = None
     log_prior: Tensor | None = None
-    row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
+    class_weights: Tensor | None = None
     tiles: bool = False
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """What must be equal on every rank, as texts by what they describe."""
-        weights, digest = self.row_weighting.class_weights, "none"
+        weights, digest = self.class_weights, "none"
         if weights is not None:  # NumPy has no bf16
             digest = f"{zlib.crc32(weights.float().cpu().contiguous().numpy().tobytes()):08x}"
         return {
@@ -48,7 +49,6 @@ class Engine:
             "losses": options_of(self.loss),
             "logit maps": options_of(self.logit_map),
             "class weights": digest,
-            "ignore_index": str(self.row_weighting.ignore_index),
         }
 
     @property
@@ -68,12 +68,12 @@ class Engine:
 
     def to(self, device: torch.device) -> "Engine":
         """Return the same engine with its plan and constants on another device."""
-        prior = self.log_prior
+        prior, class_weights = self.log_prior, self.class_weights
         return replace(
             self,
             weights=self.weights.rebuilt(self.weights.tree, device),
             processor=Processor.of(device),
             loss=self.loss.to(device),
-            row_weighting=self.row_weighting.to(device),
+            class_weights=None if class_weights is None else class_weights.to(device),
             log_prior=None if prior is None else prior.to(device),
         )

@@ -51,7 +51,7 @@ from heads.collectives import (
 from heads.engine.agreement import agree, known_rows, nan_loss, non_finite_rows
 from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.engine.constants import Engine
-from heads.engine.inputs import Batch, GlobalRows, Parameters, Required, class_ids
+from heads.engine.inputs import Batch, Parameters, Required, weights_of_rows
 from heads.engine.torch_walk import TorchWalk
 from heads.logits import MappedFeatures, Margins
 from heads.losses import Rows, Stats
@@ -102,7 +102,7 @@ class Step:
             self.counts = agree(engine, batch, parameters, call=call)
         else:
             self.counts, batch = known_rows(engine, batch, rows_of_ranks)
-        self._batch = batch._replace(labels=class_ids(batch.labels))
+        self._batch = batch._replace(labels=batch.labels.long())
         # Gradients are always disabled inside an autograd Function, so read these here.
         self._needs = Required.of(batch.features, parameters)
         learns = training and self._needs.vectors
@@ -135,25 +135,24 @@ class Step:
 
     def forward(self) -> Tensor:
         """Compute the loss, as described in the module docstring (collective)."""
-        engine, weighting, counts = self.engine, self.engine.row_weighting, self.counts
-        rows = GlobalRows.gather(self._batch, weighting, *counts, *engine.groups)
+        engine, counts, (_, labels, row_weights) = self.engine, self.counts, self._batch
+        labels_G = all_gather_rows(labels, counts.sizes, engine.class_group)
+        labels_m = all_gather_rows(labels_G, counts.group_sizes, engine.data_group)
+        if row_weights is not None:
+            row_weights = counts.gather(engine, row_weights)
         if self._draw is not None:
-            engine.loss.check_batch(rows.num_rows(exact=self._is_checked))
-        self._logits = logits = self._gathered(rows)
+            engine.loss.check_batch(len(labels_m))
+        self._logits = logits = self._gathered(labels_G, labels_m)
         if self._update is not None and logits.choice is not None:
             self._update.check_choice(engine.loss.kind)
         with _without_autocast(logits.features_Gd.device):
             self.walk = self._walk()
             parts = self.walk.statistics()
-            weighted = weighting.rows(
-                engine.num_classes,
-                rows.labels_m,
-                logits.stats_dtype,
-                factors=rows.weights_m,
-                counts=rows.counts,
-            )
+            weights = weights_of_rows(engine.class_weights, labels_m, row_weights)
+            if weights is not None:
+                weights = weights.to(logits.stats_dtype)
             with torch.set_grad_enabled(self._with_graph):
-                self._loss = self._global_loss(parts, weighted, rows.sources)
+                self._loss = self._global_loss(parts, Rows(engine.num_classes, labels_m, weights))
         return self._loss.detach()
 
     def _walk(self) -> TorchWalk | TileWalk:
@@ -167,12 +166,11 @@ class Step:
             return TileWalk(logits, tile, with_graph=self._with_graph)
         return TorchWalk(logits, with_graph=self._with_graph)
 
-    def _global_loss(self, parts: Sequence[Stats], rows: Rows, sources: Tensor | None) -> Tensor:
+    def _global_loss(self, parts: Sequence[Stats], rows: Rows) -> Tensor:
         """Exchange this rank's statistics over both groups and return the loss (collective).
 
         `parts` are the statistics of disjoint parts of this rank's classes, none for a rank without
-        classes. `sources` lists, for each row of `rows`, the row from which to take the statistics
-        (None: each from itself).
+        classes.
 
         Every rank of a class group has different classes and the same rows, so their statistics are
         merged. Along `data`, the class groups have different rows, so their totals are
@@ -194,11 +192,9 @@ class Step:
                 lambda rows, group: all_gather_rows(rows, group_sizes, group).split(group_sizes),
             )
             total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
-        if sources is not None:
-            total = tuple(stat.index_select(0, sources) for stat in total)
         return loss.value(total, rows)
 
-    def _gathered(self, rows: GlobalRows) -> BlockwiseLogits:
+    def _gathered(self, labels_G: Tensor, labels_m: Tensor) -> BlockwiseLogits:
         """Gather the features and the boundary rows of the class group (collective)."""
         engine, parameters = self.engine, self.parameters
         features, logit_map = self._batch.features, engine.logit_map
@@ -210,9 +206,7 @@ class Step:
         scale: Tensor | float = logit_map.scale
         if parameters.log_scale is not None:
             scale = parameters.log_scale.exp()
-        # Ignored rows may contain NaN.
-        masked = engine.row_weighting.masked(features, self._batch.labels)
-        self._inputs = MappedFeatures(logit_map, masked, scale)
+        self._inputs = MappedFeatures(logit_map, features, scale)
         with _without_autocast(device):
             mapped = self._inputs.mapped().to(compute_dtype)
         offset, margins, bias = parameters.offset, None, None
@@ -234,14 +228,14 @@ class Step:
             processor=engine.processor,
             updates_rows=self._update is not None,
             features_Gd=features_Gd,
-            labels_G=rows.labels_G,
+            labels_G=labels_G,
             most_rows=max(self.counts.group_sizes),
             rows=vectors,
             bias=bias,
             offset=offset,
             log_prior=engine.log_prior if self._training else None,
             margins=margins,
-            choice=engine.loss.choose(engine.weights.held, rows.labels_m, self._draw),
+            choice=engine.loss.choose(engine.weights.held, labels_m, self._draw),
             compute_dtype=compute_dtype,
             stats_dtype=stats_dtype,
         )

@@ -194,22 +194,12 @@ class _WithoutLabels(torch.autograd.Function):
 class Rows:
     """The m rows of the global batch, for `Loss.value`.
 
-    `labels` [m] are their classes and `weights` [m] their weights (None: uniform). `counts` [m] is
-    false for ignored rows (None: no row is ignored). Only the device knows how many there are, so
-    they are not removed. An ignored row has the weight 0, and the label and the statistics of a row
-    that is not ignored. It therefore does not affect means and extremes over the rows; a loss that
-    sums over the rows without their weights must use `counts`.
+    `labels` [m] are their classes and `weights` [m] their weights in the mean (None: uniform).
     """
 
     num_classes: int
     labels: Tensor
     weights: Tensor | None = None
-    counts: Tensor | None = None
-
-    @property
-    def num_rows(self) -> int | Tensor:
-        """The number of rows that are not ignored."""
-        return len(self.labels) if self.counts is None else self.counts.sum()
 
     def mean(self, per_row: Tensor) -> Tensor:
         """Return the weighted mean of `per_row` [m], or 0 if all weights are 0."""

@@ -98,7 +98,7 @@ class BatchMaxMargin(MarginLoss):
         # Use min and max over a dimension: if rows are tied, only one of them gets the gradient,
         # whereas a reduction over all elements would divide it among them.
         gap = true.min(dim=0).values - largest[:, 0].max(dim=0).values
-        return super().value(total, rows) + torch.relu(self.gamma - gap) / rows.num_rows
+        return super().value(total, rows) + torch.relu(self.gamma - gap) / len(true)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -222,7 +222,6 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "logit map": ({"logits": Cosine(scale=3)}, "logit maps"),
     "option of the logit map": ({"logits": Dot(scale=3)}, "logit maps"),
     "class weights": ({"class_weights": torch.tensor([1.0, 1, 1, 2])}, "class weights"),
-    "ignore_index": ({"ignore_index": -1}, "ignore_index"),
     "bias": ({"bias": False}, "parameters"),
     "dim": ({"dim": 5}, "parameters"),
     "dtype of the rows": ({"dtype": torch.bfloat16}, "parameters"),
@@ -280,7 +279,7 @@ def test_a_rank_that_differs_raises_an_error_on_every_rank():
 def steps_with_a_wrong_count() -> list[tuple[float, bool, list[str]]]:
     """For each wrong number of features and labels on the last rank, the loss, whether the gradient
     of the features is NaN, and the warnings. The last step is valid."""
-    head = ClassHead(3, 4, CrossEntropy(), mesh=rank_mesh(2), ignore_index=0)
+    head = ClassHead(3, 4, CrossEntropy(), mesh=rank_mesh(2))
     found = []
     for num_features, num_labels in ((3, 3), (1, 1), (2, 3), (0, 0), (2, 2)):
         if not is_last():
