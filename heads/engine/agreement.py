@@ -105,15 +105,14 @@ def agree(engine: Engine, batch: Batch, parameters: Parameters, *, call: str = "
     num_rows = len(labels) if fits else 0
     device = held.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    dtype = features.dtype if isinstance(features, Tensor) else None
     has = [name for name, value in parameters._asdict().items() if value is not None]
     equal = {
         **engine.settings,
         "mode and draw": call,
         "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
-        "dtype of features": f"{dtype}, autocast {autocast}",
+        "dtype of features": f"{_dtype_of(features)}, autocast {autocast}",
         # If only some ranks had row weights, they would call a collective that the others do not.
-        "use of row weights": "without" if row_weights is None else "with",
+        "row weights": "none" if row_weights is None else _dtype_of(row_weights),
         "required gradients": f"of {', '.join(Required.of(features, parameters).names())}",
     }
     digests = [zlib.crc32(text.encode()) for text in equal.values()]
@@ -195,6 +194,10 @@ def _fits(features: Tensor, labels: Tensor, held: Tensor, row_weights: Tensor | 
         return False
     sound = (row_weights >= 0) & (row_weights <= LARGEST_WEIGHT)
     return row_weights.is_floating_point() and bool(sound.all())
+
+
+def _dtype_of(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else "not a tensor"
 
 
 def _shown(value: object) -> str:

@@ -96,7 +96,6 @@ class Step:
         self.engine, self.parameters = engine, parameters
         self._training, self._draw, self._over_data = training, draw, over_data
         self._is_checked = rows_of_ranks is None
-        batch = batch.with_wide_weights()
         if rows_of_ranks is None:
             call = f"{'training' if training else 'evaluation'}, draw {draw}"
             self.counts = agree(engine, batch, parameters, call=call)

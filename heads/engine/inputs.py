@@ -61,16 +61,6 @@ class Batch(NamedTuple):
     labels: Tensor
     row_weights: Tensor | None = None
 
-    def with_wide_weights(self) -> "Batch":
-        """Return the batch with its row weights in the dtype of the loss, at least float32, in
-        which a small weight may become 0."""
-        features, _, weights = self
-        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in (features, weights)):
-            return self  # no weights, or invalid ones
-        assert weights is not None
-        dtype = torch.promote_types(features.dtype, torch.float32)
-        return self._replace(row_weights=weights.to(dtype))
-
 
 def weights_of_rows(
     class_weights: Tensor | None, labels: Tensor, factors: Tensor | None

@@ -230,7 +230,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "evaluation mode": ({"training": False}, "mode and draw"),
     "autocast": ({"autocast": torch.bfloat16}, "dtype of features"),
     "dtype of features": ({"features": torch.float64}, "dtype of features"),
-    "row weights": ({"row_weights": True}, "use of row weights"),
+    "row weights": ({"row_weights": True}, "row weights"),
     "frozen head": ({"learns": False}, "required gradients"),
     "list of labels": ({"labels": [0, 1]}, "inputs are invalid"),
     "no labels": ({"labels": None}, "inputs are invalid"),
