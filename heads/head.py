@@ -132,7 +132,6 @@ class ClassHead(nn.Module):
             raise ValueError(
                 f"{logits.kind} logits do not support a bias: pass bias=False, or set learn_offset"
             )
-        self._fixed_map = logits.evaluated(scale=logits.scale, offset=logits.offset)
         weights = ClassWeights(
             self.tree,
             group_rank=group_rank(class_group),
@@ -307,8 +306,6 @@ class ClassHead(nn.Module):
 
     def evaluated_map(self) -> LogitMap:
         """Return the logit map for evaluation and serving, with the current scale and offset."""
-        if self.log_scale is None and self.offset is None:
-            return self._fixed_map
         scale, offset = self.logit_map.scale, self.logit_map.offset
         if self.log_scale is not None:
             scale = self.log_scale.exp().item()

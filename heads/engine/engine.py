@@ -53,7 +53,7 @@ from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.engine.constants import Engine
 from heads.engine.inputs import Batch, Parameters, Required, weights_of_rows
 from heads.engine.torch_walk import TorchWalk
-from heads.logits import MappedFeatures, Margins
+from heads.logits import Margins
 from heads.losses import Rows, Stats
 from heads.rows.node_values import NodeValues
 from heads.rows.row_update import RowStep, RowUpdate
@@ -72,9 +72,8 @@ class Step:
     `over_data` is false, the gradients of `parameters` are not summed over the data group. `update`
     replaces the gradient of the class rows.
 
-    `rows_of_ranks` lists the number of rows on each rank (see `ClassHead.forward`). If it is given,
-    only this rank's row count is checked, a NaN loss is returned, and the host does not wait for
-    the device. A wrong count makes the loss NaN on every rank (see `known_rows`).
+    If `rows_of_ranks` is given (see `ClassHead.forward`), only this rank's row count is checked, a
+    NaN loss is returned, and the host does not wait for the device.
 
     Creating a step is collective. Raises ValueError on every rank if any rank has a label outside
     the classes or features that do not match its labels, if a training step of a batch loss has
@@ -124,8 +123,7 @@ class Step:
         features, parameters = self._batch.features, self.parameters
         loss: Tensor = _HeadLoss.apply(self, features, *parameters)
         if self._is_checked and math.isnan(loss.item()):
-            broken = non_finite_rows(features)
-            raise nan_loss(self.engine, len(features), broken, parameters)
+            raise nan_loss(self.engine, len(features), non_finite_rows(features), parameters)
         if self._update is not None:
             loss = loss + _RequiresRows.apply(parameters.vectors, loss.detach(), self._update)
         return loss
@@ -197,17 +195,16 @@ class Step:
         """Gather the features and the boundary rows of the class group (collective)."""
         engine, parameters = self.engine, self.parameters
         features, logit_map = self._batch.features, engine.logit_map
-        device = features.device
-        compute_dtype = features.dtype
+        device, compute_dtype = features.device, features.dtype
         if torch.is_autocast_enabled(device.type):
             compute_dtype = torch.get_autocast_dtype(device.type)
         stats_dtype = torch.promote_types(compute_dtype, torch.float32)
         scale: Tensor | float = logit_map.scale
         if parameters.log_scale is not None:
             scale = parameters.log_scale.exp()
-        self._inputs = MappedFeatures(logit_map, features, scale)
+        self._scale = scale
         with _without_autocast(device):
-            mapped = self._inputs.mapped().to(compute_dtype)
+            mapped = logit_map.mapped(features, scale).to(compute_dtype)
         offset, margins, bias = parameters.offset, None, None
         if offset is None and logit_map.offset:
             offset = torch.full((), logit_map.offset, dtype=stats_dtype, device=device)
@@ -244,8 +241,6 @@ class Step:
     def backward(self, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the features, the vectors, the bias, the logarithm of the scale
         and the offset (collective)."""
-        if not self._with_graph:
-            return (None,) * 5
         needs, logits, update = self._needs, self._logits, self._update
         sums = GradientSums(needs.features or needs.log_scale)
         if needs.vectors and update is None and logits.rows.scales is None:  # fp8 has no gradient
@@ -303,7 +298,7 @@ class Step:
         """
         if not sums.needs_features:
             return None
-        terms = sums.features
+        terms, features, logit_map = sums.features, self._batch.features, self.engine.logit_map
         if terms is None:  # this rank does not hold any classes
             terms = torch.zeros_like(self._logits.features_Gd, dtype=self._logits.stats_dtype)
         with _without_autocast(terms.device):
@@ -312,8 +307,10 @@ class Step:
                 # The mapped features are exp(log_scale) times vectors that do not depend on
                 # log_scale, so their derivative with respect to log_scale equals the mapped
                 # features.
-                sums.scalars[0] += (grad * self._inputs.mapped()).sum()
-            return self._inputs.gradient(grad) if self._needs.features else None
+                sums.scalars[0] += (grad * logit_map.mapped(features, self._scale)).sum()
+            if not self._needs.features:
+                return None
+            return logit_map.gradient_of_features(features, self._scale, grad)
 
     def _reduced_nodes(self, grad: Tensor, *, like: Tensor) -> Tensor:
         """Convert the gradient of path sums to that of node vectors or biases (collective)."""
@@ -332,11 +329,11 @@ class Step:
         all_reduce_sum(grad, self.engine.class_group)
         if self._over_data:
             all_reduce_sum(grad, self.engine.data_group)
-        by_scale, by_offset = (
-            None if scalar is None else part.to(scalar.dtype)
-            for scalar, part in zip(self.parameters[2:4], grad, strict=True)
+        log_scale, offset = self.parameters.log_scale, self.parameters.offset
+        return (
+            None if log_scale is None else grad[0].to(log_scale.dtype),
+            None if offset is None else grad[1].to(offset.dtype),
         )
-        return by_scale, by_offset
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -380,20 +377,15 @@ class _RequiresRows(torch.autograd.Function):
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[None]:
     # Entering `torch.autocast` takes as long as a small matrix product.
-    return (
-        torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
-        else nullcontext()
-    )
+    enabled = torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if enabled else nullcontext()
 
 
 def _exchanged(
     stats: Stats, group: ProcessGroup, gather: Callable[[Tensor, ProcessGroup], Sequence[Tensor]]
 ) -> list[Stats]:
-    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width].
-
-    This rank's own statistics are returned unchanged, with their autograd graph.
-    """
+    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width]. This
+    rank's own are returned unchanged, with their autograd graph."""
     widths = [math.prod(stat.shape[1:]) for stat in stats]
     columns = [stat.detach().reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
     packed = torch.cat(columns, dim=1)

@@ -283,7 +283,12 @@ class Loss(ABC):
 
     def check_classes(self, num_classes: int) -> None:
         """Raise ValueError if options or constants do not match this number of classes."""
-        return
+        for constant in self.constants().values():
+            if len(constant) != num_classes:
+                raise ValueError(
+                    f"{self.kind} was prepared for {len(constant)} classes, but the head has "
+                    f"{num_classes}: create a new head for all classes"
+                )
 
     def to(self, device: torch.device) -> Self:
         """Return a copy with its constants on `device`."""

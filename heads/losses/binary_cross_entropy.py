@@ -133,13 +133,6 @@ class NoiseContrastiveEstimation(Loss):
         # All ranks must draw the same classes, so sum on the CPU, where the order is deterministic.
         return self.with_constants(q=q, cumulative_q=q.cpu().cumsum(0).to(q.device))
 
-    def check_classes(self, num_classes: int) -> None:
-        if num_classes != len(self.q):
-            raise ValueError(
-                f"nce has a noise distribution over {len(self.q)} classes, but the head has "
-                f"{num_classes} classes: create a new head with the counts of all classes"
-            )
-
     def sampled(self, num_classes: int, num_labels: int) -> float | None:
         return None if self.samples is None else self.samples + num_labels
 

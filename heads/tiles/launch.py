@@ -162,17 +162,16 @@ def check_tiles(loss: Loss, device: torch.device, dtype: torch.dtype) -> None:
         raise ValueError(
             f"{loss.kind} does not support tiles, because {loss.without_tile}: set head.tiles=false"
         )
-    problem = None
     if not optional_triton.is_installed:
         raise ValueError("head.tiles needs Triton: run pip install triton, or set head.tiles=false")
-    if device.type != "cuda" and not optional_triton.interprets:
-        problem = f"needs an NVIDIA GPU, but the head is on {device}"
-    elif torch.version.hip is not None:
-        problem = "needs an NVIDIA GPU, but torch was built for ROCm"
-    elif device.type == "cuda" and _capability_of(device) < LOWEST_CAPABILITY:
-        problem = f"needs a GPU of compute capability 8.0 or later, not {device}"
-    if problem is not None:
-        raise ValueError(f"head.tiles {problem}: set head.tiles=false")
+    is_supported = optional_triton.interprets
+    if device.type == "cuda":
+        is_supported = torch.version.hip is None and _capability_of(device) >= LOWEST_CAPABILITY
+    if not is_supported:
+        raise ValueError(
+            "head.tiles needs an NVIDIA GPU of compute capability 8.0 or later, but the head is on "
+            f"{device}: set head.tiles=false"
+        )
     if dtype == torch.float64:
         raise ValueError(
             "head.tiles does not support float64: use float32 features and weights, or set "

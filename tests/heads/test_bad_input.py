@@ -189,24 +189,24 @@ def test_a_recipe_that_does_not_match_the_classes_raises_an_error(config, num_ve
 
 def test_a_head_rejects_a_loss_that_was_prepared_for_other_classes():
     nce = NoiseContrastiveEstimation().prepare(ClassFacts(3, torch.ones(3)))
-    with pytest.raises(ValueError, match="noise distribution over 3 classes, but the head has 4"):
+    with pytest.raises(ValueError, match="nce was prepared for 3 classes, but the head has 4"):
         ClassHead(3, 4, nce)
     simloss = SimLoss().prepare(ClassFacts(5, None, torch.ones(5, 2)))
-    with pytest.raises(ValueError, match="label vectors for 5 classes, but the head has 4"):
+    with pytest.raises(ValueError, match="simloss was prepared for 5 classes, but the head has 4"):
         ClassHead(3, 4, simloss)
 
 
 def test_classes_cannot_be_appended_to_a_head_with_per_class_data():
     facts = ClassFacts(4, torch.ones(4), torch.ones(4, 2))
     for loss in (NoiseContrastiveEstimation(), SimLoss()):
-        with pytest.raises(ValueError, match="but the head has 5 classes: create a new head"):
+        with pytest.raises(ValueError, match="but the head has 5: create a new head"):
             append_classes(ClassHead(3, 4, loss.prepare(facts)), [-1])
     weighted = ClassHead(3, 4, CrossEntropy(), class_weights=torch.ones(4))
     with pytest.raises(ValueError, match="class_weights for 4 classes, but none for new classes"):
         append_classes(weighted, [-1])
     assert weighted.num_classes == 4
     nodes = LabelTree.from_parents([-1] + 12 * [0], [-1, *range(12)])
-    with pytest.raises(ValueError, match="has a tree of 13 nodes, but the head has 14: create a"):
+    with pytest.raises(ValueError, match="prepared for 13 classes, but the head has 14: create a"):
         append_classes(HierarchicalSoftmaxHead(3, nodes), [-1])
 
 

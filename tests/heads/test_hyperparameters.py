@@ -55,7 +55,7 @@ def test_a_prepared_loss_keeps_constants_that_the_facts_do_not_provide():
     vectors = torch.eye(3)
     loss = LOSSES["simloss"]().prepare(ClassFacts(3, None, vectors))
     assert torch.equal(loss.prepare(ClassFacts(3)).vectors, vectors)
-    with pytest.raises(ValueError, match="label vectors for 3 classes, but the head has 4"):
+    with pytest.raises(ValueError, match="prepared for 3 classes, but the head has 4"):
         loss.prepare(ClassFacts(4))
 
 
