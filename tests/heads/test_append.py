@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from heads import ClassHead, LabelTree
+from heads import ClassHead
 from heads.append import append_classes, append_to_tree
 from tests.heads.cases import label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
@@ -93,11 +93,6 @@ def test_momentum_moves_with_its_rows():
     torch.testing.assert_close(new[torch.from_numpy(moved)], old)
     assert len(new) == tree.num_nodes
     assert optimizer.param_groups[0]["params"] == [head.weight, head.bias]
-
-
-def test_a_parent_that_is_not_a_node_is_rejected():
-    with pytest.raises(ValueError, match="parent 3 is not a node"):
-        append_to_tree(LabelTree.dense(3), [3])
 
 
 def test_appended_classes_start_with_the_initial_bias_of_the_loss():

@@ -320,9 +320,3 @@ def test_too_few_rows_in_the_global_batch_raise_an_error_on_every_rank():
     for empty, single in run_on_ranks(3, too_few_rows):
         assert empty.startswith("ValueError: the global batch has no rows")
         assert single.startswith("ValueError: batch_max_margin needs a global batch of at least 2")
-
-
-def test_a_head_is_printed_with_its_settings():
-    shown = repr(ClassHead(3, 4, CrossEntropy(), bias=False))
-    for part in ("dim=3", "classes=4", "dense", "Dot(", "CrossEntropy(", "bias=False", "float32"):
-        assert part in shown

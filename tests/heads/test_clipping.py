@@ -119,13 +119,6 @@ def test_clipping_on_ranks_equals_torch_s_clipping_in_one_process(wrap, world_si
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_parameters_may_be_a_single_tensor_as_in_torch():
-    head, parameter = ClassHead(64, 50, BatchCrossEntropy()), nn.Parameter(torch.ones(4))
-    parameter.grad = torch.ones(4)
-    assert clip_grad_norm_(parameter, head, 1.0) == 2
-    torch.testing.assert_close(parameter.grad, torch.full((4,), 0.5))
-
-
 @pytest.mark.parametrize("options", [{}, {"deferred": True, "needs_norm": False}])
 def test_rows_without_a_norm_before_the_step_cannot_be_clipped(options):
     head, backbone = ClassHead(64, 50, BatchCrossEntropy()), network()

@@ -118,15 +118,6 @@ def test_an_invalid_tree_raises_an_error_that_names_the_node(parent, classes, me
     assert "\n" not in str(error.value)
 
 
-def test_saved_arrays_restore_the_same_tree(tmp_path):
-    tree = LabelTree.from_parents(*random_forest(3, 40))
-    np.savez(tmp_path / "tree.npz", **tree.arrays())
-    with np.load(tmp_path / "tree.npz", allow_pickle=False) as arrays:
-        restored = LabelTree.from_arrays(arrays)
-    assert restored.digest() == tree.digest()
-    assert np.array_equal(restored.parent, tree.parent)
-
-
 def test_saved_arrays_keep_a_non_canonical_order_of_siblings():
     tree = LabelTree.from_arrays({"parent": [-1, 0, 0], "class_of_node": [-1, 1, 0]})
     assert tree.class_order.tolist() == [1, 0]
