@@ -7,10 +7,7 @@ steps alternate, so that both are exposed to the same load.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import torch
 
 import launch
 from benchmarks.gpu.tasks import random_batch
-from benchmarks.timing import resident
+from benchmarks.timing import numbers_of_a_process, resident
 from launch.plan.cluster import machine_named
 from launch.plan.plan import Plan
 from launch.plan.request import PlanRequest
@@ -46,16 +43,14 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         torch.set_num_threads(options.threads)
-        print(json.dumps(compare(options.one, options.threads)))
+        print(*compare(options.one, options.threads))
         return
     print(f"{options.threads} threads, torch {torch.__version__}")
     print("| case | memory planned | measured | ratio | time planned | measured | ratio |")
     print("|---|---|---|---|---|---|---|")
     for case in options.cases or CASES:
-        command = [sys.executable, "-m", "benchmarks.plan", "--one", case]
-        command += ["--threads", str(options.threads)]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        memory, peak, planned, measured = json.loads(done.stdout.splitlines()[-1])
+        one = ("--one", case, "--threads", str(options.threads))
+        memory, peak, planned, measured = numbers_of_a_process("benchmarks.plan", *one)
         print(
             f"| {case} | {memory / 2**30:.2f} GiB | {peak / 2**30:.2f} GiB | {memory / peak:.2f} "
             f"| {planned:.2f} s | {measured:.2f} s | {planned / measured:.2f} |",
