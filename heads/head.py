@@ -23,7 +23,6 @@ from heads.engine.inputs import (
     LARGEST_WEIGHT,
     Batch,
     Parameters,
-    options_of,
     weights_of_rows,
 )
 from heads.gradients import squared_norm
@@ -161,20 +160,6 @@ class ClassHead(nn.Module):
         self.log_scale = nn.Parameter(log_scale) if logits.learn_scale else None
         offset = torch.tensor(logits.offset, device=device, dtype=wide)
         self.offset = nn.Parameter(offset) if logits.learn_offset else None
-
-    def extra_repr(self) -> str:
-        weights = self.engine.weights
-        shown = {
-            "dim": self.dim,
-            "classes": self.num_classes,
-            "weights": "dense" if weights.is_plain else f"tree of {self.tree.num_nodes} nodes",
-            "logits": options_of(self.logit_map),
-            "loss": options_of(self.loss),
-            "bias": self.bias is not None,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-            "rows": f"{weights.start}..{weights.stop} of {self.tree.num_nodes}",
-        }
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @property
     def num_classes(self) -> int:
