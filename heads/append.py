@@ -30,13 +30,7 @@ def append_to_tree(tree: LabelTree, parents: Sequence[int]) -> tuple[LabelTree, 
     `parents` lists the parent of each new class: a node of `tree`, or -1 for a root. The new
     classes get the IDs K, K + 1, ... in this order. Raises ValueError if a parent is not a node.
     """
-    above = np.asarray(parents)
-    if above.ndim != 1 or (above.size and above.dtype.kind not in "iu"):
-        raise ValueError(
-            f"parents have dtype {above.dtype} and shape {list(above.shape)}: pass a list of "
-            "integers, each either a node or -1"
-        )
-    above = above.astype(np.int64)
+    above = np.array(parents, np.int64)
     outside = above[(above < -1) | (above >= tree.num_nodes)]
     if len(outside):
         raise ValueError(
@@ -132,7 +126,7 @@ def _check_constants(head: ClassHead, num_classes: int, parents: Sequence[int]) 
             f"the head has a prior for {head.num_classes} classes, but none for new classes: "
             "create the head without a prior"
         )
-    if head.engine.row_weighting.class_weights is not None:
+    if head.engine.class_weights is not None:
         raise ValueError(
             f"the head has class_weights for {head.num_classes} classes, but none for new classes: "
             "create the head without class_weights"

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
+from heads.engine.agreement import agree, nan_loss
 from heads.engine.block_size import Processor
 from heads.engine.constants import Engine
 from heads.engine.engine import Step
@@ -22,9 +23,7 @@ from heads.engine.inputs import (
     LARGEST_WEIGHT,
     Batch,
     Parameters,
-    RowWeighting,
-    class_ids,
-    options_of,
+    weights_of_rows,
 )
 from heads.gradients import squared_norm
 from heads.logits import ClassRows, Dot, LogitMap, log_prior
@@ -66,10 +65,9 @@ class ClassHead(nn.Module):
     Some losses need information about the classes: `class_counts` [K], the number of training
     samples per class, or `label_vectors` [K, D].
 
-    A row with label j has the weight `class_weights[j]` (None: 1). Rows with the label
-    `ignore_index` are ignored. The gradient of an inner node of a tree is a sum over the classes
-    below it. With `gradient_damping` p, the sum is divided by the number of these classes to the
-    power p.
+    A row with label j has the weight `class_weights[j]` (None: 1). The gradient of an inner node of
+    a tree is a sum over the classes below it. With `gradient_damping` p, the sum is divided by the
+    number of these classes to the power p.
 
     In training mode with gradients enabled, a loss that samples classes draws new ones in every
     call. `draw` counts these calls. A resumed run that restores `draw` draws the same classes as an
@@ -111,7 +109,6 @@ class ClassHead(nn.Module):
         class_weights: Tensor | None = None,
         class_counts: Tensor | None = None,
         label_vectors: Tensor | None = None,
-        ignore_index: int | None = None,
         gradient_damping: float = 0.0,
         tiles: bool = False,
         device: torch.device | str = "cpu",
@@ -134,7 +131,6 @@ class ClassHead(nn.Module):
             raise ValueError(
                 f"{logits.kind} logits do not support a bias: pass bias=False, or set learn_offset"
             )
-        self._fixed_map = logits.evaluated(scale=logits.scale, offset=logits.offset)
         weights = ClassWeights(
             self.tree,
             group_rank=group_rank(class_group),
@@ -151,9 +147,7 @@ class ClassHead(nn.Module):
             Processor.of(torch.device(device)),
             memory_bytes=None if memory_mib is None else memory_mib << 20,
             log_prior=self._log_prior(class_counts, device, wide),
-            row_weighting=RowWeighting(
-                _checked_weights(class_weights, self.tree.num_classes, device), ignore_index
-            ),
+            class_weights=_checked_weights(class_weights, self.tree.num_classes, device),
             tiles=tiles,
         )
         rows = initial_rows(weights, dim, seed=seed, std=init_std, dtype=dtype)
@@ -166,20 +160,6 @@ class ClassHead(nn.Module):
         self.log_scale = nn.Parameter(log_scale) if logits.learn_scale else None
         offset = torch.tensor(logits.offset, device=device, dtype=wide)
         self.offset = nn.Parameter(offset) if logits.learn_offset else None
-
-    def extra_repr(self) -> str:
-        weights = self.engine.weights
-        shown = {
-            "dim": self.dim,
-            "classes": self.num_classes,
-            "weights": "dense" if weights.is_plain else f"tree of {self.tree.num_nodes} nodes",
-            "logits": options_of(self.logit_map),
-            "loss": options_of(self.loss),
-            "bias": self.bias is not None,
-            "dtype": str(self.weight.dtype).removeprefix("torch."),
-            "rows": f"{weights.start}..{weights.stop} of {self.tree.num_nodes}",
-        }
-        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
     @property
     def num_classes(self) -> int:
@@ -237,7 +217,7 @@ class ClassHead(nn.Module):
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
-        self.engine.agree(Batch(features, labels, row_weights), self._learned())
+        agree(self.engine, Batch(features, labels, row_weights), self._learned())
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank
@@ -245,7 +225,7 @@ class ClassHead(nn.Module):
 
         `broken_rows` are the `non_finite_rows` of the features [num_rows, dim] of this rank.
         """
-        return self.engine.nan_loss(num_rows, broken_rows, self._learned())
+        return nan_loss(self.engine, num_rows, broken_rows, self._learned())
 
     def sgd_rates(self) -> dict[str, float]:
         """Return the factor of the learning rate with which SGD trains each parameter: 1, except
@@ -297,11 +277,12 @@ class ClassHead(nn.Module):
     @property
     def has_uniform_rows(self) -> bool:
         """Whether every row has the weight 1 before a call's `row_weights` are applied."""
-        return self.engine.row_weighting.is_uniform
+        return self.engine.class_weights is None
 
     def row_weights(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
         """Return the weight [b] of each row in the mean; `factors` are the caller's row weights."""
-        return self.engine.row_weighting(class_ids(labels), factors)
+        weights = weights_of_rows(self.engine.class_weights, labels.long(), factors)
+        return torch.ones_like(labels, dtype=torch.float32) if weights is None else weights
 
     def logits(self, features: Tensor, classes: ClassRows) -> Tensor:
         """Return the logits [b, C] of `classes` for `features` [b, dim], in the dtype of the rows
@@ -310,8 +291,6 @@ class ClassHead(nn.Module):
 
     def evaluated_map(self) -> LogitMap:
         """Return the logit map for evaluation and serving, with the current scale and offset."""
-        if self.log_scale is None and self.offset is None:
-            return self._fixed_map
         scale, offset = self.logit_map.scale, self.logit_map.offset
         if self.log_scale is not None:
             scale = self.log_scale.exp().item()

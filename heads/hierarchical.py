@@ -7,7 +7,7 @@ weight rows.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,16 +15,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_gather_rows, group_size
-from heads.engine.inputs import class_ids, is_integral
+from heads.engine.inputs import is_integral
 from heads.head import ClassHead, ClassScores
 from heads.logits import ClassRows
 from heads.losses import ClassFacts, HierarchicalSoftmax, Loss
 from heads.tree import LabelTree
 from heads.weights import shard_range
-
-# The node ID of an ignored label. It is negative because `ignore_index` may be a valid class ID,
-# which may also be a valid node ID.
-_IGNORED_NODE = -100
 
 # Shape legend: b rows, S nodes of a block of scores, C classes of that block.
 
@@ -47,12 +43,10 @@ class HierarchicalSoftmaxHead(ClassHead):
         seed: int = 0,
         init_std: float = 0.01,
         memory_mib: int | None = None,
-        ignore_index: int | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.label_tree = classes_at_leaves(tree)
-        self.ignore_index = ignore_index
         super().__init__(
             dim,
             self.label_tree.num_nodes,
@@ -62,7 +56,6 @@ class HierarchicalSoftmaxHead(ClassHead):
             seed=seed,
             init_std=init_std,
             memory_mib=memory_mib,
-            ignore_index=None if ignore_index is None else _IGNORED_NODE,
             device=device,
             dtype=dtype,
         )
@@ -117,15 +110,23 @@ class HierarchicalSoftmaxHead(ClassHead):
         nodes, bias = self._of_all_nodes(self.weight), None
         if self.bias is not None:
             bias = self._of_all_nodes(self.bias)
-        tree = self.label_tree
-        start, stop = self.engine.weights.start, self.engine.weights.stop
-        for first in range(start, stop, classes_at_once):
-            block = _ScoreBlock.cut(tree, first, min(first + classes_at_once, stop))
-            if len(block.class_ids):
-                ids = self._tensor(block.nodes)
-                rows = ClassRows(ids, nodes[ids], None if bias is None else bias[ids])
-                logits = self.logits(features, rows)
-                yield ClassScores(self._tensor(block.class_ids), block.log_probabilities(logits))
+        tree, stop = self.label_tree, self.engine.weights.stop
+        for first in range(self.engine.weights.start, stop, classes_at_once):
+            last = min(first + classes_at_once, stop)
+            own = first + np.flatnonzero(tree.class_of_node[first:last] >= 0)
+            if not len(own):
+                continue
+            # A softmax needs all siblings of a node. In pre-order, only ancestors of `first` and
+            # `last` have children both inside and outside the range, so add the roots and the
+            # children of these ancestors. They include the ancestors themselves.
+            above = [tree.ancestors(each) for each in (first, last) if each < tree.num_nodes]
+            siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate([*above, [-1]])))
+            included = np.union1d(np.arange(first, last), siblings)
+            ids = self._tensor(included)
+            rows = ClassRows(ids, nodes[ids], None if bias is None else bias[ids])
+            log_p = _log_probabilities(tree, included, self.logits(features, rows))
+            columns = self._tensor(np.searchsorted(included, own))
+            yield ClassScores(self._tensor(tree.class_of_node[own]), log_p[:, columns])
 
     def _of_all_nodes(self, held: Tensor) -> Tensor:
         group = self.engine.class_group
@@ -137,85 +138,30 @@ class HierarchicalSoftmaxHead(ClassHead):
         """Map labels to leaves; an out-of-range label becomes a node that the engine rejects."""
         if not is_integral(labels) or labels.device != self.leaf_of_class.device:
             return labels  # the engine also rejects these, on all ranks
-        labels = class_ids(labels)
+        labels = labels.long()
         known = (labels >= 0) & (labels < self.num_classes)
         leaves = self.leaf_of_class[torch.where(known, labels, 0)]
-        leaves = torch.where(known, leaves, self.label_tree.num_nodes)
-        if self.ignore_index is None:
-            return leaves
-        return torch.where(labels == self.ignore_index, _IGNORED_NODE, leaves)
+        return torch.where(known, leaves, self.label_tree.num_nodes)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(array)).to(self.weight.device)
 
 
-@dataclass(frozen=True)
-class _ScoreBlock:
-    """The nodes `start:stop`, the other nodes that their softmaxes need, and their path sums.
-
-    `nodes` [S] are all of these nodes, and `group` [S] is the index of each node's softmax.
-    `layout` contains the positions in `nodes` of [ancestors of `start`] + [start:stop].
-    """
-
-    nodes: np.ndarray
-    group: np.ndarray
-    layout: np.ndarray
-    levels: list[tuple[np.ndarray, np.ndarray]]
-    leaves: np.ndarray
-    class_ids: np.ndarray
-
-    @classmethod
-    def cut(cls, tree: LabelTree, start: int, stop: int) -> "_ScoreBlock":
-        ancestors, levels = _path_levels(tree, start, stop)
-        # In pre-order, only ancestors of `start` and `stop` have children both inside and outside
-        # the range. A softmax needs all siblings of a node, so add the roots and the children of
-        # these ancestors.
-        inner = [ancestors, tree.ancestors(stop) if stop < tree.num_nodes else ancestors[:0], [-1]]
-        siblings = np.flatnonzero(np.isin(tree.parent, np.concatenate(inner)))
-        nodes = np.union1d(np.arange(start, stop), siblings)
-        _, group = np.unique(tree.parent[nodes], return_inverse=True)
-        layout = np.searchsorted(nodes, np.concatenate([ancestors, np.arange(start, stop)]))
-        classes = tree.class_of_node[start:stop]
-        leaves = len(ancestors) + np.flatnonzero(classes >= 0)
-        return cls(nodes, group, layout, levels, leaves, classes[classes >= 0])
-
-    def log_probabilities(self, logits_bS: Tensor) -> Tensor:
-        """Return the log-probabilities [b, C] of the block's classes from logits of `nodes`."""
-        device = logits_bS.device
-        group = torch.from_numpy(self.group).to(device)
-        shape = (len(logits_bS), int(self.group.max()) + 1)
-        top = logits_bS.new_full(shape, -torch.inf)
-        top = top.scatter_reduce(1, group.expand(len(logits_bS), -1), logits_bS, "amax")
-        total = logits_bS.new_zeros(shape).index_add_(1, group, (logits_bS - top[:, group]).exp())
-        factors = logits_bS - (top + total.log())[:, group]
-        sums = factors[:, torch.from_numpy(self.layout).to(device)]
-        for child, parent in self.levels:
-            sums[:, torch.from_numpy(child)] += sums[:, torch.from_numpy(parent)]
-        return sums[:, torch.from_numpy(self.leaves).to(device)]
-
-
-def _path_levels(
-    tree: LabelTree, start: int, stop: int
-) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
-    """Plan the sums of values over the paths of the nodes `start:stop`.
-
-    Returns the ancestors of the first node, root first, and for each depth the (child, parent)
-    positions in the layout [ancestors] + [nodes]. Adding parents to children in this order, from
-    the top level down, gives the path sums.
-    """
-    ancestors = tree.ancestors(start)
-    layout = np.concatenate([ancestors, np.arange(start, stop)])
-    depth, parent = tree.depth[layout], tree.parent[layout]
-    # In pre-order, a parent before `start` is an ancestor of the first node.
-    position = np.where(
-        parent >= start,
-        parent - start + len(ancestors),
-        np.searchsorted(ancestors, parent),
-    )
-    order = np.argsort(depth, kind="stable")
-    by_depth = np.split(order, np.flatnonzero(np.diff(depth[order])) + 1)
-    children = [level[parent[level] >= 0] for level in by_depth]
-    return ancestors, [(child, position[child]) for child in children if len(child)]
+def _log_probabilities(tree: LabelTree, nodes: np.ndarray, logits_bS: Tensor) -> Tensor:
+    """Return the log-probabilities [b, S] of `nodes` [S], given their logits. The nodes are
+    ascending and include the siblings and the ancestors of each of them."""
+    parent, depth = tree.parent[nodes], tree.depth[nodes]
+    position = torch.from_numpy(np.searchsorted(nodes, parent))
+    group = torch.from_numpy(np.unique(parent, return_inverse=True)[1]).to(logits_bS.device)
+    shape = (len(logits_bS), int(group.max()) + 1)
+    top = logits_bS.new_full(shape, -torch.inf)
+    top = top.scatter_reduce(1, group.expand(len(logits_bS), -1), logits_bS, "amax")
+    total = logits_bS.new_zeros(shape).index_add_(1, group, (logits_bS - top[:, group]).exp())
+    sums = logits_bS - (top + total.log())[:, group]
+    for level in range(1, int(depth.max()) + 1):  # sum along the paths, from the top down
+        children = torch.from_numpy(np.flatnonzero(depth == level))
+        sums[:, children] += sums[:, position[children]]
+    return sums
 
 
 def classes_at_leaves(tree: LabelTree) -> LabelTree:

@@ -122,6 +122,17 @@ class LogitMap(BaseModel):
         (grad_vectors,) = torch.autograd.grad(result, leaf, grad.to(result.dtype))
         return grad_vectors
 
+    def mapped(self, features: Tensor, scale: Tensor | float) -> Tensor:
+        """Return `scale` times the normalized features [b, d], to be multiplied by class rows."""
+        return _scaled(self.normalized(features), scale)
+
+    def gradient_of_features(self, features: Tensor, scale: Tensor | float, grad: Tensor) -> Tensor:
+        """Return the gradient of the features from `grad`, the gradient of `mapped`."""
+        grad = _scaled(grad, scale)
+        if self.normalizes:
+            grad = self.gradient(features, grad)
+        return grad.to(features.dtype)
+
     def with_margin(self, cosine: Tensor, eps: float) -> Tensor:
         """Map the cosines [b] between features and true rows to the values used in training."""
         raise NotImplementedError(f"{self.kind} logits do not support a margin")
@@ -136,9 +147,7 @@ class LogitMap(BaseModel):
         """Return the logits [b, C] of `classes` for `features` [b, d], in the dtype of the rows and
         without margin and prior."""
         rows = self.normalized(classes.rows)
-        features = self.normalized(features.to(rows.dtype))
-        if self.scale != 1:
-            features = self.scale * features
+        features = self.mapped(features.to(rows.dtype), self.scale)
         return linear(features, rows, self._shift(classes))
 
     def of_one_class(
@@ -254,34 +263,6 @@ LogitMapConfig = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class MappedFeatures:
-    """The raw `features` [b, d], and the mapped features that are multiplied by the class rows.
-
-    The mapped features are `scale` times the features after the logit map.
-    """
-
-    logit_map: LogitMap
-    features: Tensor
-    scale: Tensor | float
-
-    @property
-    def _is_scaled(self) -> bool:
-        return isinstance(self.scale, Tensor) or self.scale != 1
-
-    def mapped(self) -> Tensor:
-        features = self.logit_map.normalized(self.features)
-        return self.scale * features if self._is_scaled else features
-
-    def gradient(self, grad: Tensor) -> Tensor:
-        """Return the gradient of the features from `grad`, the gradient of `mapped`."""
-        if self._is_scaled:
-            grad = self.scale * grad
-        if self.logit_map.normalizes:
-            grad = self.logit_map.gradient(self.features, grad)
-        return grad.to(self.features.dtype)
-
-
 class Margins:
     """The true logits of G rows with margin, and their derivatives.
 
@@ -310,6 +291,10 @@ class Margins:
         Also returns the scalar that the margins add to the gradient of the logarithm of the scale.
         """
         return grad_G * self.slopes, (grad_G * self.excess).sum()
+
+
+def _scaled(vectors: Tensor, scale: Tensor | float) -> Tensor:
+    return scale * vectors if isinstance(scale, Tensor) or scale != 1 else vectors
 
 
 def unit_vectors(vectors: Tensor) -> Tensor:

@@ -43,14 +43,10 @@ class ClassMeasures:
 
     @staticmethod
     def concatenate(blocks: Sequence["ClassMeasures"]) -> "ClassMeasures":
-        """Concatenate the metrics of disjoint blocks, in ascending order of class ID."""
-        if not blocks or any(block.recalls != blocks[0].recalls for block in blocks):
-            raise ValueError(
-                "cannot concatenate SLC measures: pass one or more blocks with the same recalls"
-            )
+        """Concatenate the metrics of disjoint blocks with the same recalls, in ascending order of
+        class ID."""
         joined = _joined(blocks)
-        ids, order = joined.class_ids.sort()
-        _check_distinct(ids)
+        order = joined.class_ids.argsort()
         return replace(joined, **{name: getattr(joined, name)[order] for name in _PER_CLASS})
 
     def over_all_classes(self, num_classes: int) -> "ClassMeasures":
@@ -97,8 +93,7 @@ def block_measures(
     samples with equal scores are counted together. Samples with labels outside the block are
     negatives. A block may have no classes. Precisions are float64; thresholds have the dtype of the
     scores. Besides the scores, this needs memory for their NaN mask and for a working set of at
-    most about 300 MB. Raises ValueError for NaN, mismatched shapes, a duplicate class or a recall
-    outside (0, 1].
+    most about 300 MB. Raises ValueError for NaN, mismatched shapes or a recall outside (0, 1].
     """
     recalls = _checked_recalls(recalls)
     scores, num_classes = scores.detach(), len(class_ids)
@@ -183,11 +178,9 @@ def pooled_thresholds(true_scores: Tensor, recalls: Sequence[float] = (0.9, 0.99
 def positions_of_labels(labels: Tensor, class_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows and columns [n] of the true scores in a block of classes, ordered by column.
 
-    `labels` [N] may be outside the block; `class_ids` [C] may be in any order. Raises ValueError if
-    the class IDs are not distinct.
+    `labels` [N] may be outside the block; `class_ids` [C] are distinct, in any order.
     """
     ids, order = class_ids.sort()
-    _check_distinct(ids)
     labels = labels.to(ids.dtype).contiguous()
     positions = torch.searchsorted(ids, labels).clamp_(max=max(0, len(ids) - 1))
     # Do not use torch.isin, which compares all pairs if there are few labels.
@@ -249,11 +242,3 @@ def _checked_recalls(recalls: Sequence[float]) -> tuple[float, ...]:
     if not recalls:
         raise ValueError("recalls are empty: pass at least one value above 0 and at most 1")
     return tuple(float(recall) for recall in recalls)
-
-
-def _check_distinct(ascending_ids: Tensor) -> None:
-    twice = (ascending_ids.diff() == 0).nonzero()
-    if len(twice):
-        raise ValueError(
-            f"class {int(ascending_ids[twice[0, 0]])} occurs twice: pass distinct class ids"
-        )

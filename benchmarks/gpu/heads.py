@@ -65,23 +65,15 @@ def head(classes: int, rows: int, dim: int, device: torch.device, seconds: float
     """
     problem = Problem.random(rows, classes, dim, device)
     bare = _seconds(_products(problem), device, seconds)
-    flops = 4 * 2 * rows * dim * classes
     case = f"K = {classes:,}, B = {rows:,}, d = {dim}"
-    details = f"{flops / bare / 1e12:.3g} TFLOP/s"
+    details = f"{4 * 2 * rows * dim * classes / bare / 1e12:.3g} TFLOP/s"
     yield Row("four bare products in bf16", case, f"{1e3 * bare:.3g} ms", details=details)
     for name, create in contenders(problem):
-        free(device)
         what = f"{name} / bare products"
         try:
-            step = create(problem)
-            step()
-            memory = peak_bytes(step, device)
-            each = _seconds(step, device, seconds)
-        except torch.OutOfMemoryError:
-            yield Row(what, case, details="out of memory")
-            continue
+            each, memory = _measured(partial(create, problem), device, seconds)
         except Exception as error:  # peers raise errors of any kind for sizes they do not support
-            if name.startswith("kway"):
+            if name.startswith("kway") and not isinstance(error, torch.OutOfMemoryError):
                 raise
             yield Row(what, case, details=f"{type(error).__name__}: {error}".splitlines()[0])
             continue
@@ -109,21 +101,35 @@ def fused(cases: Sequence[RowsSize], device: torch.device, seconds: float) -> It
     """Measure steps of cross-entropy in which FusedSGD updates the class rows, with tiles if
     possible. The memory includes the class rows."""
     for case in cases:
-        free(device)
-        what = "fused step, time and memory"
         text = f"{case.dtype} rows, K = {case.classes:,}, B = {case.batch:,}, d = {case.dim}"
         try:
-            each, memory = _fused_step(case, device, seconds)
+            each, memory = _measured(partial(_fused, case, device), device, seconds)
         except torch.OutOfMemoryError:
-            yield Row(what, text, details="out of memory")
+            yield Row("fused step, time and memory", text, details="out of memory")
             continue
+        measured = f"{1e3 * each:.3g} ms, {memory / 1e9:.2f} GB"
         flops = 4 * 2 * case.batch * case.dim * case.classes
         details = f"{flops / each / 1e12:.3g} TFLOP/s"
-        yield Row(what, text, f"{1e3 * each:.3g} ms, {memory / 1e9:.2f} GB", details=details)
+        yield Row("fused step, time and memory", text, measured, details=details)
 
 
-def _fused_step(case: RowsSize, device: torch.device, seconds: float) -> tuple[float, int]:
+def _measured(
+    create: Callable[[], Step], device: torch.device, seconds: float
+) -> tuple[float, int]:
+    """Return the seconds of a step, and the peak memory of its creation and of a step."""
+    free(device)
     before = allocated_bytes(device)
+    step = create()
+    step()
+    memory = allocated_bytes(device) - before + peak_bytes(step, device)
+    return _seconds(step, device, seconds), memory
+
+
+def _seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
+    return float(np.median(measure({"step": work}, device, seconds=seconds)["step"]))
+
+
+def _fused(case: RowsSize, device: torch.device) -> Step:
     head = ClassHead(
         case.dim,
         case.classes,
@@ -145,13 +151,7 @@ def _fused_step(case: RowsSize, device: torch.device, seconds: float) -> tuple[f
         loss.backward()
         optimizer.step()
 
-    step()
-    memory = allocated_bytes(device) - before + peak_bytes(step, device)
-    return _seconds(step, device, seconds), memory
-
-
-def _seconds(work: Callable[[], object], device: torch.device, seconds: float) -> float:
-    return float(np.median(measure({"step": work}, device, seconds=seconds)["step"]))
+    return step
 
 
 def _kway(problem: Problem, *, tiles: bool = False) -> Step:

@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.engine.agreement import Agreement, agree
 from heads.engine.block_size import Processor
-from heads.engine.blockwise import BlockwiseLogits
-from heads.engine.inputs import Batch, Parameters, RowWeighting, nan_loss, options_of
-from heads.engine.torch_walk import TorchWalk
+from heads.engine.inputs import options_of
 from heads.logits import LogitMap
 from heads.losses import Loss
-from heads.tiles.launch import check_tiles
-from heads.tiles.walk import TileWalk
 from heads.weights import ClassWeights
 
 
@@ -28,7 +23,8 @@ class Engine:
     `data_group` have the same classes and different rows. None means a single process.
     `processor` selects the code and the block sizes for a CPU or a GPU. `memory_bytes` limits the
     memory used for logits (None: the default of the processor). In training, `log_prior` [K] is
-    added to them. If `tiles` is set, the kernels in `heads/tiles` compute the logits.
+    added to them. A row has the entry of its label in `class_weights` [K] as its weight in the mean
+    (None: 1). If `tiles` is set, the kernels in `heads/tiles` compute the logits.
     """
 
     weights: ClassWeights
@@ -39,13 +35,13 @@ class Engine:
     processor: Processor
     memory_bytes: int | None = None
     log_prior: Tensor | None = None
-    row_weighting: RowWeighting = RowWeighting()  # noqa: RUF009  it is frozen
+    class_weights: Tensor | None = None
     tiles: bool = False
 
     @cached_property
     def settings(self) -> dict[str, str]:
         """What must be equal on every rank, as texts by what they describe."""
-        weights, digest = self.row_weighting.class_weights, "none"
+        weights, digest = self.class_weights, "none"
         if weights is not None:  # NumPy has no bf16
             digest = f"{zlib.crc32(weights.float().cpu().contiguous().numpy().tobytes()):08x}"
         return {
@@ -53,7 +49,6 @@ class Engine:
             "losses": options_of(self.loss),
             "logit maps": options_of(self.logit_map),
             "class weights": digest,
-            "ignore_index": str(self.row_weighting.ignore_index),
         }
 
     @property
@@ -71,46 +66,14 @@ class Engine:
     def groups(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:
         return self.class_group, self.data_group
 
-    def agree(self, batch: Batch, parameters: Parameters, *, call: str = "") -> Agreement:
-        """Exchange sizes and check the batch on all ranks (collective); see `agreement.py`. `call`
-        describes the mode and the draw, which must be equal."""
-        return agree(
-            batch,
-            parameters,
-            settings={**self.settings, "mode and draw": call},
-            num_classes=self.num_classes,
-            row_weighting=self.row_weighting,
-            class_group=self.class_group,
-            data_group=self.data_group,
-        )
-
-    def nan_loss(
-        self, num_rows: int, broken_rows: Tensor, parameters: Parameters
-    ) -> FloatingPointError:
-        """Return the error for a NaN loss; see `heads/engine/inputs.py` (collective)."""
-        return nan_loss(num_rows, broken_rows, parameters.vectors, parameters.bias, *self.groups)
-
-    def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
-        """Return the walk over this rank's classes, with or without tiles.
-
-        Sampled classes are few, so their logits are computed with torch operations. Raises
-        ValueError if tiles do not support the device of the head or the dtype of the products.
-        """
-        tile = self.loss.tile
-        if self.tiles and tile is not None and logits.choice is None:
-            # A head may have been moved or converted since it was created.
-            check_tiles(self.loss, logits.features_Gd.device, logits.compute_dtype)
-            return TileWalk(logits, tile, with_graph=with_graph)
-        return TorchWalk(logits, with_graph=with_graph)
-
     def to(self, device: torch.device) -> "Engine":
         """Return the same engine with its plan and constants on another device."""
-        prior = self.log_prior
+        prior, class_weights = self.log_prior, self.class_weights
         return replace(
             self,
             weights=self.weights.rebuilt(self.weights.tree, device),
             processor=Processor.of(device),
             loss=self.loss.to(device),
-            row_weighting=self.row_weighting.to(device),
+            class_weights=None if class_weights is None else class_weights.to(device),
             log_prior=None if prior is None else prior.to(device),
         )

@@ -1,46 +1,23 @@
 """The inputs of a head: its parameters, a batch and the weights of its rows."""
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import ProcessGroup
-
-from heads.collectives import all_gather_equal, all_gather_rows
-from heads.losses.base import Rows
-from heads.rows.node_values import FP8
 
 NOTHING_COUNTS = (
-    "the global batch has no rows with a positive weight: pass at least one row that is not "
-    "ignored and has a weight above 0"
+    "the global batch has no rows with a positive weight: pass at least one row with a weight "
+    "above 0"
 )
-_LARGEST = torch.iinfo(torch.int64).max
-_NAMED_ROWS = 8
-_NAMED_RANKS = 8
 # Of a row or a class. Sums and products of larger weights could overflow float32.
 LARGEST_WEIGHT = 1e15
 
-# Shape legend: b rows of this rank, G rows of the class group, m rows of the global batch, d
-# features, n nodes of this rank, K all classes.
+# Shape legend: b rows of this rank, d features, n nodes of this rank, K all classes.
 
 
 def is_integral(labels: Tensor) -> bool:
     """Return whether labels have an integer dtype."""
     return not (labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool)
-
-
-def class_ids(labels: Tensor) -> Tensor:
-    """Convert integer labels to int64, which torch supports in comparisons and as indices.
-
-    A uint64 above the range of int64 becomes the maximum of int64, which is outside the classes. A
-    cast would wrap it to a negative number, possibly to `ignore_index`.
-    """
-    if labels.dtype != torch.uint64:
-        return labels.long()
-    ids = labels.view(torch.int64)
-    return ids.where(ids >= 0, _LARGEST)
 
 
 class Parameters(NamedTuple):
@@ -69,8 +46,11 @@ class Required(NamedTuple):
 
     @classmethod
     def of(cls, features: object, parameters: Parameters) -> "Required":
-        inputs = features, *parameters[:4]
-        return cls(*(isinstance(each, Tensor) and each.requires_grad for each in inputs))
+        enabled, inputs = torch.is_grad_enabled(), (features, *parameters[:4])
+        return cls(*(enabled and isinstance(x, Tensor) and x.requires_grad for x in inputs))
+
+    def names(self) -> list[str]:
+        return [name for name, is_required in self._asdict().items() if is_required]
 
 
 class Batch(NamedTuple):
@@ -81,135 +61,19 @@ class Batch(NamedTuple):
     labels: Tensor
     row_weights: Tensor | None = None
 
-    def with_wide_weights(self) -> "Batch":
-        """Return the batch with its row weights in the dtype of the loss, at least float32, in
-        which a small weight may become 0."""
-        features, _, weights = self
-        if not all(isinstance(x, Tensor) and x.is_floating_point() for x in (features, weights)):
-            return self  # no weights, or invalid ones
-        assert weights is not None
-        dtype = torch.promote_types(features.dtype, torch.float32)
-        return self._replace(row_weights=weights.to(dtype))
 
+def weights_of_rows(
+    class_weights: Tensor | None, labels: Tensor, factors: Tensor | None
+) -> Tensor | None:
+    """Return the weights of rows in the mean [b]: the entries of their labels in `class_weights`
+    [K] (None: 1), times `factors` [b]. None if all of them are 1.
 
-@dataclass(frozen=True)
-class RowWeighting:
-    """The weight of each row in the mean: the entry of its label in `class_weights` [K] (None: 1),
-    or 0 if the label is `ignore_index`."""
-
-    class_weights: Tensor | None = None
-    ignore_index: int | None = None
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether every row has the weight 1."""
-        return self.class_weights is None and self.ignore_index is None
-
-    def counts(self, labels: Tensor) -> Tensor:
-        """Return a mask of the rows that are not ignored, bool [b]."""
-        if self.ignore_index is None:
-            return torch.ones_like(labels, dtype=torch.bool)
-        return labels != self.ignore_index
-
-    def __call__(self, labels: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return the weights of rows [b], times `factors` [b].
-
-        Labels outside the classes get an arbitrary weight; `agree` rejects them.
-        """
-        counts = self.counts(labels)
-        weights = counts.to(torch.float32)
-        if self.class_weights is not None:
-            known = labels.clamp(0, len(self.class_weights) - 1)
-            weights = torch.where(counts, self.class_weights[known], 0)
-        return weights if factors is None else weights * factors
-
-    def rows(
-        self,
-        num_classes: int,
-        labels: Tensor,
-        dtype: torch.dtype,
-        *,
-        factors: Tensor | None = None,
-        counts: Tensor | None = None,
-    ) -> Rows:
-        """Return the `Rows` with these labels [m] that `Loss.value` needs.
-
-        `factors` [m] are their `row_weights`, if given. `counts` [m] is false for ignored rows
-        (None: there are none), whose labels must be valid.
-        """
-        if self.class_weights is None and factors is None and counts is None:
-            return Rows(num_classes, labels)
-        weights = self(labels, factors).to(dtype)
-        if counts is not None:
-            weights = weights.where(counts, 0)
-        return Rows(num_classes, labels, weights, counts)
-
-    def masked(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return `features` [b, d] with zeros in the ignored rows.
-
-        Ignored rows may contain NaN, and 0 times NaN is NaN.
-        """
-        if self.ignore_index is None:
-            return features
-        return features.where(self.counts(labels).unsqueeze(1), 0)
-
-    def to(self, device: torch.device) -> "RowWeighting":
-        weights = self.class_weights
-        return replace(self, class_weights=None if weights is None else weights.to(device))
-
-
-@dataclass(frozen=True)
-class GlobalRows:
-    """Labels of the gathered rows.
-
-    `labels_G` are the labels of the class group. `labels_m` and `weights_m` are the labels and the
-    `row_weights` of the rows of the global batch. If rows may be ignored, `counts` [m] is false for
-    ignored rows, and `sources` [m] are the positions of the rows that replace them: see `Rows`.
+    Labels outside the classes get an arbitrary weight; `agree` rejects them.
     """
-
-    labels_G: Tensor
-    labels_m: Tensor
-    weights_m: Tensor | None
-    counts: Tensor | None = None
-    sources: Tensor | None = None
-
-    @classmethod
-    def gather(
-        cls,
-        batch: Batch,
-        weighting: RowWeighting,
-        sizes: list[int],
-        group_sizes: list[int],
-        class_group: ProcessGroup | None,
-        data_group: ProcessGroup | None,
-    ) -> "GlobalRows":
-        """Gather this rank's labels and row weights over both groups (collective). See `Agreement`
-        for `sizes` and `group_sizes`."""
-        row_weights = batch.row_weights
-        labels_G = all_gather_rows(batch.labels, sizes, class_group)
-        labels_m = all_gather_rows(labels_G, group_sizes, data_group)
-        if row_weights is not None:
-            row_weights = all_gather_rows(row_weights, sizes, class_group)
-            row_weights = all_gather_rows(row_weights, group_sizes, data_group)
-        if weighting.ignore_index is None:
-            return cls(labels_G, labels_m, row_weights)
-        # An ignored row needs a valid class to compute its statistics. Any class will do, because
-        # the loss does not use them.
-        known_G = labels_G.where(weighting.counts(labels_G), 0)
-        counts = weighting.counts(labels_m)
-        # Removing the ignored rows would make the host wait for their number. The statistics of a
-        # row of zeros may have an infinite loss, and 0 times infinity is NaN, so a row that counts
-        # replaces each of them.
-        sources = torch.arange(len(counts), device=counts.device)
-        sources = sources.where(counts, counts.int().argmax())
-        return cls(known_G, labels_m.where(counts, 0)[sources], row_weights, counts, sources)
-
-    def num_rows(self, *, exact: bool) -> int:
-        """Return the number of rows that are not ignored, or, without reading from the device, an
-        upper bound."""
-        if self.counts is None or not exact:
-            return len(self.labels_m)
-        return int(self.counts.sum())
+    if class_weights is None:
+        return factors
+    weights = class_weights[labels.clamp(0, len(class_weights) - 1)]
+    return weights if factors is None else weights * factors
 
 
 def options_of(component: object) -> str:
@@ -221,66 +85,3 @@ def options_of(component: object) -> str:
         if isinstance(value, bool | int | float | str | None)
     }
     return f"{type(component).__qualname__}({', '.join(f'{k}={v}' for k, v in simple.items())})"
-
-
-# ---------------------------------------------------------------------------- a loss that is NaN
-
-
-def non_finite_rows(features: Tensor) -> Tensor:
-    """Return the number of rows of `features` [b, d] that are not finite, and the positions of the
-    first 8 of them, padded with -1; int64 [1 + 8] on the device of `features`."""
-    broken = ~features.isfinite().all(1)
-    num_rows = len(broken)
-    positions = torch.arange(num_rows, device=features.device).where(broken, num_rows)
-    padded = torch.nn.functional.pad(positions, (0, _NAMED_ROWS), value=num_rows)
-    first = padded.topk(_NAMED_ROWS, largest=False).values
-    return torch.cat([broken.sum().unsqueeze(0), first.where(first < num_rows, -1)])
-
-
-def nan_loss(
-    num_rows: int,
-    broken_rows: Tensor,
-    held: Tensor,
-    bias: Tensor | None,
-    class_group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> FloatingPointError:
-    """Return the error for a NaN loss, the same on every rank (collective).
-
-    The message lists the ranks whose features, vectors [n, d] or `bias` [n] are not finite.
-    `broken_rows` are the `non_finite_rows` of this rank's `num_rows` features. Rows are counted
-    from 0.
-    """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    finite = _are_finite(held).all(1)
-    if bias is not None:
-        finite &= bias.isfinite()
-    numbers = torch.tensor([rank, num_rows, len(held)], device=held.device)
-    mine = torch.cat([numbers, (~finite).sum().unsqueeze(0), broken_rows])
-    of_group = torch.stack(all_gather_equal(mine, class_group))
-    ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
-    lines = [line for numbers in ranks if (line := _line(*numbers))]
-    if len(lines) > _NAMED_RANKS:
-        lines = [*lines[:_NAMED_RANKS], f"and {len(lines) - _NAMED_RANKS} more ranks"]
-    where = "; ".join(lines) or "features and weight vectors are finite on every rank"
-    return FloatingPointError(
-        f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
-    )
-
-
-def _are_finite(held: Tensor) -> Tensor:
-    if held.dtype != FP8:
-        return held.isfinite()
-    # torch has no isfinite for fp8. e4m3 has no infinity. In NaN, all bits except the sign are set.
-    return held.view(torch.uint8) & 0x7F != 0x7F
-
-
-def _line(rank: int, num_rows: int, num_vectors: int, vectors: int, rows: int, *named: int) -> str:
-    if not rows and not vectors:
-        return ""
-    shown = ", ".join(str(row) for row in named if row >= 0) + (", …" if rows > len(named) else "")
-    which = f" (row{'s' if rows > 1 else ''} {shown})" if rows else ""
-    return (
-        f"on rank {rank}, {rows} of {num_rows} rows of features{which} and {vectors} of "
-        f"{num_vectors} weight vectors are not finite"
-    )

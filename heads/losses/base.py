@@ -194,22 +194,12 @@ class _WithoutLabels(torch.autograd.Function):
 class Rows:
     """The m rows of the global batch, for `Loss.value`.
 
-    `labels` [m] are their classes and `weights` [m] their weights (None: uniform). `counts` [m] is
-    false for ignored rows (None: no row is ignored). Only the device knows how many there are, so
-    they are not removed. An ignored row has the weight 0, and the label and the statistics of a row
-    that is not ignored. It therefore does not affect means and extremes over the rows; a loss that
-    sums over the rows without their weights must use `counts`.
+    `labels` [m] are their classes and `weights` [m] their weights in the mean (None: uniform).
     """
 
     num_classes: int
     labels: Tensor
     weights: Tensor | None = None
-    counts: Tensor | None = None
-
-    @property
-    def num_rows(self) -> int | Tensor:
-        """The number of rows that are not ignored."""
-        return len(self.labels) if self.counts is None else self.counts.sum()
 
     def mean(self, per_row: Tensor) -> Tensor:
         """Return the weighted mean of `per_row` [m], or 0 if all weights are 0."""
@@ -293,7 +283,12 @@ class Loss(ABC):
 
     def check_classes(self, num_classes: int) -> None:
         """Raise ValueError if options or constants do not match this number of classes."""
-        return
+        for constant in self.constants().values():
+            if len(constant) != num_classes:
+                raise ValueError(
+                    f"{self.kind} was prepared for {len(constant)} classes, but the head has "
+                    f"{num_classes}: create a new head for all classes"
+                )
 
     def to(self, device: torch.device) -> Self:
         """Return a copy with its constants on `device`."""
@@ -353,24 +348,6 @@ class Loss(ABC):
             torch.full_like(like, -torch.inf if reduction is Reduction.LOGSUMEXP else 0)
             for reduction in self.reductions
         )
-
-    def tile_vectors(self, class_ids: Tensor) -> Tensor | None:
-        """Return the numbers [n, C] of each class that `tile` needs (None: no numbers), float32."""
-        return None
-
-    def of_labels(self, true_B: Tensor, labels: Tensor) -> Stats:
-        """Return the statistics of the true logits `true_B` [B] alone."""
-        positions = LabelPositions(torch.ones_like(labels).bool(), torch.zeros_like(labels))
-        block = Block(labels.unsqueeze(1), labels, positions, true_B)
-        return self.statistics(true_B.unsqueeze(1), block)
-
-    def of_terms(self, terms: Sequence[Tensor], winners: Tensor | None) -> Stats:
-        """Return the statistics of false logits, given the reduced `terms` [B] of `tile`.
-
-        `winners` [B] are the class IDs of a maximum. By default, the statistics are the terms and
-        z_y, which is 0 because these logits do not include the true one.
-        """
-        return *terms, torch.zeros_like(terms[0])
 
     @abstractmethod
     def value(self, total: Stats, rows: Rows) -> Tensor:

@@ -24,12 +24,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _logit_twice(z, vectors):
+def _logit_twice(z):
     return z, z
 
 
 @jit
-def _slope_of_logit_twice(z, vectors):
+def _slope_of_logit_twice(z):
     return one(z), one(z)
 
 
@@ -155,7 +155,7 @@ class BatchCrossEntropy(Loss):
 
     P_B has probability 1/m at the label of each row (or in proportion to the row weights), so the
     loss is logsumexp of z over rows and classes, minus the mean of z_y, minus log m. The partition
-    sum covers all rows that are not ignored, including rows of weight 0. A training step needs at
+    sum covers all rows, including rows of weight 0. A training step needs at
     least two rows; in evaluation, the loss of a single row equals `ce`.
 
     Aligned: near the infimum 0, every true logit has a share near 1/m of the common partition sum,
@@ -177,7 +177,5 @@ class BatchCrossEntropy(Loss):
         lse, true = total
         share = torch.ones_like(true) if rows.weights is None else rows.weights
         share = share / share.sum()
-        if rows.counts is not None:
-            lse = lse.where(rows.counts, -torch.inf)
         log_z = logsumexp(lse.unsqueeze(0)).squeeze(0)
         return log_z + (torch.xlogy(share, share) - share * true).sum()

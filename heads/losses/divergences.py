@@ -18,32 +18,32 @@ from heads.optional_triton import jit
 
 
 @jit
-def _log_squared_sigmoid(z, vectors):
+def _log_squared_sigmoid(z):
     return (-2.0 * tile_softplus(-z),)
 
 
 @jit
-def _slope_of_log_squared_sigmoid(z, vectors):
+def _slope_of_log_squared_sigmoid(z):
     return (2.0 * tile_sigmoid(-z),)
 
 
 @jit
-def _twice(z, vectors):
+def _twice(z):
     return (2.0 * z,)
 
 
 @jit
-def _slope_of_twice(z, vectors):
+def _slope_of_twice(z):
     return (2.0 * one(z),)
 
 
 @jit
-def _once_and_twice(z, vectors):
+def _once_and_twice(z):
     return z, 2.0 * z
 
 
 @jit
-def _slope_of_once_and_twice(z, vectors):
+def _slope_of_once_and_twice(z):
     return one(z), 2.0 * one(z)
 
 
@@ -60,8 +60,7 @@ class SigmoidLoss(Loss):
     )
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
-        log_squares: Tensor = _LogSumSquaredSigmoids.apply(logits_BC)
-        return log_squares, block.true
+        return logsumexp(2 * F.logsigmoid(logits_BC)), block.true
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -167,33 +166,6 @@ class _LogSumExps(torch.autograd.Function):
         ratio = torch.where(once == -torch.inf, 0, (2 * once - twice).exp())  # 1..K
         p = (logits - shift.unsqueeze(1)).exp_()
         return torch.addcmul(by_once.unsqueeze(1), p, (2 * by_twice * ratio).unsqueeze(1)).mul_(p)
-
-
-class _LogSumSquaredSigmoids(torch.autograd.Function):
-    """Return log(sum(sigmoid(z)^2)) over dim 1, computed with a single pass of exp.
-
-    The gradient is zero for a row of -inf. The computation uses e^c sigmoid(z) = 1 / (e^-c + w)
-    with w = e^-(z + c) and c = max(0, -max z), so that the square of the largest term does not
-    underflow. 1 - sigmoid(z) = w / (e^-c + w).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor) -> Tensor:
-        largest = logits.amax(1)
-        shift = torch.where(largest == -torch.inf, 0, (-largest).clamp(min=0))
-        # The clamp keeps w finite, because inf * 0 in backward would be NaN. It does not change the
-        # sum: the square of a term with w >= e^80 is below the rounding error of the sum.
-        w = torch.sub(-shift.unsqueeze(1), logits).clamp_(max=80).exp_()
-        scaled = (w + (-shift).exp().unsqueeze(1)).reciprocal_()
-        sums = torch.linalg.vecdot(scaled, scaled)
-        is_empty = largest == -torch.inf
-        ctx.save_for_backward(w, scaled, sums.masked_fill(is_empty, torch.inf))
-        return (sums.log() - 2 * shift).masked_fill(is_empty, -torch.inf)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        w, scaled, sums = ctx.saved_tensors
-        return scaled.pow(3).mul_(w).mul_((2 * grad / sums).unsqueeze(1))
 
 
 def _tanimoto(true: Tensor, norm: Tensor) -> Tensor:

@@ -63,13 +63,6 @@ class HierarchicalSoftmax(Loss):
             num_levels=int(facts.tree.depth.max()) + 1,
         )
 
-    def check_classes(self, num_classes: int) -> None:
-        if num_classes != len(self.parent):
-            raise ValueError(
-                f"hierarchical_softmax has a tree of {len(self.parent)} nodes, but the head has "
-                f"{num_classes}: create a new head with the new tree"
-            )
-
     def choose(self, held: HeldClasses, labels: Tensor, draw: int | None) -> Choice:
         """Choose the siblings of the nodes on the paths of the batch.
 

@@ -58,13 +58,6 @@ class SimLoss(Loss):
         class_ids = torch.arange(len(vectors), device=vectors.device)
         return self.with_constants(vectors=unit_rows(vectors, class_ids))
 
-    def check_classes(self, num_classes: int) -> None:
-        if num_classes != len(self.vectors):
-            raise ValueError(
-                f"simloss has label vectors for {len(self.vectors)} classes, but the head has "
-                f"{num_classes} classes: create a new head with the vectors of all classes"
-            )
-
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         with torch.no_grad():
             left, right = (

@@ -32,7 +32,7 @@ other steps add and multiply nonnegative numbers in float64. No step overflows a
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -40,8 +40,6 @@ from torch import Tensor
 from torch.nn.functional import pad, threshold
 
 # Shape legend: B rows, C scores of a row, k the highest degree, m = 2k leaders, p power sums.
-
-_CHUNK = 1 << 19  # scores processed at a time on a CPU, so that they stay in its cache
 
 
 class SymmetricStatistics(NamedTuple):
@@ -130,19 +128,18 @@ class _Statistics(torch.autograd.Function):
         leaders, columns = _leaders(scores_BC, left_out_B, min(2 * k, scores_BC.shape[1]))
         left_out = left_out_B[:, None].where(left_out_B[:, None] >= 0, columns[:, :1])
         dropped = torch.cat([columns, left_out], dim=1)
-        terms = _Terms(leaders[:, -1:], dropped, scale)
-        sums, computed = _power_sums(scores_BC, terms, _num_powers(k, scores_BC.dtype))
-        ctx.save_for_backward(scores_BC, computed, leaders, dropped)
+        terms = _terms(scores_BC, leaders[:, -1:], dropped, scale)
+        sums = _power_sums(terms, _num_powers(k, scores_BC.dtype))
+        ctx.save_for_backward(terms, dropped)
         ctx.scale = scale
         return pad(leaders, (0, 2 * k - leaders.shape[1]), value=-torch.inf), sums
 
     @staticmethod
     def backward(ctx: Any, grad_leaders: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:
-        scores_BC, computed, leaders, dropped = ctx.saved_tensors
-        terms = _Terms(leaders[:, -1:], dropped, ctx.scale)
+        terms, dropped = ctx.saved_tensors
         coefficients = grad_sums * (ctx.scale * _degrees(grad_sums.shape[1], grad_sums))
-        grad = _evaluate(scores_BC, computed, terms, coefficients)
-        grad.scatter_(1, dropped[:, :-1], grad_leaders[:, : leaders.shape[1]])
+        grad = _evaluate(terms, coefficients)
+        grad.scatter_(1, dropped[:, :-1], grad_leaders[:, : dropped.shape[1] - 1])
         return grad, None, None, None
 
 
@@ -160,80 +157,39 @@ def _leaders(scores_BC: Tensor, left_out_B: Tensor, num: int) -> tuple[Tensor, T
     return values.gather(1, positions), columns.gather(1, positions)
 
 
-def _power_sums(
-    scores_BC: Tensor, terms: "_Terms", num_powers: int
-) -> tuple[Tensor, Tensor | None]:
-    """Return the sums [B, p] of the powers of the terms, and the terms if they fit in a single
-    chunk."""
-    eps = torch.finfo(scores_BC.dtype).eps
-    sums = scores_BC.new_empty(num_powers, len(scores_BC))
-    power = terms.buffer(scores_BC)
-    for rows, part in terms.chunks(scores_BC):
-        torch.sum(part, 1, out=sums[0, rows])
-        raised = power[: len(part)]
-        for degree in range(2, num_powers + 1):
-            torch.mul(part if degree == 2 else raised, part, out=raised)
-            # Powers below eps are negligible relative to the leaders. Set them to zero, because
-            # arithmetic with denormal numbers is slow.
-            if degree % 4 == 2:
-                threshold(raised, eps ** min(degree, 4), 0, inplace=True)
-            torch.sum(raised, 1, out=sums[degree - 1, rows])
-    return sums.T, part if 0 < scores_BC.numel() <= _CHUNK else None
+def _terms(scores_BC: Tensor, reference_B1: Tensor, dropped: Tensor, scale: float) -> Tensor:
+    """Return exp(scale (z - reference)) of scores z [B, C], zero in the columns `dropped` of each
+    row."""
+    # Smaller terms are negligible, and their squares would be denormal numbers, which are slow.
+    floor = math.log2(torch.finfo(scores_BC.dtype).tiny) / 2
+    # exp2 is several times faster than exp on a CPU.
+    logs = (scores_BC - finite(reference_B1)).mul_(scale * math.log2(math.e))
+    return threshold(logs, floor, -torch.inf, inplace=True).exp2_().scatter_(1, dropped, 0)
 
 
-def _evaluate(
-    scores_BC: Tensor, computed: Tensor | None, terms: "_Terms", coefficients_Bp: Tensor
-) -> Tensor:
-    """Return the sum over r of coefficients[:, r - 1] terms^r [B, C], by Horner's rule.
-
-    `computed` are the terms if forward saved them.
-    """
-    values = torch.empty_like(scores_BC, memory_format=torch.contiguous_format)
-    chunks = terms.chunks(scores_BC) if computed is None else [(slice(None), computed)]
-    for rows, part in chunks:
-        highest, *lower = coefficients_Bp[rows].flip(1).split(1, dim=1)
-        value = torch.mul(part, highest, out=values[rows])
-        for degree, coefficient in enumerate(lower):
-            if degree == 0:
-                value.add_(coefficient)
-            else:
-                torch.addcmul(coefficient, value, part, out=value)
-        if lower:
-            value.mul_(part)
-    return values
+def _power_sums(terms_BC: Tensor, num_powers: int) -> Tensor:
+    """Return the sums [B, p] of the powers of the terms."""
+    eps, sums = torch.finfo(terms_BC.dtype).eps, [terms_BC.sum(1)]
+    for degree in range(2, num_powers + 1):
+        if degree == 2:
+            raised = terms_BC * terms_BC
+        else:
+            raised.mul_(terms_BC)
+        # Powers below eps are negligible relative to the leaders. Set them to zero, because
+        # arithmetic with denormal numbers is slow.
+        if degree % 4 == 2:
+            threshold(raised, eps ** min(degree, 4), 0, inplace=True)
+        sums.append(raised.sum(1))
+    return torch.stack(sums, 1)
 
 
-class _Terms(NamedTuple):
-    """exp(scale (z - reference)) of scores z [B, C], zero in the columns `dropped` of each row.
-
-    The terms are computed chunk by chunk, in forward and again in backward, unless there is a
-    single chunk. On a CPU this is faster than storing and reading them.
-    """
-
-    reference_B1: Tensor
-    dropped: Tensor
-    scale: float
-
-    def chunks(self, scores_BC: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of rows and their terms, which are valid until the next iteration."""
-        # Smaller terms are negligible, and their squares would be denormal numbers, which are slow.
-        floor = math.log2(torch.finfo(scores_BC.dtype).tiny) / 2
-        reference = self.reference_B1.where(self.reference_B1 != -torch.inf, 0)
-        buffer = self.buffer(scores_BC)
-        for start in range(0, len(scores_BC), max(1, len(buffer))):
-            rows = slice(start, start + len(buffer))
-            scores = scores_BC[rows]
-            part = torch.sub(scores, reference[rows], out=buffer[: len(scores)])
-            # exp2 is several times faster than exp on a CPU.
-            part.mul_(self.scale * math.log2(math.e))
-            threshold(part, floor, -torch.inf, inplace=True).exp2_()
-            yield rows, part.scatter_(1, self.dropped[rows], 0)
-
-    @staticmethod
-    def buffer(scores_BC: Tensor) -> Tensor:
-        """Allocate memory for a chunk: as many rows as fit in the cache on a CPU, all rows on other
-        devices."""
-        num_rows, num_columns = scores_BC.shape
-        on_cpu = scores_BC.device.type == "cpu"
-        chunk = min(num_rows, max(1, _CHUNK // num_columns)) if on_cpu else num_rows
-        return scores_BC.new_empty(chunk, num_columns)
+def _evaluate(terms_BC: Tensor, coefficients_Bp: Tensor) -> Tensor:
+    """Return the sum over r of coefficients[:, r - 1] terms^r [B, C], by Horner's rule."""
+    highest, *lower = coefficients_Bp.flip(1).split(1, dim=1)
+    value = terms_BC * highest
+    for degree, coefficient in enumerate(lower):
+        if degree == 0:
+            value.add_(coefficient)
+        else:
+            torch.addcmul(coefficient, value, terms_BC, out=value)
+    return value.mul_(terms_BC) if lower else value

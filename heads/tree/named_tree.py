@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -48,24 +49,18 @@ class NamedTree:
             )
 
     @classmethod
-    def of_cover_tree(cls, cover: CoverTree, classes: Sequence[str], kind: str) -> "NamedTree":
+    def of_cover_tree(
+        cls, cover: CoverTree, classes: Sequence[str], kind: Literal["utree", "vtree"]
+    ) -> "NamedTree":
         """Return the utree or vtree of a cover tree, according to `kind`.
 
-        A pseudoclass gets the name of the class at its center. Raises ValueError for any other
-        kind, or if the number of names differs from the number of classes.
+        A pseudoclass gets the name of the class at its center. Raises ValueError if the number of
+        names differs from the number of classes.
         """
-        if len(classes) != len(cover.level):
-            raise ValueError(
-                f"the cover tree has {len(cover.level)} classes, but there are {len(classes)} "
-                "class names: pass one name per class"
-            )
-        match kind:
-            case "utree":
-                return cls(cover.utree(), tuple(classes), ())
-            case "vtree":
-                centers = cover.pseudoclass_centers()
-                return cls(cover.vtree(), tuple(classes), tuple(classes[c] for c in centers))
-        raise ValueError(f"kind is {kind!r}: use utree or vtree")
+        if kind == "utree" or len(classes) != len(cover.level):
+            return cls(cover.utree(), tuple(classes), ())
+        centers = cover.pseudoclass_centers()
+        return cls(cover.vtree(), tuple(classes), tuple(classes[center] for center in centers))
 
     def for_classes(self, names: Sequence[str]) -> LabelTree:
         """Return the same tree with the classes numbered as in `names`.

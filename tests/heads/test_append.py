@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from heads import ClassHead, LabelTree
+from heads import ClassHead
 from heads.append import append_classes, append_to_tree
 from tests.heads.cases import label_tree, make_loss
 from tests.ranks import rank_mesh, run_on_ranks
@@ -60,14 +60,9 @@ def grown(weighting: str, mesh=None):
     return before, after, moment, rows_of(head)
 
 
-def joined(parts):
-    return {key: value for part in parts for key, value in part.items()}
-
-
 @pytest.fixture(scope="module")
 def grown_on_ranks():
-    """The results of each rank, keyed by world size."""
-    return {3: run_on_ranks(3, grown_on_a_rank)}
+    return run_on_ranks(3, grown_on_a_rank)
 
 
 @pytest.mark.parametrize("weighting", PARENTS)
@@ -80,14 +75,13 @@ def test_existing_rows_do_not_change_and_training_continues_identically_at_every
     for class_id, row in before.items():
         np.testing.assert_allclose(after[class_id], row, atol=1e-6)
     assert np.abs(moment).sum() > 0
-    for found in grown_on_ranks.values():
-        ranks = [rank[weighting] for rank in found]
-        for index, want in ((1, after), (3, later)):
-            got = joined([rank[index] for rank in ranks])
-            assert sorted(got) == sorted(want)
-            for class_id, row in want.items():
-                np.testing.assert_allclose(got[class_id], row, atol=1e-5)
-        np.testing.assert_allclose(np.concatenate([rank[2] for rank in ranks]), moment, atol=1e-6)
+    ranks = [rank[weighting] for rank in grown_on_ranks]
+    for index, want in ((1, after), (3, later)):
+        got = {key: value for rank in ranks for key, value in rank[index].items()}
+        assert sorted(got) == sorted(want)
+        for class_id, row in want.items():
+            np.testing.assert_allclose(got[class_id], row, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([rank[2] for rank in ranks]), moment, atol=1e-6)
 
 
 def test_momentum_moves_with_its_rows():
@@ -99,20 +93,6 @@ def test_momentum_moves_with_its_rows():
     torch.testing.assert_close(new[torch.from_numpy(moved)], old)
     assert len(new) == tree.num_nodes
     assert optimizer.param_groups[0]["params"] == [head.weight, head.bias]
-
-
-def test_a_new_leaf_is_a_child_of_its_parent():
-    tree = LabelTree.from_parents([-1, 0, 0], [-1, 0, 1])
-    new, moved = append_to_tree(tree, [0, -1])
-    assert new.num_classes == 4
-    assert new.parent[new.node_of_class[2]] == moved[0]
-    assert new.parent[new.node_of_class[3]] == -1
-    assert (new.class_of_node[moved] == tree.class_of_node).all()
-
-
-def test_a_parent_that_is_not_a_node_is_rejected():
-    with pytest.raises(ValueError, match="parent 3 is not a node"):
-        append_to_tree(LabelTree.dense(3), [3])
 
 
 def test_appended_classes_start_with_the_initial_bias_of_the_loss():

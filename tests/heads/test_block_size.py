@@ -26,12 +26,6 @@ def is_power_of_two(number: int) -> bool:
     return number.bit_count() == 1
 
 
-@pytest.mark.parametrize(("name", "mib"), [("t4", 512), ("h100", 2560), ("b200", 5888)])
-def test_the_default_limit_is_a_share_of_the_memory_of_a_gpu(name: str, mib: int) -> None:
-    assert GPUS[name].default_memory_mib == mib
-    assert CPU.default_memory_mib == 512
-
-
 @pytest.mark.parametrize("memory_mib", LIMITS_MIB)
 @pytest.mark.parametrize("name", GPUS)
 def test_a_block_on_a_gpu_is_the_largest_that_fits_and_fills_the_gpu(

@@ -91,8 +91,9 @@ def _nothing_compiled_yet():
     torch._dynamo.reset()
 
 
-def check(model: nn.Module, kind: str, weighting: str) -> None:
-    """Check that the model trains like an eager one and that its backbone is compiled once."""
+@pytest.mark.parametrize(("kind", "weighting", "backend"), CASES)
+def test_a_compiled_model_trains_like_an_eager_one_and_is_compiled_once(kind, weighting, backend):
+    model = torch.compile(Model(kind, weighting), backend=backend)
     with torch._dynamo.config.patch(error_on_recompile=True):
         got = trained(model)
     for ours, theirs in zip(got, trained(Model(kind, weighting)), strict=True):
@@ -100,15 +101,3 @@ def check(model: nn.Module, kind: str, weighting: str) -> None:
         for name, expected in theirs.items():
             torch.testing.assert_close(ours[name], expected, rtol=1e-4, atol=1e-6, msg=name)
     assert counters["stats"]["unique_graphs"] == 1
-
-
-@pytest.mark.parametrize(("kind", "weighting", "backend"), CASES)
-def test_a_compiled_model_trains_like_an_eager_one_and_is_compiled_once(kind, weighting, backend):
-    check(torch.compile(Model(kind, weighting), backend=backend), kind, weighting)
-
-
-def test_a_backbone_compiled_in_place_trains_with_an_eager_head():
-    model = Model("ce", "vtree")
-    model.backbone.compile(backend="aot_eager")
-    check(model, "ce", "vtree")
-    assert list(model.state_dict()) == list(Model("ce", "vtree").state_dict())

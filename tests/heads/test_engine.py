@@ -56,9 +56,9 @@ def test_loss_and_gradients_equal_the_definition(kind):
 def heads_of_each_kind(num_classes: int) -> list[ClassHead]:
     weights = torch.linspace(1, 2, num_classes)
     return [
-        ClassHead(3, num_classes, LOSSES["ce"](), class_weights=weights, ignore_index=-100),
-        HierarchicalSoftmaxHead(3, label_tree("vtree", num_classes), ignore_index=-100),
-        FactoredHead(3, num_classes, SphericalSoftmax(), ignore_index=-100),
+        ClassHead(3, num_classes, LOSSES["ce"](), class_weights=weights),
+        HierarchicalSoftmaxHead(3, label_tree("vtree", num_classes)),
+        FactoredHead(3, num_classes, SphericalSoftmax()),
     ]
 
 
@@ -75,8 +75,7 @@ def test_labels_of_any_integer_dtype_are_class_ids():
         torch.testing.assert_close(head.row_weights(given), head.row_weights(labels))
 
 
-def test_a_label_above_int64_is_outside_the_classes_and_is_not_ignored():
-    """A cast would wrap it to -100, which is `ignore_index`."""
+def test_a_label_above_int64_is_outside_the_classes():
     labels = torch.tensor([0, 2**64 - 100], dtype=torch.uint64)
     for head in heads_of_each_kind(5):
         with pytest.raises(ValueError, match="1 in the global batch"):

@@ -61,8 +61,6 @@ def assert_equal_to_sgd(kind: str, parts: int = 1, scale: float = 1.0, **options
     sgd = torch.optim.SGD([plain.weight], lr=LR, weight_decay=DECAY)
     for group in zip(*[batches(30 * parts)] * parts, strict=True):
         for features, labels in group:
-            if ours.engine.row_weighting.ignore_index is not None:
-                labels[:2] = ours.engine.row_weighting.ignore_index
             got = pass_through(ours, features, labels, scale)
             for mine, theirs in zip(got, pass_through(plain, features, labels, scale), strict=True):
                 np.testing.assert_allclose(mine, theirs, **EXACT)
@@ -76,17 +74,15 @@ def assert_equal_to_sgd(kind: str, parts: int = 1, scale: float = 1.0, **options
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_equals_sgd_with_class_weights_ignored_rows_loss_scaling_and_two_backward_passes(
-    kind,
-):
+def test_every_step_equals_sgd_with_class_weights_loss_scaling_and_two_backward_passes(kind):
     weights = torch.linspace(0, 2, CLASSES)
-    assert_equal_to_sgd(kind, parts=2, scale=0.3, class_weights=weights, ignore_index=-100)
+    assert_equal_to_sgd(kind, parts=2, scale=0.3, class_weights=weights)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_step_equals_sgd_if_some_steps_consolidate(kind):
     most = {"taylor_softmax": 1.02, "spherical_softmax": 1.05, "spherical_bound": 1.1}
-    head = assert_equal_to_sgd(kind, max_singular_value=most.get(kind, 1.5), ignore_index=3)
+    head = assert_equal_to_sgd(kind, max_singular_value=most.get(kind, 1.5))
     assert 2 < head.num_consolidations < 28
     assert head.weight.grad is None
 
@@ -306,13 +302,12 @@ def sharded_run(num_classes: int, data_axis: int, rows: int):
 
 
 def sharded_options(mesh):
-    return {"mesh": mesh, "max_singular_value": 1.3, "ignore_index": 2}
+    return {"mesh": mesh, "max_singular_value": 1.3}
 
 
 def steps_of(head: FactoredHead, rows: int, mine: slice):
     answers = []
     for step, (features, labels) in enumerate(batches(8, rows, head.num_classes)):
-        labels[0] = 0  # at least one label is not ignored
         got = [pass_through(head, features[mine], labels[mine]) for _ in range(1 + step % 2)]
         norm = head.squared_gradient_norm().numpy()
         head.scale_gradients(0.5)

@@ -112,20 +112,9 @@ def check(weighting: str, num_classes: int, ranks) -> None:
 
 
 def test_labels_outside_the_classes_are_rejected():
-    head, features, labels, _ = make_head("utree", 13, 4, ignore_index=3)
+    head, features, labels, _ = make_head("utree", 13, 4)
     for wrong in (-1, 13, 17):
         bad = torch.full_like(labels, 4)
         bad[0] = wrong
         with pytest.raises(ValueError, match="1 in the global batch"):
             head(features, bad)
-
-
-@pytest.mark.parametrize("ignore_index", [-100, 3])
-def test_an_ignored_row_has_no_effect(ignore_index):
-    head, features, labels, _ = make_head("utree", 13, 4, ignore_index=ignore_index)
-    labels = torch.where(labels == 3, 4, labels)
-    alone = head(features, labels)
-    more = head(
-        torch.cat([features, features[:1]]), torch.cat([labels, torch.tensor([ignore_index])])
-    )
-    torch.testing.assert_close(alone, more, rtol=1e-12, atol=0)

@@ -43,12 +43,6 @@ def test_inner_names_become_pseudoclasses_and_leaves_become_classes(tmp_path):
     assert sorted(named.pseudoclasses) == ["animal", "insect", "pet", "tree"]
 
 
-def test_classes_keep_their_order_and_unused_names_are_omitted(tmp_path):
-    named = read_parent_table(write_table(tmp_path, *ANIMALS)).tree(["ant", "cat"], collapse=False)
-    assert named.classes == ("ant", "cat")
-    assert paths(named) == {"ant": ["animal", "insect"], "cat": ["animal", "pet"]}
-
-
 def test_chains_are_collapsed_by_default(tmp_path):
     hierarchy = read_parent_table(write_table(tmp_path, "root,top", *ANIMALS, "animal,root"))
     with_chains = hierarchy.tree(["dog", "cat", "ant"], collapse=False)
@@ -85,8 +79,6 @@ def test_headers_tabs_quotes_and_blank_lines_are_supported(tmp_path):
     ("rows", "classes", "message"),
     [
         (["a,b", "b,c", "c,a"], ["a"], "cycle: 'a' is both above and below 'c'"),
-        (["x,a", "a,b", "b,a"], ["x"], "cycle: 'a' is both above and below 'b'"),
-        (["a,a"], ["a"], "cycle: 'a' is both above and below 'a'"),
         (["a,b"], ["a", "z"], "class 'z' is not in .*table.csv"),
         (["a,b"], ["a", "a"], "'a' is in the class list twice"),
         (["a,b", "c"], ["a"], "line 2 is invalid"),
@@ -141,15 +133,6 @@ def test_the_tree_uses_the_first_hypernym_of_each_synset(wordnet):
 )
 def test_wordnet_names_are_synsets_senses_or_words(wordnet, name, expected):
     assert read_wordnet(wordnet).synset(name) == f"n{expected:08d}"
-
-
-def test_wordnet_has_the_words_and_hypernyms_of_a_synset(wordnet):
-    found = read_wordnet(wordnet)
-    assert found.words("n00000005") == "dog, domestic dog"
-    assert found.parents("n00000005") == ("n00000003", "n00000004")
-    assert found.origin == f"WordNet {wordnet}"
-    with pytest.raises(ValueError, match="class 'n00000099' is not in WordNet"):
-        found.parents("n00000099")
 
 
 @pytest.mark.parametrize(

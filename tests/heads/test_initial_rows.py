@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from heads import ClassHead
 from heads.losses import BinaryCrossEntropy
 from heads.rows.initial_rows import initial_rows, normal_rows
-from heads.tree import LabelTree
 from heads.weights import ClassWeights
 from tests.heads.cases import WEIGHTINGS, label_tree
 
@@ -32,11 +30,6 @@ def deviate(seed: int, class_id: int, column: int) -> float:
     bits = mixed((of_class + (column + 1) * golden) & _MASK)
     radius = math.sqrt(-2 * math.log(((bits >> 32) + 0.5) / 2**32))
     return radius * math.cos(2 * math.pi * (bits & 0xFFFFFFFF) / 2**32)
-
-
-def rows_of(num_classes: int, dim: int = DIM, seed: int = 5) -> Tensor:
-    weights = ClassWeights(LabelTree.dense(num_classes), device=CPU)
-    return initial_rows(weights, dim, seed=seed, std=1.0).held
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**40 + 1])
@@ -65,38 +58,6 @@ def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
     want = torch.zeros(tree.num_nodes, DIM)
     want[torch.from_numpy(leaves)] = normal_rows(classes, DIM, seed=5, std=1.0)
     assert torch.equal(torch.cat(shards), want)
-
-
-def test_the_moments_are_those_of_a_normal_distribution():
-    """Each tolerance is five standard deviations of the estimate."""
-    rows = rows_of(20_000).double()
-    count = rows.numel()
-    for power, expected in ((1, 0), (2, 1), (3, 0), (4, 3), (5, 0), (6, 15)):
-        variance = math.prod(range(1, 2 * power, 2)) - expected**2
-        assert abs(rows.pow(power).mean() - expected) < 5 * math.sqrt(variance / count)
-    share = float((rows.abs() > 3).double().mean())
-    tail = math.erfc(3 / math.sqrt(2))
-    assert abs(share - tail) < 5 * math.sqrt(tail / count)
-
-
-def test_rows_columns_and_seeds_are_uncorrelated():
-    rows, others = rows_of(4_000), rows_of(4_000, seed=6)
-    count = rows[1:].numel()
-    for first, second in (
-        (rows[1:], rows[:-1]),
-        (rows[1:], others[1:]),
-        (rows[1:], others[:-1]),
-        (rows[:, 1:], rows[:, :-1]),
-        (rows[1:, 1:], rows[:-1, :-1]),
-        (rows[1:].square() - 1, rows[:-1].square() - 1),
-    ):
-        correlation = (first * second).mean() / (first.std() * second.std())
-        assert abs(correlation) < 5 / math.sqrt(0.98 * count)
-    # All pairs of rows: the cosine of two independent rows has a standard deviation of d ** -0.5.
-    unit = torch.nn.functional.normalize(rows, dim=1)
-    cosines = (unit @ unit.T).fill_diagonal_(0)
-    assert 0.99 < cosines.std() * math.sqrt(DIM) < 1.01
-    assert cosines.abs().max() < 0.85
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)

@@ -99,43 +99,23 @@ def test_a_dense_tree_is_a_forest_of_roots_in_class_order():
         LabelTree.dense(0)
 
 
-def test_a_long_chain_and_a_wide_star_are_supported():
-    chain = LabelTree.from_parents(np.arange(20_000) - 1, np.arange(20_000)[::-1])
-    assert chain.parent.tolist() == list(range(-1, 19_999))
-    assert chain.depth[-1] == 19_999
-    star = LabelTree.from_parents(np.r_[-1, np.zeros(20_000, int)], np.r_[-1, np.arange(20_000)])
-    assert star.class_of_node.tolist() == [-1, *range(20_000)]
-
-
 @pytest.mark.parametrize(
     ("parent", "classes", "message"),
     [
         ([], [], "at least one node"),
         ([-1, 0], [0], "one entry per node"),
         ([-1, 2], [0, 1], "node 1 has parent 2: pass a value from -1 to 1"),
-        ([-2, 0], [0, 1], "node 0 has parent -2"),
         ([-1, 0, 0], [-1, 0, 2], "node 2 has class 2: pass a value from -1 to 1"),
         ([-1, 0, 0], [-1, 1, 1], "nodes 1 and 2 both have class 1"),
         ([-1, 0, 0], [-1, 0, -1], "node 2 has neither a class nor a child"),
         ([-1, 1], [0, 1], "node 1 does not reach a root"),
-        ([-1, 3, 1, 2, 3], [0, 1, 2, 3, 4], "node 1 does not reach a root"),
         ([-1.0, 0.0], [0, 1], "parent has shape .* pass one integer per node"),
-        ([[-1]], [0], "parent has shape"),
     ],
 )
 def test_an_invalid_tree_raises_an_error_that_names_the_node(parent, classes, message):
     with pytest.raises(ValueError, match=message) as error:
         LabelTree.from_parents(parent, classes)
     assert "\n" not in str(error.value)
-
-
-def test_saved_arrays_restore_the_same_tree(tmp_path):
-    tree = LabelTree.from_parents(*random_forest(3, 40))
-    np.savez(tmp_path / "tree.npz", **tree.arrays())
-    with np.load(tmp_path / "tree.npz", allow_pickle=False) as arrays:
-        restored = LabelTree.from_arrays(arrays)
-    assert restored.digest() == tree.digest()
-    assert np.array_equal(restored.parent, tree.parent)
 
 
 def test_saved_arrays_keep_a_non_canonical_order_of_siblings():
@@ -148,8 +128,6 @@ def test_saved_arrays_keep_a_non_canonical_order_of_siblings():
     [
         ({"parent": [-1]}, "'class_of_node' is missing"),
         ({"parent": [-1, 0, 0, 1], "class_of_node": [0, 1, 2, 3]}, "node 2 is not in pre-order"),
-        ({"parent": [1, -1], "class_of_node": [0, 1]}, "is not in pre-order"),
-        ({"parent": [1, 0], "class_of_node": [0, 1]}, "does not reach a root"),
     ],
 )
 def test_invalid_arrays_are_rejected(arrays, message):

@@ -105,25 +105,15 @@ def step(head: ClassHead, features: Tensor, labels: Tensor) -> list[np.ndarray]:
 @pytest.mark.parametrize("name", LOGIT_MAPS)
 def test_loss_and_gradients_equal_the_definition(name):
     for kind, weighting in zip(LOSS_KINDS, cycle(WEIGHTINGS)):
-        head = make_head(name, kind, weighting, 13)
+        # With 150 classes, the logits of the first 64 are saved until backward.
+        num_classes = 150 if kind == "ce" else 13
+        head = make_head(name, kind, weighting, num_classes)
+        object.__setattr__(head.engine, "memory_bytes", 30_000)
         features, labels, nodes = problem(head.tree, ROWS, DIM)
         set_nodes(head, nodes)
         found = step(head, features, labels)
         for got, want in zip(found, expected(name, kind, head.tree), strict=True):
             np.testing.assert_allclose(got, want, **EXACT, err_msg=f"{kind} {weighting}")
-
-
-@pytest.mark.parametrize(("name", "weighting"), list(zip(LOGIT_MAPS, cycle(WEIGHTINGS))))
-def test_saved_and_recomputed_blocks_equal_the_definition(name, weighting):
-    head = make_head(name, "ce", weighting, 150)
-    # The logits of the first 64 classes are saved until backward.
-    object.__setattr__(head.engine, "memory_bytes", 30_000)
-    features, labels, nodes = problem(head.tree, ROWS, DIM)
-    set_nodes(head, nodes)
-    for got, want in zip(
-        step(head, features, labels), expected(name, "ce", head.tree), strict=True
-    ):
-        np.testing.assert_allclose(got, want, **EXACT)
 
 
 @pytest.mark.parametrize("name", LOGIT_MAPS)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, CrossEntropy
-from heads.engine.inputs import non_finite_rows
-from heads.topk import largest_columns
+from heads.engine.agreement import non_finite_rows
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
 from tests.host_reads import host_reads
 from tests.ranks import rank_mesh, run_on_ranks
@@ -115,17 +114,6 @@ def test_a_nan_loss_is_returned_and_described_later() -> None:
         head(features, labels)
     assert str(head.nan_error(12, non_finite_rows(features))) == str(immediate.value)
     assert "2 of 12 rows of features (rows 1, 4)" in str(immediate.value)
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_ties_go_to_the_lowest_ids_without_waiting(k: int, monkeypatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(4, (50, 20), generator=generator).double()
-    scores[:5] = -torch.inf
-    class_ids = torch.randperm(20, generator=generator)
-    found = largest_columns(scores, class_ids, k).sort().values
-    monkeypatch.setattr("heads.topk.reading_is_free", lambda tensor: True)
-    assert torch.equal(found, largest_columns(scores, class_ids, k).sort().values)
 
 
 def test_only_the_first_rows_that_are_not_finite_are_listed() -> None:

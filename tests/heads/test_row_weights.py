@@ -1,6 +1,5 @@
-"""Weights of rows and classes, and ignored rows, work with every loss and every head."""
+"""Weights of rows and classes work with every loss and every head."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from heads import ClassHead, FactoredHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.losses import LOSSES, SphericalSoftmax
+from heads.losses import LOSSES
 from tests.heads.cases import (
     LOSS_KINDS,
     gradient_of_nodes,
@@ -24,13 +23,11 @@ from tests.heads.cases import (
 from tests.host_reads import host_reads
 from tests.ranks import rank_world, run_on_ranks
 
-CLASSES, DIM, ROWS, IGNORED = 13, 5, 7, 3
+CLASSES, DIM, ROWS = 13, 5, 7
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 WEIGHTS = torch.tensor([0.2, 1.0, 0.0, 3.0, 0.5, 1.5, 0.7], dtype=torch.float64)
 OF_CLASSES = torch.linspace(0.5, 2, CLASSES, dtype=torch.float64)
 ROW_BY_ROW = [kind for kind in LOSS_KINDS if not LOSSES[kind].couples_rows]
-# The first row is ignored, and so are all rows of the first of two ranks.
-COUNTS = torch.tensor([False, False, True, True, False, True, True])
 
 
 def make_head(kind: str, mesh: Any = None, **options: Any) -> ClassHead:
@@ -41,10 +38,8 @@ def make_head(kind: str, mesh: Any = None, **options: Any) -> ClassHead:
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Return features [7, d] and labels [7]. The features of ignored rows are NaN."""
     features, labels, _ = problem(label_tree("vtree", CLASSES), num_rows=ROWS, dim=DIM)
-    labels = labels.where(labels != IGNORED, 0).where(COUNTS, IGNORED)
-    return features.where(COUNTS[:, None], torch.nan), labels
+    return features, labels
 
 
 @pytest.mark.parametrize("kind", ROW_BY_ROW)
@@ -82,52 +77,9 @@ def test_batch_cross_entropy_with_weights_is_the_divergence_from_the_weighted_ta
     torch.testing.assert_close(head(features, labels).detach(), want, rtol=1e-10, atol=1e-10)
 
 
-def results(
-    head: ClassHead, rows: Any, row_weights: Tensor | None, *, deferred: bool
-) -> list[Tensor]:
-    """Return the loss of some rows of the batch, and the gradients of features and nodes."""
-    features, labels = (each[rows] for each in batch())
-    features = features.to(head.weight.dtype).requires_grad_()
-    weights = None if row_weights is None else row_weights[rows]
-    loss = head(features, labels, weights, rows_of_ranks=[len(labels)] if deferred else None)
-    head.zero_grad()
-    loss.backward()
-    return [loss.detach(), features.grad, gradient_of_nodes(head)]
-
-
-@pytest.mark.parametrize("kind", LOSS_KINDS)
-def test_ignored_rows_have_no_effect(kind: str) -> None:
-    for class_weights in (None, OF_CLASSES):
-        head = make_head(kind, ignore_index=IGNORED, class_weights=class_weights)
-        for row_weights, deferred in product((None, WEIGHTS), (False, True)):
-            expected = results(head, COUNTS, row_weights, deferred=deferred)
-            found = results(head, slice(None), row_weights, deferred=deferred)
-            assert (found[1][~COUNTS] == 0).all()
-            found[1] = found[1][COUNTS]
-            for mine, theirs in zip(found, expected, strict=True):
-                torch.testing.assert_close(mine, theirs, **EXACT)
-
-
-@pytest.mark.parametrize("deferred", [False, True])
-def test_an_ignored_row_whose_loss_would_be_infinite_has_no_effect(deferred: bool) -> None:
-    head = make_head("spherical_softmax", ignore_index=IGNORED).float()
-    # In float32, eps is 0, so the loss of a row whose logits are 0 contains log 0.
-    object.__setattr__(head.engine, "loss", SphericalSoftmax(eps=1e-50))
-    with torch.no_grad():
-        head.bias.zero_()
-    found = results(head, slice(None), None, deferred=deferred)
-    assert all(each.isfinite().all() for each in found)
-
-
-def test_a_batch_loss_needs_two_rows_that_are_not_ignored() -> None:
-    features, labels = batch()
-    with pytest.raises(ValueError, match="at least 2 rows, got 1"):
-        make_head("batch_ce", ignore_index=IGNORED)(features[1:3], labels[1:3])
-
-
-def test_the_host_does_not_wait_for_the_number_of_ignored_rows() -> None:
+def test_the_host_does_not_wait_for_weights() -> None:
     for kind in LOSS_KINDS:
-        head = make_head(kind, ignore_index=IGNORED, class_weights=OF_CLASSES)
+        head = make_head(kind, class_weights=OF_CLASSES)
         features, labels = batch()
         with host_reads() as reads:
             head(features.requires_grad_(), labels, WEIGHTS, rows_of_ranks=[ROWS]).backward()
@@ -135,13 +87,13 @@ def test_the_host_does_not_wait_for_the_number_of_ignored_rows() -> None:
 
 
 def on_ranks(class_ranks: int | None = None) -> dict[str, list[np.ndarray]]:
-    """Return each loss and the gradients of this rank. The first of two ranks has two rows, both of
-    which are ignored, and the second has five."""
+    """Return each loss and the gradients of this rank. The first of two ranks has two rows, and the
+    second has five."""
     world = rank_world(class_ranks)
     mine = slice(0, ROWS) if world.size == 1 else (slice(0, 2), slice(2, 7))[world.rank]
     found = {}
     for kind in LOSS_KINDS:
-        head = make_head(kind, world.mesh, ignore_index=IGNORED)
+        head = make_head(kind, world.mesh, class_weights=OF_CLASSES)
         for rows_of_ranks in (None, [2, 5] if world.size == 2 else [ROWS]):
             features, labels = (each[mine] for each in batch())
             features.requires_grad_()
@@ -186,8 +138,8 @@ def test_rows_of_a_class_with_weight_zero_get_a_zero_gradient_and_no_nan(kind: s
         assert (features.grad[[0, 2]] == 0).all()
 
 
-def test_the_factored_head_weights_and_ignores_rows_like_the_dense_head() -> None:
-    options = {"dtype": torch.float64, "init_std": 0.4, "ignore_index": IGNORED}
+def test_the_factored_head_weights_rows_like_the_dense_head() -> None:
+    options = {"dtype": torch.float64, "init_std": 0.4, "class_weights": OF_CLASSES}
     ours = FactoredHead(DIM, CLASSES, make_loss("spherical_softmax", CLASSES), **options)
     loss = make_loss("spherical_softmax", CLASSES)
     plain = ClassHead(DIM, CLASSES, loss, bias=False, **options)
@@ -241,12 +193,9 @@ def test_a_batch_without_a_row_of_positive_weight_is_rejected() -> None:
     features, labels = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
     loss = make_loss("ce", 4)
     of_classes = ClassHead(3, 4, loss, class_weights=torch.tensor([0.0, 1, 1, 1]))
-    # The head computes in float32, in which the last weights are zero.
     for head, weights in (
         (of_classes, None),
-        (ClassHead(3, 4, loss, ignore_index=0), None),
         (ClassHead(3, 4, loss), torch.zeros(2)),
-        (ClassHead(3, 4, loss), torch.full((2,), 1e-50, dtype=torch.float64)),
     ):
         with pytest.raises(ValueError, match="no rows with a positive weight"):
             head(features, labels, weights)

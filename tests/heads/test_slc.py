@@ -140,8 +140,6 @@ def test_invalid_input_is_rejected():
         block_measures(broken, labels, ids)
     with pytest.raises(ValueError, match=r"shape \(4, 2\): pass \[4, 3\]"):
         block_measures(scores, labels, torch.arange(3))
-    with pytest.raises(ValueError, match="class 5 occurs twice"):
-        block_measures(scores, labels, torch.tensor([5, 5]))
     for recall in (0.0, 1.1, math.nan):
         with pytest.raises(ValueError, match="recall is"):
             block_measures(scores, labels, ids, (recall,))
@@ -151,10 +149,3 @@ def test_invalid_input_is_rejected():
         pooled_thresholds(broken)
     with pytest.raises(ValueError, match="at least one true score"):
         pooled_thresholds(torch.empty(0))
-    one, other = block_measures(scores, labels, ids), block_measures(scores, labels, ids, (0.5,))
-    with pytest.raises(ValueError, match="same recalls"):
-        ClassMeasures.concatenate([one, other])
-    with pytest.raises(ValueError, match="class 0 occurs twice"):
-        ClassMeasures.concatenate([one, one])
-    with pytest.raises(ValueError, match="one or more blocks"):
-        ClassMeasures.concatenate([])

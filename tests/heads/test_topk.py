@@ -12,7 +12,9 @@ def generator() -> torch.Generator:
 
 @pytest.mark.parametrize("k", [1, 3, 7, 12, 40])
 @pytest.mark.parametrize("levels", [1, 3, 1000])
-def test_ties_go_to_the_lowest_ids_in_any_order_of_columns(k, levels):
+@pytest.mark.parametrize("waits", [True, False])
+def test_ties_go_to_the_lowest_ids_in_any_order_of_columns(k, levels, waits, monkeypatch):
+    monkeypatch.setattr("heads.topk.reading_is_free", lambda tensor: waits)
     scores = torch.randint(levels, (30, 12), generator=generator()).float()
     ids = torch.randperm(500, generator=generator())[:12]
     columns = largest_columns(scores, ids, k)

@@ -73,7 +73,7 @@ def test_path_sums_and_gradients_equal_their_definition_on_any_tree():
         check(tree, [step_of(tree)])
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 4])
 def test_sharded_path_sums_equal_their_definition_on_any_tree(world_size):
     ranks = run_on_ranks(world_size, steps_on_a_rank)
     for index, tree in enumerate(trees()):

@@ -460,7 +460,7 @@ def without_counting_rows(shards: Path, cases: list[dict[str, Any]]) -> list[tup
         task = started_deferred(shards, **case)
         take(task, 1)
         before = entries(task)
-        task.head.engine.row_weighting.class_weights.zero_()
+        task.head.engine.class_weights.zero_()
         taken = take_step(task, share(task), 1.0, step=2)
         with pytest.raises(ValueError, match="step 2") as error:
             read_numbers(task, taken)
