@@ -27,7 +27,7 @@ def over_jobs(
     work: Callable[[Job], Result],
     jobs: Sequence[Job],
     *,
-    total_bytes: int,
+    total_bytes: int = 0,
     workers: int | None,
     ray: str | None = None,
 ) -> Iterator[Result]:
@@ -38,10 +38,9 @@ def over_jobs(
     jobs instead. `work` must be picklable, such as a module-level function.
     """
     if ray is not None and jobs:
-        from data.ray_pool import ray_pool
+        from data.ray_pool import over_tasks
 
-        with ray_pool(ray) as pool:
-            yield from in_order(pool, work, jobs, ahead=2 * pool.num_workers)
+        yield from over_tasks(work, jobs, ray)
         return
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
@@ -49,20 +48,10 @@ def over_jobs(
     if workers < 2:
         yield from map(work, jobs)
         return
-    with spawned(workers, end_with_parent) as pool:
-        yield from in_order(pool, work, jobs, ahead=2 * workers)
-
-
-@contextmanager
-def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """Start `workers` processes, each of which first calls `start(*given)`.
-
-    Queued jobs are canceled when the block ends. Raises TransientError if a process was killed.
-    """
     # Processes are spawned, not forked, because image libraries and callers use threads and locks.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
     try:
-        yield pool
+        yield from in_order(pool, work, jobs, ahead=2 * workers)
     except BrokenProcessPool as error:
         raise TransientError(
             "a worker process was killed, possibly because it ran out of memory: run the same "
@@ -70,6 +59,18 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def connected(ray: str | None) -> Iterator[None]:
+    """Keep a connection to the Ray cluster at `ray`, if any, inside the block."""
+    if ray is None:
+        yield
+        return
+    from data.ray_pool import ray_cluster
+
+    with ray_cluster(ray):
+        yield
 
 
 def in_order(

@@ -197,11 +197,14 @@ class TrainingImages:
         """
         size, pad = self.config.size, self.augment.pad
         if self.augment.crop_area is None:
-            middle = center_crop(image, self.config)
+            if image.shape[:2] == (size, size) and self.config.resize in (None, size):
+                middle = image  # the usual case for small images, without the calls
+            else:
+                middle = center_crop(image, self.config)
             if not pad:
                 return middle
             self._padded[pad : pad + size, pad : pad + size] = middle
-            top, left = (int(rng.integers(2 * pad + 1)) for _ in range(2))
+            top, left = int(rng.integers(2 * pad + 1)), int(rng.integers(2 * pad + 1))
             return self._padded[top : top + size, left : left + size]
         top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], size)

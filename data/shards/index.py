@@ -107,6 +107,10 @@ class IndexBuilder:
             self._places.extend((entry.block, entry.size, entry.crc32))
         self._labels.append(label)
 
+    def relabel(self, labels: Sequence[int]) -> None:
+        """Replace each label i with `labels[i]`."""
+        self._labels = array("i", [labels[label] for label in self._labels])
+
     def __len__(self) -> int:
         return len(self._labels)
 

@@ -101,11 +101,11 @@ def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     assert len(webdataset_keys(tar, monkeypatch)) <= 12
     with pytest.raises(ValueError, match="has 2 problems") as error:
         index_shards(tmp_path)
-    assert "00011: no .jpg, " in str(error.value)
+    assert "00011: no .jpg or " in str(error.value)
     assert "part.tar: at byte" in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ["part.tar"]
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert indexed.problems.count == 2
+    assert len(indexed.problems) == 2
     assert keys(tmp_path) == [f"{n:05d}" for n in range(100) if n != 11]
     assert verified(tmp_path) == []
 
@@ -174,7 +174,7 @@ def test_a_tar_ends_with_two_zero_blocks_and_any_number_of_further_zeros(
         last = opened.getmembers()[-1]
     tar.write_bytes(tar.read_bytes()[: last.offset_data + 512] + bytes(zeros))
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert (indexed.problems.count == 0) == is_closed
+    assert (indexed.problems == ()) == is_closed
     assert (indexed.manifest.incomplete == {}) == is_closed
 
 
@@ -184,7 +184,7 @@ def test_concatenated_tars_are_read_completely_and_reported(tmp_path: Path) -> N
     joined = (tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes()
     (tmp_path / "b.tar").unlink()
     (tmp_path / "a.tar").write_bytes(joined)
-    with pytest.raises(ValueError, match="zero bytes before a header: concatenated tars"):
+    with pytest.raises(ValueError, match="without a valid header: damage, or concatenated tars"):
         index_shards(tmp_path)
     index_shards(tmp_path, skip_bad=True)
     assert keys(tmp_path) == [f"{n:05d}" for n in range(6)]
@@ -285,20 +285,8 @@ def test_the_error_for_an_invalid_label_names_its_key(
     assert f"part.tar: 1: {message}" in str(error.value)
     assert "\n" not in str(error.value)
     indexed = index_shards(tmp_path, classes=tmp_path / "names", skip_bad=True)
-    assert indexed.problems.count == 1
+    assert len(indexed.problems) == 1
     assert keys(tmp_path) == ["0", "2"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "on line 1")]
-)
-def test_an_invalid_class_file_raises_an_error_that_names_the_line(
-    tmp_path: Path, lines: str, message: str
-) -> None:
-    write_tar(tmp_path / "part.tar", images(0, 3))
-    (tmp_path / "names").write_text(lines)
-    with pytest.raises(ValueError, match=message):
-        index_shards(tmp_path, classes=tmp_path / "names")
 
 
 def test_the_sample_can_be_selected_among_several_members(tmp_path: Path) -> None:
@@ -414,7 +402,7 @@ def test_other_files_are_counted_and_repeated_members_are_reported(tmp_path: Pat
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
     assert "skipped: " in done.stderr
-    assert "00001: no .jpg, " in done.stderr
+    assert "00001: no .jpg or " in done.stderr
     assert "2 train samples" in done.stdout
     assert str(tmp_path / SKIPPED) in done.stderr
     assert [one["name"].removeprefix(f"{tmp_path}/") for one in skipped_in(tmp_path)] == [

@@ -93,7 +93,7 @@ def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
     os.environ.update(variables)  # the process is forked from one that started earlier
 
     def stop(done: int, total: int) -> None:
-        if done == 12:
+        if done == 10:
             os.kill(os.getpid(), signal.SIGKILL)
 
     write(source, url, report=stop)
@@ -139,7 +139,7 @@ def test_two_runs_of_the_same_source_write_the_same_objects(
     done_at_once = []
 
     def meanwhile(done: int, total: int) -> None:
-        if done == 12 and not done_at_once:
+        if done == 10 and not done_at_once:
             done_at_once.append(write(source, url))
 
     write(source, url, report=meanwhile)

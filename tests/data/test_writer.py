@@ -103,22 +103,21 @@ def test_writing_with_several_processes_gives_the_same_bytes(
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.writing.plans._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.writing.shard_file._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256
 
 
 def test_starting_to_write_a_hundred_million_samples_uses_little_memory(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        assert total == 10**8 + 3
-        if done == 15:
+    class Interrupted(Numbers):
+        def render(self, task: int) -> Sample:
             raise KeyboardInterrupt
 
     tracemalloc.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            write_shards(Numbers(10**8), tmp_path, samples_per_shard=10**5, workers=1, report=stop)
+            write_shards(Interrupted(10**8), tmp_path, samples_per_shard=10**5, workers=1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -155,8 +154,7 @@ def test_writing_with_other_parameters_also_raises_for_an_unfinished_folder(
     images: Path, tmp_path: Path
 ) -> None:
     def stop(done: int, total: int) -> None:
-        if done == 15:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     source = ImageFolder(images)
     with pytest.raises(KeyboardInterrupt):
@@ -189,9 +187,9 @@ def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_
     with pytest.raises(OSError, match=r"^a worker process was killed") as caught:
         write_shards(Fatal(100), tmp_path, samples_per_shard=10, workers=2)
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("*.aside"))
     again = write_shards(Numbers(100), tmp_path, samples_per_shard=10, workers=0)
     assert len(again.manifest.shards) == 11
+    assert not list(tmp_path.glob("*.aside"))
 
 
 @pytest.mark.parametrize(("exists", "workers"), [(False, 1), (True, 2)])
@@ -206,8 +204,7 @@ def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, wo
         ValueError, match=r"a/bad\.png: not an image.*remove the file, or pass --skip-bad"
     ):
         write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
-    assert out.exists() == exists
-    assert not exists or contents(out) == {}
+    assert not out.exists()
 
 
 def test_the_other_samples_stay_listed_when_a_lost_shard_is_written_again(tmp_path: Path) -> None:
