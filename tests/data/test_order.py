@@ -46,15 +46,6 @@ def test_every_position_gets_every_sample_about_equally_often() -> None:
     assert chi_square < 81 + 6 * 12.7
 
 
-def test_neighbors_in_an_epoch_are_uncorrelated() -> None:
-    n = 50_000
-    indices = permuted_index(0, 0, np.arange(n), n).astype(float)
-    assert abs(np.corrcoef(indices[:-1], indices[1:])[0, 1]) < 0.02
-    assert abs(np.corrcoef(indices, np.arange(n))[0, 1]) < 0.02
-    gaps = np.abs(np.diff(indices))
-    assert abs(gaps.mean() / n - 1 / 3) < 0.01
-
-
 def test_a_position_outside_an_epoch_raises() -> None:
     with pytest.raises(ValueError, match="position 5 is not in an epoch of 5"):
         permuted_index(0, 0, np.array([5]), 5)
@@ -159,15 +150,6 @@ def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
             insides |= {tuple(indices[shard_of(indices, sizes) == s] % 40) for s in range(12)}
     assert len(visits) == 9
     assert len(insides) == 9 * 12
-
-
-def test_the_samples_of_a_group_are_mixed_across_its_shards() -> None:
-    order = Order(0, [5000] * 8, 4)
-    shards = shard_of(order.locate(np.arange(20_000))[1], [5000] * 8)
-    changes = np.mean(shards[1:] != shards[:-1])
-    assert abs(changes - 3 / 4) < 0.02
-    for window in shards.reshape(20, 1000):
-        assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
 
 
 def test_in_order_returns_the_shard_of_a_position() -> None:

@@ -241,6 +241,12 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
         pytest.raises(ValueError, match=r"contains texts, but data\.text is missing"),
     ):
         TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
+    flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
+    with (
+        open_split(texts / "shards", "train") as split,
+        pytest.raises(ValueError, match=r"data\.augment applies to images"),
+    ):
+        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))
     images = config(texts).model_copy(update={"shards": glyphs})
     with (
         open_split(glyphs, "train") as split,
@@ -267,12 +273,3 @@ def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -
             }
             assert shards <= near
         assert order.samples_at_least == np.diff(starts).min() == 12
-
-
-def test_texts_with_image_augmentation_raise(texts: Path) -> None:
-    flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
-    with (
-        open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"data\.augment applies to images"),
-    ):
-        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))
