@@ -4,6 +4,7 @@ This module does not depend on ranks or pixels. It uses an order only to prefetc
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -199,9 +200,12 @@ class Split:
         blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
         columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum
         lists = (column.tolist() for column in columns)
-        pread, checksum = self.files.pread, isal_zlib.crc32
+        opened, checksum = self.files.opened, isal_zlib.crc32
         for shard, size, offset, expected in zip(*lists, strict=True):
-            data = pread(shard, size, offset)
+            try:
+                data = os.pread(opened[shard], size, offset)
+            except (KeyError, OSError):  # the shard is not open, or the read must be retried
+                data = self.files.read(shard, os.pread, size, offset)
             yield data if checksum(data) == expected else None
 
     def text(self, i: int) -> tuple[str, int]:

@@ -294,7 +294,7 @@ def test_the_sample_can_be_selected_among_several_members(tmp_path: Path) -> Non
 def test_a_compressed_tar_raises_an_error_that_states_the_fix(tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "plain", images(0, 3))
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
-    with pytest.raises(ValueError, match=rf"{name} is compressed.*\(gunzip\)"):
+    with pytest.raises(ValueError, match=rf"{name} is compressed.*gunzip"):
         index_shards(tmp_path)
 
 
