@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -35,7 +35,7 @@ _CANCEL_SECONDS = 10
 
 
 def over_tasks(
-    work: Callable[[Job], Result], jobs: Sequence[Job], address: str
+    work: Callable[[Job], Result], jobs: Iterable[Job], address: str
 ) -> Iterator[Result]:
     """Yield `work(job)` for each job, in order. Ray tasks with one CPU each compute the results.
 

@@ -80,7 +80,7 @@ class EvaluationReader(Reader):
         self._side = side
         self._will_read: Callable[[int], None] | None = None
         if in_order:
-            self._will_read = partial(split.will_read, split.in_order())
+            self._will_read = partial(split.will_read, None)
 
     def read(self, request: np.ndarray) -> Batch:
         if self._will_read is not None and len(request):

@@ -166,31 +166,25 @@ def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardI
     Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
     wrong format.
     """
-    name = index_path(Path(shard.file)).name
-    if isinstance(folder, str):
-        url, content = file_url(folder, name), BytesIO()
-        header, each = _MAX_BYTES
-        try:
-            found: ShardIndex = fetch(
-                url,
-                content,
-                attempts=attempts,
-                max_bytes=header + each * shard.samples,
-                parse=lambda: parse_index(content.getvalue()),
-            )
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from None
-        except ValueError as error:
-            reason = str(error).removeprefix(url).strip()
-            raise ValueError(f"{url} {reason}: upload it again, or {SHARD_AGAIN}") from error
-        return found
-    path = folder / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}")
+    name, content = index_path(Path(shard.file)).name, BytesIO()
+    where = file_url(folder, name) if isinstance(folder, str) else str(folder / name)
+    header, each = _MAX_BYTES
     try:
-        return parse_index(retried(str(path), path.read_bytes))
+        if isinstance(folder, Path):
+            return parse_index(retried(where, (folder / name).read_bytes))
+        found: ShardIndex = fetch(
+            where,
+            content,
+            attempts=attempts,
+            max_bytes=header + each * shard.samples,
+            parse=lambda: parse_index(content.getvalue()),
+        )
+        return found
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{where} is missing: copy it, or {SHARD_AGAIN}") from None
     except ValueError as error:
-        raise ValueError(f"{path} {error}: copy it, or {SHARD_AGAIN}") from error
+        reason = str(error).removeprefix(where).strip()
+        raise ValueError(f"{where} {reason}: copy it again, or {SHARD_AGAIN}") from error
 
 
 def parse_index(content: bytes) -> ShardIndex:

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from data.loading.order import InOrder, Order
+from data.loading.order import Order
 from data.messages import kway_command
 from data.remote.cache import Cache
 from data.remote.config import CacheConfig, file_url
@@ -64,13 +64,14 @@ class ShardFiles:
 
     def __init__(self, shards: Sequence[Shard], config: CacheConfig, *, index_size: int) -> None:
         self._shards = shards
+        self._ends = np.cumsum([shard.info.samples for shard in shards])
         self._config = config
         # Descriptors by number of shard. Loops over many samples read from them directly.
         self.opened: dict[int, int] = {}
         # Leave the other half to the rest of the process.
         self._max_files = max(256, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._queue: deque[int] = deque()
-        self._read_group: tuple[Order | InOrder, int] | None = None
+        self._read_group: tuple[Order | None, int] | None = None
         self._read_at = 0.0
         self._cache: Cache | None = None
         self._capacity = config.max_bytes - index_size
@@ -150,37 +151,39 @@ class ShardFiles:
 
     # ---------------------------------------------------------------- prefetching
 
-    def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetch the shards at URLs that `order` reads at `position` and after it: those of the
-        current group and of the next one.
+    def will_read(self, order: Order | None, position: int) -> None:
+        """Fetch the shards at URLs that are read at `position` and after it: those of the current
+        group of `order` and of the next one or, without an order, the current shard and the next.
 
         The call is cheap if the group is unchanged. Once a minute, the shards of the group are
         marked as in use, so that they are not evicted.
         """
         if self._cache is None:
             return
-        current = (order, order.group(position))
+        if order is not None:
+            group = order.group(position)
+        else:
+            group = int(np.searchsorted(self._ends, position, side="right"))
+        current = (order, group)
         if current == self._read_group and time.monotonic() - self._read_at < _TOUCH_SECONDS:
             return
         self._read_group, self._read_at = current, time.monotonic()
+        wanted: dict[int, None] = {}
+        held = 0
+        for one in (group, group + 1):
+            found = range(one, one + 1) if order is None else order.shards(one)
+            for number in found:
+                if number >= len(self._shards) or not self._shards[number].is_remote:
+                    continue
+                held += self._shards[number].info.bytes * (number not in wanted)
+                # Shards of the next group must not evict those of the current one.
+                if one == group or held <= self._capacity:
+                    wanted[number] = None
         # Each call has its own queue. Threads of the previous call end when their queue is cleared.
         self._queue.clear()
-        self._queue = queue = deque(self._shards_to_fetch(order, current[1]))
+        self._queue = queue = deque(wanted)
         for _ in range(min(_PREFETCH_THREADS, len(queue))):
             Thread(target=self._drain, args=(queue,), daemon=True).start()
-
-    def _shards_to_fetch(self, order: Order | InOrder, group: int) -> list[int]:
-        """Return the shards of a group, and those of the next group that fit in the cache too."""
-        wanted = {n: None for n in order.shards(group) if self._shards[n].is_remote}
-        held = sum(self._shards[number].info.bytes for number in wanted)
-        for number in order.shards(group + 1):
-            if number in wanted or not self._shards[number].is_remote:
-                continue
-            held += self._shards[number].info.bytes
-            if held > self._capacity:
-                break
-            wanted[number] = None
-        return list(wanted)
 
     def _drain(self, queue: deque[int]) -> None:
         while queue:

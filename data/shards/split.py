@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.loading.order import InOrder, Order
+from data.loading.order import Order
 from data.messages import printable
 from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
 from data.retry import retried
@@ -273,13 +273,9 @@ class Split:
         self.files.check_order(order, groups_at_once)
         return order
 
-    def in_order(self) -> InOrder:
-        """Return the evaluation order, which is the stored order."""
-        return InOrder(self._sizes)
-
-    def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Set the read position in `order`. If the split is at a URL, the next shards are then
-        prefetched.
+    def will_read(self, order: Order | None, position: int) -> None:
+        """Set the read position in `order`, or in the stored order if it is None. If the split is
+        at a URL, the next shards are then prefetched.
 
         Threads of this process fetch the shards. The call is cheap enough to make for every batch.
         It has no effect for a local folder.

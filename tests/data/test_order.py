@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.loading.order import InOrder, Order, permuted_index, share
+from data.loading.order import Order, permuted_index, share
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 17, 4097])
@@ -150,16 +150,6 @@ def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
             insides |= {tuple(indices[shard_of(indices, sizes) == s] % 40) for s in range(12)}
     assert len(visits) == 9
     assert len(insides) == 9 * 12
-
-
-def test_in_order_returns_the_shard_of_a_position() -> None:
-    order = InOrder([3, 1, 2])
-    assert [order.shards(order.group(position)) for position in range(6)] == [
-        *[[0]] * 3,
-        [1],
-        *[[2]] * 2,
-    ]
-    assert order.shards(3) == []
 
 
 def test_large_and_small_seeds_give_different_orders() -> None:

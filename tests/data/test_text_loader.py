@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from data.augment.training import AugmentConfig
 from data.config import DataConfig, TextConfig
-from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.inputs import pad_tokens
 from data.loading.loader import EvalLoader, TrainLoader
@@ -134,21 +133,6 @@ def test_every_epoch_is_a_permutation_of_the_same_epoch_unsorted(
         for position in positions[[0, num // 2, num - 1]].tolist():
             (found,) = zip(*by_length.locate(np.array([position])), strict=True)
             assert found == ours[position - epoch * num]
-
-
-@pytest.mark.parametrize("window", [3, 50])
-@pytest.mark.parametrize("batch", [7, 100])
-@pytest.mark.parametrize(("modality", "world_size"), [("images", 1), ("texts", 3)])
-def test_every_epoch_reads_every_sample_once(
-    modality: str, batch: int, window: int, world_size: int, texts: Path, shards: Path
-) -> None:
-    recipe = config(texts, batches_by_length=window)
-    if modality == "images":
-        image = ImageConfig(size=8, resize=8)
-        recipe = DataConfig(shards=shards, image=image, augment=AugmentConfig(crop_area=None))
-    num, read = samples_of_epochs(recipe, batch, world_size)
-    for epoch in range(3):
-        assert sorted(read[epoch * num : (epoch + 1) * num]) == list(range(num))
 
 
 @pytest.mark.parametrize("batch", [16])

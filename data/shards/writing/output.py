@@ -130,15 +130,12 @@ class OutputFolder:
         present = self.sizes()
         for file in files:
             where = self.location(file)
-            if isinstance(where, Path):
-                where.unlink(missing_ok=True)
-            elif file in present:
-                self._delete(file, where)
-
-    def _delete(self, file: str, url: str) -> None:
-        # Unlike `rm`, `rm_file` does not interpret `*` and `[` in the name as a pattern.
-        with suppress(FileNotFoundError):
-            self._call("deleted", file, lambda files: files.rm_file(url))
+            with suppress(FileNotFoundError):
+                if isinstance(where, Path):
+                    where.unlink()
+                elif file in present:
+                    # Unlike `rm`, `rm_file` does not take `*` and `[` in a name for a pattern.
+                    self._call("deleted", file, lambda files, url=where: files.rm_file(url))
 
     def _call(self, operation: str, file: str, call: Callable[[Any], Answer]) -> Answer:
         """Return `call(file system)` for a URL. Retries after a transient error."""

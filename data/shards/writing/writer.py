@@ -93,7 +93,7 @@ def write_shards(
         if workers is None:
             workers = min(len(os.sched_getaffinity(0)), 1 + (planned - done) // _TASKS_PER_WORKER)
         work = partial(write_plan, source, output)
-        found = over_jobs(work, missing, workers=workers, ray=ray)
+        found = over_jobs(work, missing, workers=min(workers, len(missing)), ray=ray)
         for plan, shard in zip(missing, found, strict=True):
             if ray is not None and shard.info is not None:
                 output.check_visible(shard.info)
