@@ -14,7 +14,7 @@ from data.files import commit
 from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
 from data.shards.index import index_path
-from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import MANIFEST, ClassInfo, Manifest, SourceInfo
 from data.skipped import NAMED, SKIPPED, Skipped, to_lines
 from data.tars.labels import INDEXED, LABEL_EXTENSIONS, ClassList
 from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
@@ -101,7 +101,12 @@ def index_shards(
             scan.index.relabel([class_list.label(text) for text in scan.texts])
     before = Manifest.read(out) if (out / MANIFEST).is_file() else None
     _prepare(out, {names[tar]: tar for tar in used} if out != folder else {})
-    shards = [_write_index(out / names[tar], split_of[tar], scans[tar]) for tar in used]
+    shards = []
+    for tar in used:
+        name, scan = names[tar], scans[tar]
+        info = scan.index.info(name, split_of[tar], size=scan.bytes, sha256=scan.sha256)
+        commit(index_path(out / name), scan.index.to_bytes(info))
+        shards.append(info)
     parameters: dict[str, str | int | float | bool | None] = {
         "folder": folder.resolve().name,
         "sample": sample,
@@ -215,16 +220,3 @@ def _prepare(out: Path, links: dict[str, Path]) -> None:
         if (out / name).is_symlink():  # only links are deleted, never tars
             (out / name).unlink()
         (out / name).symlink_to(tar.resolve())
-
-
-def _write_index(path: Path, split: str, scan: TarScan) -> ShardInfo:
-    info = ShardInfo(
-        file=path.name,
-        split=split,
-        samples=len(scan.index),
-        bytes=scan.bytes,
-        sha256=scan.sha256,
-        index_crc32=scan.index.crc32(),
-    )
-    commit(index_path(path), scan.index.to_bytes(info))
-    return info

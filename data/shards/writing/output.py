@@ -32,7 +32,6 @@ WRITABLE = ("s3", "gs")
 UNFINISHED = "unfinished.json"
 """Describes the source of the shards. It exists while the folder is unfinished."""
 
-_REPAIRED = "repaired.jsonl"  # written by earlier versions
 _PART_BYTES = 1 << 24  # of an upload; backends send up to 10 parts at the same time
 _REQUESTS_AT_ONCE = 64
 # Network file systems cache the information that a file does not exist, NFS for up to 60 s.
@@ -262,6 +261,6 @@ def _index_of(shard: str) -> str:
 
 def _is_written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
-    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED, _REPAIRED) or file.endswith(
+    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED) or file.endswith(
         (".tar", INDEX_SUFFIX, TEMPORARY)
     )

@@ -118,14 +118,7 @@ def write_shard(
         if not len(index):
             return WrittenShard(file, None, skipped)
         sync(staged)
-        info = ShardInfo(
-            file=file,
-            split=split,
-            samples=len(index),
-            bytes=staged.stat().st_size,
-            sha256=sha256_of(staged),
-            index_crc32=index.crc32(),
-        )
+        info = index.info(file, split, size=staged.stat().st_size, sha256=sha256_of(staged))
         output.put(staged, file)
     content = index.to_bytes(info, skipped=skipped)
     output.write(index_path(Path(file)).name, content)
