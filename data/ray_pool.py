@@ -48,7 +48,7 @@ def over_tasks(
         )
         if not num_cpus:
             raise ValueError("the Ray cluster has no CPU: add a node with a CPU")
-        task = ray.remote(_call).options(num_cpus=1, max_retries=_MAX_RETRIES)
+        task: Any = ray.remote(_call).options(num_cpus=1, max_retries=_MAX_RETRIES)
         # `work` often contains a source or options. It is sent to each node once.
         stored, running = ray.put(work), deque[Any]()
         try:

@@ -17,7 +17,6 @@ from data.augment.rand_augment import RandAugment
 from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import decode, for_evaluation
 from data.loading.batch import Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import open_split
@@ -179,16 +178,6 @@ def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_eac
                 indices += batch.indices.tolist()
         assert indices == list(range(len(split)))
     assert len(lengths) == 1
-
-
-def test_evaluation_and_serving_compute_the_same_pixels(shards: Path) -> None:
-    settings = config(shards)
-    with open_split(shards, "test") as split:
-        (batch,) = EvalLoader(split, settings, batch=len(split))
-        for row, index in enumerate(batch.indices.tolist()):
-            image = decode(split.read(index)[0], 3)
-            expected = torch.from_numpy(for_evaluation(image, settings.image))
-            assert torch.equal(batch.inputs["pixel_values"][row], expected)
 
 
 def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(

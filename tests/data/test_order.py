@@ -60,31 +60,6 @@ def test_shares_cover_a_batch_once_and_their_sizes_differ_by_at_most_one(
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-@settings(deadline=None)
-@given(
-    n=st.integers(1, 300),
-    batch=st.integers(1, 64),
-    steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
-    seed=st.integers(0, 2**32),
-)
-def test_resuming_at_any_world_size_reads_each_sample_of_an_epoch_once(
-    n: int, batch: int, steps: list[tuple[int, int]], seed: int
-) -> None:
-    """Run `count` steps on `world_size` ranks, resume at a different world size, and repeat."""
-    order, samples, seen = Order(seed, [n]), 0, []
-    for world_size, count in [*steps, (1, -(-n // batch))]:
-        for _ in range(count):
-            for rank in range(world_size):
-                part = share(batch, rank, world_size)
-                positions = np.arange(samples + part.start, samples + part.stop)
-                epochs, indices = order.locate(positions)
-                seen += zip(epochs.tolist(), indices.tolist(), strict=True)
-            samples += batch
-    assert len(seen) == len(set(seen)) == samples
-    for epoch in range(samples // n):
-        assert sum(e == epoch for e, _ in seen) == n
-
-
 # -------------------------------------------------------------------- an order with locality
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=12)

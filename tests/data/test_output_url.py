@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from data.inspection.verify import damages
 from data.messages import silent
-from data.shards.manifest import MANIFEST, Manifest
+from data.shards.manifest import MANIFEST
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
@@ -78,15 +78,6 @@ def test_the_work_folders_of_urls_with_the_same_last_name_differ(
     found = {str(work_folder(url)) for url in urls}
     assert len(found) == len(urls)
     assert all(re.fullmatch(r"shards-[0-9a-f]{8}\.first-pass", one) for one in found)
-
-
-def test_the_command_writes_to_a_url(images: Path, url: str) -> None:
-    command = ["imagefolder", str(images), "-o", url + "/"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    assert f"{url}: " in done.stdout
-    assert Manifest.read(url).splits == ("train", "test")
-    assert f"{url} is already complete" in CliRunner().invoke(app, command).stdout
 
 
 def _killed(source: ImageFolder, url: str, variables: dict[str, str]) -> None:
