@@ -169,7 +169,11 @@ class TrainingImages:
 
     @cached_property
     def _changes(self) -> list[Augmentation]:
-        return self.augment.changes
+        changes = self.augment.changes
+        # A probability of 0 must still be drawn if other augmentations follow, but not at the end.
+        while changes and not self.augment.custom and getattr(changes[-1], "root", None) == 0:
+            changes.pop()
+        return changes
 
     @cached_property
     def _padded(self) -> np.ndarray:
