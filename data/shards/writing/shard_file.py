@@ -20,12 +20,11 @@ from data.sources.source import Sample, Source
 _CHOSEN_AT_ONCE = 1 << 14
 
 
-class Tasks:
+class ShuffledTasks:
     """The tasks at the positions [start, stop) of the shuffled order of a split.
 
     They are shuffled so that a streaming reader gets a mix of all classes. Positions are permuted
-    in chunks as they are requested, so no list of the entire split is built. Pickling copies only
-    these tasks.
+    in chunks as they are requested, so no list of the entire split is built.
     """
 
     def __init__(self, of_split: Sequence[Any], start: int, stop: int) -> None:
@@ -41,8 +40,12 @@ class Tasks:
             for i in permuted_index(0, 0, positions, total).tolist():
                 yield self._of_split[i]
 
-    def __reduce__(self) -> tuple[type[list[Any]], tuple[list[Any]]]:
-        return list, (list(self),)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A worker process needs only these tasks of a list. Other sequences are cheap to pickle,
+        # and their tasks may be large.
+        if isinstance(self._of_split, list):
+            return list, (list(self),)
+        return ShuffledTasks, (self._of_split, self._start, self._stop)
 
 
 class Plan(NamedTuple):
@@ -50,7 +53,7 @@ class Plan(NamedTuple):
 
     file: str
     split: str
-    tasks: Tasks
+    tasks: ShuffledTasks | list[Any]
 
 
 def plan_shards(source: Source, samples_per_shard: int) -> Iterator[Plan]:
@@ -63,7 +66,7 @@ def plan_shards(source: Source, samples_per_shard: int) -> Iterator[Plan]:
             raise ValueError(f"split {split!r} would write outside the folder: rename it")
         for number, start in enumerate(range(0, len(tasks), samples_per_shard)):
             stop = min(start + samples_per_shard, len(tasks))
-            yield Plan(f"{split}-{number:06d}.tar", split, Tasks(tasks, start, stop))
+            yield Plan(f"{split}-{number:06d}.tar", split, ShuffledTasks(tasks, start, stop))
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,9 @@ def write_shards(
         if workers is None:
             workers = min(len(os.sched_getaffinity(0)), 1 + (planned - done) // _TASKS_PER_WORKER)
         work = partial(write_plan, source, output)
-        found = over_jobs(work, missing, workers=min(workers, len(missing)), ray=ray)
+        # The nodes of a Ray cluster may not have the files of the tasks.
+        jobs = (plan._replace(tasks=list(plan.tasks)) for plan in missing) if ray else missing
+        found = over_jobs(work, jobs, workers=min(workers, len(missing)), ray=ray)
         for plan, shard in zip(missing, found, strict=True):
             if ray is not None and shard.info is not None:
                 output.check_visible(shard.info)
