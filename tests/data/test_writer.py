@@ -89,14 +89,6 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
                 }
 
 
-def test_writing_with_several_processes_gives_the_same_bytes(
-    shards: Path, images: Path, tmp_path: Path
-) -> None:
-    written = write(images, tmp_path / "again", 2)
-    assert not written.complete_before
-    assert contents(tmp_path / "again") == contents(shards)
-
-
 @pytest.mark.parametrize("at_once", [4, 1 << 14])
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
@@ -187,18 +179,15 @@ def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_
     assert not list(tmp_path.glob("*.aside"))
 
 
-@pytest.mark.parametrize(("exists", "workers"), [(False, 1), (True, 2)])
-def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, workers: int) -> None:
+def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path) -> None:
     for i in range(12):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
     out = tmp_path / "out"
-    if exists:
-        out.mkdir()
     with pytest.raises(
         ValueError, match=r"a/bad\.png: not an image.*remove the file, or pass --skip-bad"
     ):
-        write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
+        write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=1)
     assert not out.exists()
 
 
