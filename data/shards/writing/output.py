@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,7 +135,7 @@ class OutputFolder:
                     where.unlink()
                 elif file in present:
                     # Unlike `rm`, `rm_file` does not take `*` and `[` in a name for a pattern.
-                    self._call("deleted", file, lambda files, url=where: files.rm_file(url))
+                    self._call("deleted", file, methodcaller("rm_file", where))
 
     def _call(self, operation: str, file: str, call: Callable[[Any], Answer]) -> Answer:
         """Return `call(file system)` for a URL. Retries after a transient error."""
