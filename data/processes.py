@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG = 1
 
 def over_jobs(
     work: Callable[[Job], Result],
-    jobs: Sequence[Job],
+    jobs: Iterable[Job],
     *,
-    total_bytes: int,
+    total_bytes: int = 0,
     workers: int | None,
     ray: str | None = None,
 ) -> Iterator[Result]:
@@ -37,32 +37,20 @@ def over_jobs(
     process per core if there is enough to read. ray: the address of a Ray cluster that runs the
     jobs instead. `work` must be picklable, such as a module-level function.
     """
-    if ray is not None and jobs:
-        from data.ray_pool import ray_pool
+    if ray is not None:
+        from data.ray_pool import over_tasks
 
-        with ray_pool(ray) as pool:
-            yield from in_order(pool, work, jobs, ahead=2 * pool.num_workers)
+        yield from over_tasks(work, jobs, ray)
         return
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
-    workers = min(workers, len(jobs))
     if workers < 2:
         yield from map(work, jobs)
         return
-    with spawned(workers, end_with_parent) as pool:
-        yield from in_order(pool, work, jobs, ahead=2 * workers)
-
-
-@contextmanager
-def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterator[Executor]:
-    """Start `workers` processes, each of which first calls `start(*given)`.
-
-    Queued jobs are canceled when the block ends. Raises TransientError if a process was killed.
-    """
     # Processes are spawned, not forked, because image libraries and callers use threads and locks.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=start, initargs=given)
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
     try:
-        yield pool
+        yield from in_order(pool, work, jobs, ahead=2 * workers)
     except BrokenProcessPool as error:
         raise TransientError(
             "a worker process was killed, possibly because it ran out of memory: run the same "
@@ -70,6 +58,18 @@ def spawned(workers: int, start: Callable[..., None], *given: object) -> Iterato
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def connected(ray: str | None) -> Iterator[None]:
+    """Keep a connection to the Ray cluster at `ray`, if any, inside the block."""
+    if ray is None:
+        yield
+        return
+    from data.ray_pool import ray_cluster
+
+    with ray_cluster(ray):
+        yield
 
 
 def in_order(

@@ -1,4 +1,4 @@
-"""A process pool on an existing Ray cluster.
+"""Jobs on an existing Ray cluster.
 
 kway must be installed on every node, and the nodes must share the files that the jobs read.
 """
@@ -6,12 +6,12 @@ kway must be installed on every node, and the nodes must share the files that th
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any
+from typing import Any, TypeVar
 
 # By default, Ray tries for 14 minutes to connect to a server that is not a Ray cluster. It reads
 # the variable when it is imported.
@@ -23,6 +23,9 @@ from ray.exceptions import AuthenticationError, RayError, RayTaskError
 from data.messages import one_line
 from data.retry import TransientError
 
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
 _PACKAGES = Path(__file__).parents[1]
 # A job whose worker or node is killed runs again, at most this many times. A preempted node kills
 # all of its jobs, but a job that exhausts the memory of each node must not run forever.
@@ -31,55 +34,35 @@ _CONNECT_SECONDS = 10
 _CANCEL_SECONDS = 10
 
 
-class RayPool(Executor):
-    """Runs each job as a Ray task.
+def over_tasks(
+    work: Callable[[Job], Result], jobs: Iterable[Job], address: str
+) -> Iterator[Result]:
+    """Yield `work(job)` for each job, in order. Ray tasks with one CPU each compute the results.
 
-    - `cpus`: number of CPUs per job. No more than the largest node has.
-    - `num_workers`: number of jobs that the cluster can run at the same time when the pool is
-      created.
+    When the caller stops, running tasks are canceled and waited for, so that they do not write
+    files later. Raises the errors of `ray_cluster`.
     """
-
-    def __init__(self, *, cpus: int = 1) -> None:
-        most = max(_cpus_of_nodes(), default=0)
-        if not most:
+    with ray_cluster(address):
+        num_cpus = sum(
+            int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]
+        )
+        if not num_cpus:
             raise ValueError("the Ray cluster has no CPU: add a node with a CPU")
-        self.cpus = min(cpus, most)
-        self.num_workers = sum(cpus // self.cpus for cpus in _cpus_of_nodes())
-        self._task = ray.remote(_call).options(num_cpus=self.cpus, max_retries=_MAX_RETRIES)
-        self._stored: dict[Callable[..., Any], ray.ObjectRef[Any]] = {}
-        self._running: set[ray.ObjectRef[Any]] = set()
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        # `fn` often contains a source or options. They are sent to each node once.
-        if fn not in self._stored:
-            self._stored[fn] = ray.put(fn)
-        job = self._task.remote(self._stored[fn], args, kwargs, os.getcwd())
-        self._running.add(job)
-        future: Future[Any] = job.future()
-        future.add_done_callback(lambda done: self._running.discard(job))
-        return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """Cancel the jobs. With `wait`, also wait until those that are running have ended, so that
-        they do not write files later.
-        """
-        jobs = list(self._running)
-        for job in jobs:
-            ray.cancel(job)
-        if wait and jobs:
-            ray.wait(jobs, num_returns=len(jobs), timeout=_CANCEL_SECONDS)
-
-
-def _cpus_of_nodes() -> list[int]:
-    """Return the number of CPUs of each node of the cluster."""
-    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-
-
-@contextmanager
-def ray_pool(address: str, *, cpus: int = 1) -> Iterator[RayPool]:
-    """Like `ray_cluster`, but yields a pool. Unfinished jobs are canceled when the block ends."""
-    with ray_cluster(address), RayPool(cpus=cpus) as pool:
-        yield pool
+        task: Any = ray.remote(_call).options(num_cpus=1, max_retries=_MAX_RETRIES)
+        # `work` often contains a source or options. It is sent to each node once.
+        stored, running = ray.put(work), deque[Any]()
+        try:
+            for job in jobs:
+                running.append(task.remote(stored, job, os.getcwd()))
+                if len(running) > 2 * num_cpus:
+                    yield ray.get(running.popleft())
+            while running:
+                yield ray.get(running.popleft())
+        finally:
+            for one in running:
+                ray.cancel(one)
+            if running:
+                ray.wait(list(running), num_returns=len(running), timeout=_CANCEL_SECONDS)
 
 
 @contextmanager
@@ -158,9 +141,7 @@ def _check_head(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
 
 
-def _call(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], folder: str
-) -> Any:
+def _call(work: Callable[[Job], Result], job: Job, folder: str) -> Result:
     with suppress(OSError):
         os.chdir(folder)  # relative paths are relative to the driver's working directory
-    return fn(*args, **kwargs)
+    return work(job)

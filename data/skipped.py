@@ -12,6 +12,9 @@ from typing import NamedTuple
 from data.messages import printable
 
 SKIPPED = "skipped.jsonl"
+NAMED = 10
+"""The number of skipped samples that a command prints."""
+
 _NAMED = 5
 
 

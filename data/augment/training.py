@@ -169,7 +169,11 @@ class TrainingImages:
 
     @cached_property
     def _changes(self) -> list[Augmentation]:
-        return self.augment.changes
+        changes = self.augment.changes
+        # A probability of 0 must still be drawn if other augmentations follow, but not at the end.
+        while changes and not self.augment.custom and getattr(changes[-1], "root", None) == 0:
+            changes.pop()
+        return changes
 
     @cached_property
     def _padded(self) -> np.ndarray:
@@ -197,11 +201,14 @@ class TrainingImages:
         """
         size, pad = self.config.size, self.augment.pad
         if self.augment.crop_area is None:
-            middle = center_crop(image, self.config)
+            if image.shape[:2] == (size, size) and self.config.resize in (None, size):
+                middle = image  # the usual case for small images, without the calls
+            else:
+                middle = center_crop(image, self.config)
             if not pad:
                 return middle
             self._padded[pad : pad + size, pad : pad + size] = middle
-            top, left = (int(rng.integers(2 * pad + 1)) for _ in range(2))
+            top, left = int(rng.integers(2 * pad + 1)), int(rng.integers(2 * pad + 1))
             return self._padded[top : top + size, left : left + size]
         top, left, height, width = self.augment.box(image.shape[0], image.shape[1], rng)
         return resized(image[top : top + height, left : left + width], size)

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from isal import isal_zlib
 
+from data.files import sha256_of
 from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
@@ -27,7 +28,6 @@ from data.skipped import SKIPPED
 from data.tars.headers import BLOCK
 from data.tars.indexing import INDEXED
 from data.tars.labels import ClassList, label_text
-from data.tars.samples import ShardPass
 
 Kind = Literal[
     "missing shard", "shard", "index", "bytes", "label", "text", "image", "label vectors"
@@ -179,10 +179,9 @@ def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[D
     except (ValueError, OSError) as error:
         found.append(Damage("index", str(error)))
     try:
-        with ShardPass(path) as tar:
-            wrong = {} if index is None else _wrong(rules, index, tar)
-            digest = tar.sha256()
-    except (ValueError, OSError) as error:  # the disk is unreadable, or entries overlap
+        digest = sha256_of(path)
+        wrong = {} if index is None else _wrong(rules, index, path)
+    except OSError as error:  # the disk is unreadable
         return [*found, Damage("shard", f"{name} cannot be read: {error}")]
     if digest != shard.sha256:
         size = path.stat().st_size
@@ -197,19 +196,21 @@ def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[D
     return found if index is None else found + _of_samples(rules, path, name, index, wrong)
 
 
-def _wrong(rules: _Rules, index: ShardIndex, tar: ShardPass) -> _Wrong:
+def _wrong(rules: _Rules, index: ShardIndex, path: Path) -> _Wrong:
     """Return the bad samples. Members are read in the order of their offsets."""
     wrong: _Wrong = {}
-    for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
-        row, column = divmod(entry, 2)
-        data = tar.take(int(index.blocks[row, column]) * BLOCK, int(index.sizes[row, column]))
-        if (problem := _problem(rules, index, row, column, data)) is not None:
-            wrong.setdefault(row, problem)
+    with path.open("rb", buffering=0) as tar:
+        for entry in np.argsort(index.blocks, axis=None, kind="stable").tolist():
+            row, column = divmod(entry, 2)
+            offset, size = int(index.blocks[row, column]) * BLOCK, int(index.sizes[row, column])
+            data = os.pread(tar.fileno(), size, offset)
+            if (problem := _problem(rules, index, row, column, data)) is not None:
+                wrong.setdefault(row, problem)
     return wrong
 
 
 def _problem(
-    rules: _Rules, index: ShardIndex, row: int, column: int, data: memoryview
+    rules: _Rules, index: ShardIndex, row: int, column: int, data: bytes
 ) -> tuple[Kind, str] | None:
     """Return the kind and the description of what is wrong with a member, or None."""
     is_intact = isal_zlib.crc32(data) == index.crc32[row, column]
@@ -226,7 +227,7 @@ def _problem(
         elif rules.decode:
             from data.images.decode import decode  # importing OpenCV is slow and often not needed
 
-            decode(bytes(data), 3)
+            decode(data, 3)
     except UnicodeDecodeError as error:
         return "text", f": invalid UTF-8 at byte {error.start}"
     except ValueError as error:
@@ -235,7 +236,7 @@ def _problem(
 
 
 def _of_label(
-    rules: _Rules, data: memoryview, extension: str, label: int, *, is_intact: bool
+    rules: _Rules, data: bytes, extension: str, label: int, *, is_intact: bool
 ) -> tuple[Kind, str] | None:
     if not 0 <= label < rules.num_classes:
         return "label", f" has label {label}, but there are only {rules.num_classes} classes"

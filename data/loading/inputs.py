@@ -4,6 +4,7 @@ This module does not depend on the order, shards or ranks. A loader decodes each
 to an item and collates the items of a batch.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
@@ -11,13 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
 
 from data.augment.base import Draws
 from data.augment.training import AugmentConfig, TrainingImages
 from data.config import DataConfig, TextConfig
 from data.images.config import ImageConfig
 from data.images.decode import copy_planes, crops_for_evaluation, decode
-from data.loading.workers import PixelMemory
+from data.loading.workers import NUM_SLOTS
 from data.shards.manifest import Manifest
 from data.shards.split import decode_text
 from data.text.tokenizer import open_tokenizer
@@ -134,6 +136,34 @@ class ImageInputs:
         ):
             copy_planes(item, row)
         return {"pixel_values": pixels}
+
+
+class PixelMemory:
+    """The memory for the batches of one process.
+
+    Pickling creates an empty instance, so that each process has its own.
+    """
+
+    def __init__(self) -> None:
+        self._slots = [torch.empty(0, dtype=torch.uint8)] * NUM_SLOTS
+        self._next_slot = 0
+
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """Return an uninitialized uint8 tensor of `shape`.
+
+        In a worker, the memory is shared with the trainer and reused `NUM_SLOTS` batches later. The
+        trainer must copy it before then.
+        """
+        if get_worker_info() is None:
+            return torch.empty(shape, dtype=torch.uint8)
+        size = math.prod(shape)
+        self._next_slot = (self._next_slot + 1) % NUM_SLOTS
+        if len(self._slots[self._next_slot]) < size:
+            self._slots[self._next_slot] = torch.empty(size, dtype=torch.uint8).share_memory_()
+        return self._slots[self._next_slot][:size].view(shape)
+
+    def __reduce__(self) -> tuple[type["PixelMemory"], tuple[()]]:
+        return PixelMemory, ()
 
 
 class TextInputs:

@@ -276,21 +276,6 @@ class Order:
         return self._epochs[number]
 
 
-class InOrder:
-    """Every sample of a split once, in stored order. Evaluation uses this order."""
-
-    def __init__(self, shard_sizes: Sequence[int]) -> None:
-        self._first = np.cumsum([0, *shard_sizes])
-
-    def group(self, position: int) -> int:
-        """Return the shard that contains a position."""
-        return int(np.searchsorted(self._first, position, side="right")) - 1
-
-    def shards(self, group: int) -> list[int]:
-        """Return a list with the shard `group`, or an empty list after the last shard."""
-        return [group] if group < len(self._first) - 1 else []
-
-
 def share(count: int, rank: int, world_size: int) -> range:
     """Return the part of `count` items for `rank`.
 

@@ -1,6 +1,5 @@
-"""The worker processes with which a loader reads ahead, and the memory that they write to."""
+"""The worker processes with which a loader reads ahead."""
 
-import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -8,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from data.loading.batch import Batch
 from data.processes import die_with_parent
@@ -25,25 +23,26 @@ _SMALL_SHM = (
 )
 
 # The number of batches per worker that are requested or ready ahead of the trainer.
-PREFETCHED = 2
+_PREFETCHED = 2
 # In addition, the worker fills one batch and the trainer copies one.
-_NUM_SLOTS = PREFETCHED + 2
+NUM_SLOTS = _PREFETCHED + 2
+"""The number of batches of a worker that exist at the same time."""
 
 
 def read_ahead(
-    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
+    reader: Dataset, requests: Iterable[Any], *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
     """Yield the batches of `reader` in order. `workers` processes read batches ahead.
 
-    requests: one request per batch, or None for an iterable reader. Raises the errors that the
-    reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
+    requests: one request per batch. Raises the errors that the reader returns, TransientError if a
+    process was killed, and ValueError if /dev/shm is too small.
     """
     loader = DataLoader(
         reader,
         sampler=requests,
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=PREFETCHED if workers else None,
+        prefetch_factor=_PREFETCHED if workers else None,
         pin_memory=pinned,
         # Use a separate generator. The loader draws a seed, and this must not advance the trainer's
         # global generator.
@@ -100,34 +99,3 @@ def begin_worker(_number: int, *, parent: int) -> None:
     """
     os.setpgrp()
     die_with_parent(parent)
-
-
-class PixelMemory:
-    """The memory for the batches of one process.
-
-    Pickling creates an empty instance, so that each process has its own.
-    """
-
-    def __init__(self) -> None:
-        self._slots: list[torch.UntypedStorage | None] = [None] * _NUM_SLOTS
-        self._next_slot = 0
-
-    def empty(self, shape: tuple[int, ...]) -> Tensor:
-        """Return an uninitialized uint8 tensor of `shape`.
-
-        In a worker, the memory is shared with the trainer and reused `PREFETCHED` + 2 batches
-        later. The trainer must copy it before then.
-        """
-        if get_worker_info() is None:
-            return torch.empty(shape, dtype=torch.uint8)
-        size = math.prod(shape)
-        self._next_slot = (self._next_slot + 1) % _NUM_SLOTS
-        slot = self._slots[self._next_slot]
-        if slot is None or slot.nbytes() < size:
-            # This is what torch's default collate function does in a worker.
-            slot = self._slots[self._next_slot] = torch.UntypedStorage._new_shared(size)
-        pixels = torch.empty(0, dtype=torch.uint8)
-        return pixels.set_(slot, 0, shape)  # type: ignore[call-overload]
-
-    def __reduce__(self) -> tuple[type["PixelMemory"], tuple[()]]:
-        return PixelMemory, ()

@@ -9,16 +9,18 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from zlib import crc32
 
 from data.files import explained, flush
 
 Fill = Callable[[IO[bytes]], None]
 
 _INCOMING = "incoming"
-_LOCK = "lock"
+_EVICTION = "eviction"  # the lock with which a process counts and evicts files
+_NUM_LOCKS = 256
 _SHARD = ".tar"
 _POLL_SECONDS = 0.1
 
@@ -35,18 +37,14 @@ class Cache:
         self.max_bytes = max_bytes
         try:
             self.folder = folder.expanduser()
-        except RuntimeError as error:
+            self._incoming = self.folder / _INCOMING
+            self._locks = self.folder / "locks"
+            for each in (self._incoming, self._locks):
+                each.mkdir(parents=True, exist_ok=True)
+        except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
+            reason = getattr(error, "strerror", error)
             raise OSError(
-                f"data.cache.folder {folder} is in a home folder, but this user has none: choose "
-                "another folder"
-            ) from error
-        self._incoming = self.folder / _INCOMING
-        try:
-            self._incoming.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(
-                f"data.cache.folder {self.folder} cannot be created ({error.strerror}): choose "
-                "another folder"
+                f"data.cache.folder {folder} cannot be created ({reason}): choose another folder"
             ) from error
 
     def path(self, name: str) -> Path:
@@ -59,80 +57,55 @@ class Cache:
         size: the size in bytes, for which space is reserved before the file is written, or None if
         it is unknown. Raises the errors of `fill`, and OSError with a fix if the disk is full.
         """
-        while True:
-            with suppress(FileNotFoundError):
-                descriptor = os.open(self.path(name), os.O_RDONLY)
-                if size in (None, os.fstat(descriptor).st_size):
-                    # Mark the file as in use. Only its owner can do this in a shared folder.
-                    with suppress(PermissionError):
-                        os.utime(descriptor)
-                    return descriptor
-                os.close(descriptor)
-                self.remove(name)
-            if (made := self._make(name, fill, size, wait=True)) is not None:
-                return made
+        if (found := self._existing(name, size)) is not None:
+            return found
+        with self._locked(_lock_of(name)):
+            found = self._existing(name, size)
+            return self._make(name, fill, size) if found is None else found
 
     def fetch(self, name: str, fill: Fill, *, size: int) -> None:
         """Create `name` unless it exists or another process is creating it."""
-        with suppress(FileNotFoundError, PermissionError):
-            os.utime(self.path(name))
-        if self.path(name).exists():
-            return
-        if (made := self._make(name, fill, size, wait=False)) is not None:
-            os.close(made)
+        with suppress(BlockingIOError), self._locked(_lock_of(name), wait=False):
+            found = self._existing(name, size)
+            os.close(self._make(name, fill, size) if found is None else found)
 
     def remove(self, name: str) -> None:
         """Delete a damaged file."""
         self.path(name).unlink(missing_ok=True)
 
-    def _make(self, name: str, fill: Fill, size: int | None, *, wait: bool) -> int | None:
-        """Create the file and open it.
-
-        Returns None if another process has created the file or is creating it. The temporary file
-        is locked while it is written and renamed. A process that waited for the lock detects the
-        rename. The operating system releases the lock of a killed process.
-        """
-        temporary = self._incoming / name
-        with explained(temporary), ExitStack() as stack:
-            # Hold the folder lock. Otherwise, before the new file is locked, another process could
-            # take it for an abandoned file and delete it.
-            with self._locked():
-                file = stack.enter_context(open(temporary, "r+b", opener=_open_or_create))
-                _lock(file, wait=False)
-            if not _lock(file, wait=wait):
-                return None
-            try:
-                return self._filled(file, self.path(name), fill, size)
-            finally:
-                # A forked child also has this file open, so closing it would not release the lock.
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-    def _filled(self, file: IO[bytes], path: Path, fill: Fill, size: int | None) -> int | None:
-        """Fill the locked file and rename it to `path`.
-
-        Returns None if another process has already done so.
-        """
-        temporary = self._incoming / path.name
-        if not _is_at(file, temporary):
-            return None
+    def _existing(self, name: str, size: int | None) -> int | None:
+        """Open a file and mark it as in use, or delete it if it has the wrong size."""
         try:
-            if path.exists():
-                temporary.unlink()
-                return None
-            if size is not None:
-                self._reserve(file, size)
-            fill(file)
-            flush(file)
-            # Open the file before the rename, because it can be evicted immediately afterwards.
-            descriptor = os.open(temporary, os.O_RDONLY)
-            temporary.rename(path)
-            if size is None:
-                with self._locked():
-                    self._evict(self.max_bytes)
-            return descriptor
+            descriptor = os.open(self.path(name), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        if size not in (None, os.fstat(descriptor).st_size):
+            os.close(descriptor)
+            self.remove(name)
+            return None
+        with suppress(PermissionError):  # only its owner can do this in a shared folder
+            os.utime(descriptor)
+        return descriptor
+
+    def _make(self, name: str, fill: Fill, size: int | None) -> int:
+        """Create the file, whose lock is held, and open it."""
+        temporary = self._incoming / name
+        try:
+            with explained(temporary), temporary.open("w+b") as file:
+                if size is not None:
+                    self._reserve(file, size)
+                fill(file)
+                flush(file)
+                # Open the file before the rename, because it can be evicted immediately afterwards.
+                descriptor = os.open(temporary, os.O_RDONLY)
+                temporary.rename(self.path(name))
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        if size is None:
+            with self._locked(_EVICTION):
+                self._evict(self.max_bytes)
+        return descriptor
 
     def _reserve(self, file: IO[bytes], size: int) -> None:
         """Reserve space for `size` bytes by extending the file to its full length before its
@@ -144,8 +117,7 @@ class Cache:
                 f"{self.max_bytes}: raise data.cache.gigabytes"
             )
         while True:
-            with self._locked():
-                file.truncate(0)
+            with self._locked(_EVICTION):
                 if self._evict(self.max_bytes - size):
                     file.truncate(size)
                     return
@@ -163,9 +135,10 @@ class Cache:
         for path in [*self._incoming.iterdir(), *self.folder.iterdir()]:
             with suppress(FileNotFoundError, PermissionError):
                 if path.parent == self._incoming:
-                    _remove_unless_locked(path)
+                    with suppress(BlockingIOError), self._locked(_lock_of(path.name), wait=False):
+                        path.unlink()
                     total += path.stat().st_size
-                elif path.is_file() and path.name != _LOCK:
+                elif path.is_file():
                     about = path.stat()
                     total += about.st_size
                     # The indices of splits are small, and processes keep them mapped.
@@ -179,40 +152,25 @@ class Cache:
         return total <= max_bytes
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the folder, so that only one process on the machine counts and evicts files."""
+    def _locked(self, name: str, *, wait: bool = True) -> Iterator[None]:
+        """Lock `name` for this thread. Raises BlockingIOError if it is locked and `wait` is False.
+
+        The operating system releases the lock of a killed process. Lock files are never deleted.
+        """
         # Open the file for reading, because it may belong to another user.
-        with open(self.folder / _LOCK, "rb", opener=_open_or_create) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with open(self._locks / name, "rb", opener=_open_or_create) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             try:
                 yield
             finally:
+                # A forked child also has this file open, so closing it would not release the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _lock_of(name: str) -> str:
+    """Return the lock of the file `name`, which it may share with other files."""
+    return str(crc32(name.encode()) % _NUM_LOCKS)
 
 
 def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o644)
-
-
-def _lock(file: IO[bytes], *, wait: bool) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Return whether the open file is still the file at `path`."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove_unless_locked(path: Path) -> None:
-    with path.open("rb") as file:
-        if _lock(file, wait=False):
-            if _is_at(file, path):
-                path.unlink()
-            fcntl.flock(file, fcntl.LOCK_UN)

@@ -74,8 +74,6 @@ def explained(url: str, operation: str = "read") -> Iterator[None]:
     """
     try:
         yield
-    except FileExistsError:
-        raise
     except FileNotFoundError as error:
         if operation != "read":
             raise FileNotFoundError(

@@ -30,7 +30,6 @@ LABEL_EXTENSION = "cls"
 INDEX_SUFFIX = ".index.safetensors"
 # The maximum size of the header, which contains the lists, and the size of each entry.
 _MAX_BYTES = (1 << 24, 30)
-_LISTS = ("skipped", "repaired")
 
 # The tensors in the order in which safetensors writes them: (safetensors dtype, numpy dtype, shape
 # [..., N]). places: block, size and crc32, first of the `.cls` member and then of the sample.
@@ -49,8 +48,8 @@ class ShardIndex:
 
     blocks: the offset of the first byte in blocks of 512 bytes, uint32 [N, 2]. sizes: the sizes in
     bytes, uint32 [N, 2]. crc32: the checksums, uint32 [N, 2]. extension: the positions in
-    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N]. skipped, repaired: the samples that
-    the writer skipped or repaired.
+    `extensions`, uint8 [N, 2]. labels: the labels, int32 [N]. skipped: the samples that the writer
+    skipped.
     """
 
     info: ShardInfo
@@ -61,7 +60,6 @@ class ShardIndex:
     extension: np.ndarray
     labels: np.ndarray
     skipped: tuple[Skipped, ...] = ()
-    repaired: tuple[Skipped, ...] = ()
 
 
 class Entry(NamedTuple):
@@ -107,31 +105,40 @@ class IndexBuilder:
             self._places.extend((entry.block, entry.size, entry.crc32))
         self._labels.append(label)
 
+    def relabel(self, labels: Sequence[int]) -> None:
+        """Replace each label i with `labels[i]`."""
+        self._labels = array("i", [labels[label] for label in self._labels])
+
     def __len__(self) -> int:
         return len(self._labels)
 
-    def crc32(self) -> int:
-        """Return the checksum of all entries, for the manifest."""
-        return _crc32(self._extensions, self._tensors())
+    def info(self, file: str, split: str, *, size: int, sha256: str) -> ShardInfo:
+        """Return the entry of the shard in the manifest. size: of the tar, in bytes."""
+        return ShardInfo(
+            file=file,
+            split=split,
+            samples=len(self),
+            bytes=size,
+            sha256=sha256,
+            index_crc32=_crc32(self._extensions, self._tensors()),
+        )
 
-    def to_bytes(
-        self,
-        info: ShardInfo,
-        *,
-        skipped: Sequence[Skipped] = (),
-        repaired: Sequence[Skipped] = (),
-    ) -> bytes:
+    def to_bytes(self, info: ShardInfo, *, skipped: Sequence[Skipped] = ()) -> bytes:
         """Return the content of the index file.
 
         The arguments are included for a resumed run, which then does not read the shard again.
         """
-        about = {"format": FORMAT, "shard": info.model_dump(), "extensions": self._extensions}
-        lists = zip(_LISTS, (skipped, repaired), strict=True)
-        about |= {name: listed for name, listed in lists if listed}
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "shard": info.model_dump(),
+            "extensions": self._extensions,
+        }
+        if skipped:
+            about["skipped"] = skipped
         if len(text := json.dumps(about)) > _MAX_BYTES[0] // 2:
             raise ValueError(
-                f"{info.file}: {len(skipped) + len(repaired):,} skipped or repaired samples are "
-                "too many for the index of a shard: lower --samples-per-shard"
+                f"{info.file}: {len(skipped):,} skipped samples are too many for the index of a "
+                "shard: lower --samples-per-shard"
             )
         # Use a single metadata key, because safetensors writes several keys in random order.
         return save(self._tensors(), metadata={"kway": text})
@@ -162,31 +169,25 @@ def read_index(folder: Path | str, shard: ShardInfo, *, attempts: int) -> ShardI
     Raises FileNotFoundError if the index is missing, and ValueError if it is damaged or has the
     wrong format.
     """
-    name = index_path(Path(shard.file)).name
-    if isinstance(folder, str):
-        url, content = file_url(folder, name), BytesIO()
-        header, each = _MAX_BYTES
-        try:
-            found: ShardIndex = fetch(
-                url,
-                content,
-                attempts=attempts,
-                max_bytes=header + each * shard.samples,
-                parse=lambda: parse_index(content.getvalue()),
-            )
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{url} is missing: copy it, or {SHARD_AGAIN}") from None
-        except ValueError as error:
-            reason = str(error).removeprefix(url).strip()
-            raise ValueError(f"{url} {reason}: upload it again, or {SHARD_AGAIN}") from error
-        return found
-    path = folder / name
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: copy it, or {SHARD_AGAIN}")
+    name, content = index_path(Path(shard.file)).name, BytesIO()
+    where = file_url(folder, name) if isinstance(folder, str) else str(folder / name)
+    header, each = _MAX_BYTES
     try:
-        return parse_index(retried(str(path), path.read_bytes))
+        if isinstance(folder, Path):
+            return parse_index(retried(where, (folder / name).read_bytes))
+        found: ShardIndex = fetch(
+            where,
+            content,
+            attempts=attempts,
+            max_bytes=header + each * shard.samples,
+            parse=lambda: parse_index(content.getvalue()),
+        )
+        return found
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{where} is missing: copy it, or {SHARD_AGAIN}") from None
     except ValueError as error:
-        raise ValueError(f"{path} {error}: copy it, or {SHARD_AGAIN}") from error
+        reason = str(error).removeprefix(where).strip()
+        raise ValueError(f"{where} {reason}: copy it again, or {SHARD_AGAIN}") from error
 
 
 def parse_index(content: bytes) -> ShardIndex:
@@ -223,8 +224,8 @@ def _parsed(content: bytes) -> ShardIndex:
         raise ValueError("an entry is out of range")
     blocks, sizes, crc32 = tensors["places"][::-1].transpose(1, 2, 0)
     extension = tensors["extension"].transpose()
-    lists = [tuple(Skipped(*one) for one in about.get(name, ())) for name in _LISTS]
-    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"], *lists)
+    skipped = tuple(Skipped(*one) for one in about.get("skipped", ()))
+    return ShardIndex(info, extensions, blocks, sizes, crc32, extension, tensors["labels"], skipped)
 
 
 def read_key(descriptor: int, index: ShardIndex, row: int) -> str:

@@ -1,9 +1,8 @@
 """The label vectors of a folder of shards, one per class, loaded from disk or from a URL."""
 
 import hashlib
-import os
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import IO
 
 import numpy as np
@@ -25,66 +24,49 @@ def load_label_vectors(
     Raises ValueError if the source does not provide label vectors or the file does not match the
     manifest, and FileNotFoundError if the file is missing.
     """
-    if manifest.label_vectors is None:
+    name, digest = manifest.label_vectors, manifest.label_vectors_sha256
+    if name is None or digest is None:
         raise ValueError(
             f"{folder}: source {manifest.source.kind} does not provide label vectors: use dense "
             "class weights"
         )
-    digest = manifest.label_vectors_sha256
-    assert digest is not None
     if is_url(folder):
-        url = file_url(check_url(str(folder)), manifest.label_vectors)
-        path = _fetched(url, digest, cache)
+        where = file_url(check_url(str(folder)), name)
+        path = _fetched(where, digest, cache)
     else:
-        path = Path(folder) / manifest.label_vectors
-        retried(str(path), lambda: _check_digest(path, digest))
-    return _vectors(path, len(manifest.classes))
-
-
-def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
-    """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
-    if isinstance(folder, Path) or manifest.label_vectors is None:
-        load_label_vectors(folder, manifest)
-        return
-    url, digest = file_url(folder, manifest.label_vectors), manifest.label_vectors_sha256
-    attempts, limit = DEFAULT_CACHE.attempts, DEFAULT_CACHE.max_bytes
-    with TemporaryFile() as file:
-        fetch(url, file, attempts=attempts, max_bytes=limit, sha256=digest)
-        _vectors(Path(f"/proc/self/fd/{file.fileno()}"), len(manifest.classes))
-
-
-def _check_digest(path: Path, digest: str) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
-    if sha256_of(path) != digest:
-        raise ValueError(
-            f"{path} does not match the manifest (its SHA-256 differs): copy it again or run kway "
-            "shard again"
-        )
-
-
-def _vectors(path: Path, num_classes: int) -> np.ndarray:
-    """Read the vectors in the file at `path`.
-
-    Raises ValueError if the file has the expected digest but invalid content.
-    """
+        path = Path(folder) / name
+        where = str(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+        if retried(where, lambda: sha256_of(path)) != digest:
+            raise ValueError(
+                f"{path} does not match the manifest (its SHA-256 differs): copy it again or run "
+                "kway shard again"
+            )
+    # The file is the one that was written, but another program may have written it.
     try:
         with safe_open(path, framework="numpy") as file:
             vectors: np.ndarray = file.get_tensor("vectors")
     except SafetensorError as error:
         raise ValueError(
-            f"{path} does not contain vectors ({error}): run kway shard again"
+            f"{where} does not contain vectors ({error}): run kway shard again"
         ) from error
-    if vectors.ndim != 2 or len(vectors) != num_classes:
+    if vectors.ndim != 2 or len(vectors) != len(manifest.classes):
         raise ValueError(
-            f"{path} has shape {list(vectors.shape)}, but the manifest has {num_classes} classes: "
-            "run kway shard again"
+            f"{where} has shape {list(vectors.shape)}, but the manifest has "
+            f"{len(manifest.classes)} classes: run kway shard again"
         )
     if vectors.dtype != np.float32 or not np.isfinite(vectors).all():
         raise ValueError(
-            f"{path} contains values that are not finite float32: run kway shard again"
+            f"{where} contains values that are not finite float32: run kway shard again"
         )
     return vectors
+
+
+def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
+    """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
+    with TemporaryDirectory() as temporary:
+        load_label_vectors(folder, manifest, CacheConfig(folder=Path(temporary)))
 
 
 def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
@@ -99,9 +81,9 @@ def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
     def fill(file: IO[bytes]) -> None:
         fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
 
-    with open(cache.open(name, fill, size=None), "rb") as file:
-        intact = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    if not intact:
+    for _ in range(2):
+        with open(cache.open(name, fill, size=None), "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                return cache.path(name)
         cache.remove(name)
-        os.close(cache.open(name, fill, size=None))
-    return cache.path(name)
+    raise OSError(f"{cache.path(name)} is damaged although it was fetched again: check the disk")

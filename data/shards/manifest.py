@@ -7,6 +7,7 @@ offset index of each shard (`data/shards/index.py`), not here.
 import gc
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -121,7 +122,8 @@ class Manifest(_Record):
             ("class", [c.name for c in self.classes]),
             ("shard", [s.file for s in self.shards]),
         ):
-            if (twice := _first_repeated(names)) is not None:
+            if len(set(names)) < len(names):
+                twice = next(name for name, count in Counter(names).items() if count > 1)
                 raise ValueError(f"{what} {twice!r} is listed twice")
         return self
 
@@ -182,15 +184,15 @@ class Manifest(_Record):
 
     def check_shards(self, folder: Path | str) -> None:
         """Check that every shard exists and has its full size. Raises the errors of `load`."""
-        if not is_url(folder):
-            retried(str(folder), lambda: self._check_shards(Path(folder)))
-
-    def _check_shards(self, folder: Path) -> None:
-        for shard in self.shards:
-            path = folder / shard.file
-            if not path.is_file():
-                raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
-            if (size := path.stat().st_size) != shard.bytes:
+        for shard in () if is_url(folder) else self.shards:
+            path = Path(folder) / shard.file
+            try:
+                size = retried(str(path), path.stat).st_size
+            except FileNotFoundError:
+                raise FileNotFoundError(
+                    f"{path} is missing: copy it or run kway shard again"
+                ) from None
+            if size != shard.bytes:
                 raise ValueError(
                     f"{path} has {size} bytes, but the manifest lists {shard.bytes}: copy it again "
                     "or run kway shard again"
@@ -274,12 +276,3 @@ def digest_of(shards: Iterable[ShardInfo]) -> str:
     """Return 16 hexadecimal digits that identify the samples of `shards` and their order."""
     content = "".join(f"{shard.samples} {shard.sha256}\n" for shard in shards)
     return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-def _first_repeated(names: Iterable[str]) -> str | None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None

@@ -10,13 +10,15 @@ import math
 import os
 import resource
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread, main_thread
 from typing import IO, Any, NamedTuple, TypeVar
 
-from data.loading.order import InOrder, Order
+import numpy as np
+
+from data.loading.order import Order
 from data.messages import kway_command
 from data.remote.cache import Cache
 from data.remote.config import CacheConfig, file_url
@@ -62,12 +64,14 @@ class ShardFiles:
 
     def __init__(self, shards: Sequence[Shard], config: CacheConfig, *, index_size: int) -> None:
         self._shards = shards
+        self._ends = np.cumsum([shard.info.samples for shard in shards])
         self._config = config
-        self._files: OrderedDict[int, int] = OrderedDict()
+        # Descriptors by number of shard. Loops over many samples read from them directly.
+        self.opened: dict[int, int] = {}
         # Leave the other half to the rest of the process.
         self._max_files = max(256, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._queue: deque[int] = deque()
-        self._read_group: tuple[Order | InOrder, int] | None = None
+        self._read_group: tuple[Order | None, int] | None = None
         self._read_at = 0.0
         self._cache: Cache | None = None
         self._capacity = config.max_bytes - index_size
@@ -99,28 +103,16 @@ class ShardFiles:
         attempt = 1
         while True:
             try:
-                return read(self._file(number), *where)
+                return read(self._open(number), *where)
             except OSError as error:
-                if (descriptor := self._files.pop(number, None)) is not None:
+                if (descriptor := self.opened.pop(number, None)) is not None:
                     os.close(descriptor)  # a stale descriptor does not recover
                 wait_before_retry(self._shards[number].address, error, attempt)
             attempt += 1
 
-    def pread(self, number: int, size: int, offset: int) -> bytes:
-        """Return `size` bytes from `offset` of a shard, or fewer at its end."""
-        try:
-            descriptor = self._files[number]
-            self._files.move_to_end(number)
-            return os.pread(descriptor, size, offset)
-        except (KeyError, OSError):
-            return self.read(number, os.pread, size, offset)
-
-    def _file(self, number: int) -> int:
-        """Return the descriptor of a shard.
-
-        If too many descriptors are open, the least recently used one is closed.
-        """
-        if (descriptor := self._files.get(number)) is not None:
+    def _open(self, number: int) -> int:
+        """Return the descriptor of a shard, which is opened if necessary."""
+        if (descriptor := self.opened.get(number)) is not None:
             return descriptor
         shard = self._shards[number]
         if isinstance(shard.folder, Path):
@@ -129,13 +121,12 @@ class ShardFiles:
             assert self._cache is not None
             fill, size = self._fill(shard), shard.info.bytes
             descriptor = self._cache.open(shard.cached_name, fill, size=size)
-        self._files[number] = descriptor
-        while len(self._files) > 1 and (
-            len(self._files) > self._max_files
+        for other, opened in list(self.opened.items()):
             # An evicted shard occupies disk space until its descriptor is closed.
-            or os.fstat(next(iter(self._files.values()))).st_nlink == 0
-        ):
-            os.close(self._files.popitem(last=False)[1])
+            evicted = self.is_remote and os.fstat(opened).st_nlink == 0
+            if evicted or len(self.opened) >= self._max_files:
+                os.close(self.opened.pop(other))
+        self.opened[number] = descriptor
         return descriptor
 
     def _fill(self, shard: Shard) -> Callable[[IO[bytes]], None]:
@@ -155,42 +146,44 @@ class ShardFiles:
         """Close all files and start no more downloads. A later read opens files again."""
         self._queue.clear()
         self._read_group = None
-        while self._files:
-            os.close(self._files.popitem()[1])
+        while self.opened:
+            os.close(self.opened.popitem()[1])
 
     # ---------------------------------------------------------------- prefetching
 
-    def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Fetch the shards at URLs that `order` reads at `position` and after it: those of the
-        current group and of the next one.
+    def will_read(self, order: Order | None, position: int) -> None:
+        """Fetch the shards at URLs that are read at `position` and after it: those of the current
+        group of `order` and of the next one or, without an order, the current shard and the next.
 
         The call is cheap if the group is unchanged. Once a minute, the shards of the group are
         marked as in use, so that they are not evicted.
         """
         if self._cache is None:
             return
-        current = (order, order.group(position))
+        if order is not None:
+            group = order.group(position)
+        else:
+            group = int(np.searchsorted(self._ends, position, side="right"))
+        current = (order, group)
         if current == self._read_group and time.monotonic() - self._read_at < _TOUCH_SECONDS:
             return
         self._read_group, self._read_at = current, time.monotonic()
+        wanted: dict[int, None] = {}
+        held = 0
+        for one in (group, group + 1):
+            found = range(one, one + 1) if order is None else order.shards(one)
+            for number in found:
+                if number >= len(self._shards) or not self._shards[number].is_remote:
+                    continue
+                held += self._shards[number].info.bytes * (number not in wanted)
+                # Shards of the next group must not evict those of the current one.
+                if one == group or held <= self._capacity:
+                    wanted[number] = None
         # Each call has its own queue. Threads of the previous call end when their queue is cleared.
         self._queue.clear()
-        self._queue = queue = deque(self._shards_to_fetch(order, current[1]))
+        self._queue = queue = deque(wanted)
         for _ in range(min(_PREFETCH_THREADS, len(queue))):
             Thread(target=self._drain, args=(queue,), daemon=True).start()
-
-    def _shards_to_fetch(self, order: Order | InOrder, group: int) -> list[int]:
-        """Return the shards of a group, and those of the next group that fit in the cache too."""
-        wanted = {n: None for n in order.shards(group) if self._shards[n].is_remote}
-        held = sum(self._shards[number].info.bytes for number in wanted)
-        for number in order.shards(group + 1):
-            if number in wanted or not self._shards[number].is_remote:
-                continue
-            held += self._shards[number].info.bytes
-            if held > self._capacity:
-                break
-            wanted[number] = None
-        return list(wanted)
 
     def _drain(self, queue: deque[int]) -> None:
         while queue:
@@ -220,12 +213,9 @@ class ShardFiles:
         at_once = min(order.shards_at_once * groups_at_once, len(sizes))
         if (needed := sum(sizes[:at_once])) <= self._capacity:
             return
-        fitting, held = 0, 0
-        while held + sizes[fitting] <= self._capacity:
-            held += sizes[fitting]
-            fitting += 1
         what = "all shards" if order.is_global else f"{at_once} shards at a time"
         enough = _rounded_up(needed + self._config.max_bytes - self._capacity)
+        fitting = int(np.searchsorted(np.cumsum(sizes), self._capacity, side="right"))
         raise ValueError(
             f"training reads {what} of {self._urls}, which requires {_gigabytes(needed)} of cache, "
             f"but data.cache.gigabytes is {self._config.gigabytes:g}: raise it to {enough} or "

@@ -4,6 +4,7 @@ This module does not depend on ranks or pixels. It uses an order only to prefetc
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal import isal_zlib
 
-from data.loading.order import InOrder, Order
+from data.loading.order import Order
 from data.messages import printable
 from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
 from data.retry import retried
@@ -199,9 +200,12 @@ class Split:
         blocks, sizes, crc32 = self._index.places[samples].T.astype(np.int64)
         columns = shards, sizes, blocks * BLOCK, np.where(is_sound, crc32, -1)  # never a checksum
         lists = (column.tolist() for column in columns)
-        pread, checksum = self.files.pread, isal_zlib.crc32
+        opened, checksum = self.files.opened, isal_zlib.crc32
         for shard, size, offset, expected in zip(*lists, strict=True):
-            data = pread(shard, size, offset)
+            try:
+                data = os.pread(opened[shard], size, offset)
+            except (KeyError, OSError):  # the shard is not open, or the read must be retried
+                data = self.files.read(shard, os.pread, size, offset)
             yield data if checksum(data) == expected else None
 
     def text(self, i: int) -> tuple[str, int]:
@@ -269,13 +273,9 @@ class Split:
         self.files.check_order(order, groups_at_once)
         return order
 
-    def in_order(self) -> InOrder:
-        """Return the evaluation order, which is the stored order."""
-        return InOrder(self._sizes)
-
-    def will_read(self, order: Order | InOrder, position: int) -> None:
-        """Set the read position in `order`. If the split is at a URL, the next shards are then
-        prefetched.
+    def will_read(self, order: Order | None, position: int) -> None:
+        """Set the read position in `order`, or in the stored order if it is None. If the split is
+        at a URL, the next shards are then prefetched.
 
         Threads of this process fetch the shards. The call is cheap enough to make for every batch.
         It has no effect for a local folder.

@@ -129,7 +129,7 @@ class Tasks(Sequence[Task]):
     bytes [N].
     """
 
-    def __init__(self, rows: np.ndarray, contents: np.ndarray) -> None:
+    def __init__(self, rows: np.memmap, contents: np.memmap) -> None:
         self._rows = rows
         self._contents = contents
 
@@ -140,6 +140,13 @@ class Tasks(Sequence[Task]):
         start, size, key_size, label = self._rows[i].item()
         data = self._contents[start : start + key_size + size].tobytes()
         return Task(data[:key_size].decode(), data[key_size:], label)
+
+    @classmethod
+    def open(cls, rows: Path, contents: Path) -> "Tasks":
+        return cls(np.memmap(rows, _TASK, "r"), np.memmap(contents, np.uint8, "r"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tasks.open, (self._rows.filename, self._contents.filename)
 
 
 class SelectionFolder:
@@ -172,8 +179,7 @@ class SelectionFolder:
 
     def tasks(self, split: str) -> Tasks:
         """Return the tasks of one of the splits that `select` returned."""
-        rows = np.memmap(self.folder / f"{split}.tasks", _TASK, "r")
-        return Tasks(rows, np.memmap(self.folder / _CONTENTS, np.uint8, "r"))
+        return Tasks.open(self.folder / f"{split}.tasks", self.folder / _CONTENTS)
 
     def remove(self) -> None:
         """Delete the folder after the shards have been written."""

@@ -4,19 +4,15 @@ A source is pickled once per worker process. Keep its state small, and open file
 needed.
 """
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict
 
-from data.processes import end_with_parent, in_order, spawned
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.skipped import Skipped
 
@@ -113,40 +109,3 @@ class Source(ABC):
     def __getstate__(self) -> dict[str, Any]:
         # Workers only render samples. They do not need cached listings, class lists or open files.
         return {k: v for k, v in self.__dict__.items() if not k.startswith("_")}
-
-
-def num_workers(workers: int | None, num_tasks: int) -> int:
-    """Return `workers`. If it is None, return one worker per core if there is enough work."""
-    if workers is not None:
-        return workers
-    return min(len(os.sched_getaffinity(0)), 1 + num_tasks // _TASKS_PER_WORKER)
-
-
-@contextmanager
-def rendered(
-    source: Source, tasks: Iterable[Any], workers: int
-) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yield the samples of `tasks` in order. `workers` processes render them.
-
-    workers: the number of processes. With 0 or 1, this process renders the samples.
-    """
-    if workers < 2:
-        yield map(source.render, tasks)
-        return
-    chosen = iter(tasks)
-    chunks = iter(lambda: list(islice(chosen, _TASKS_AT_ONCE)), [])
-    with spawned(workers, _start_worker, source) as pool:
-        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
-
-
-_source: Source
-
-
-def _start_worker(source: Source) -> None:
-    global _source
-    _source = source
-    end_with_parent()
-
-
-def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
-    return [_source.render(task) for task in tasks]

@@ -5,27 +5,22 @@ This module selects the tars, their splits and the class list, and writes the re
 `data/tars/samples.py` reads the tars.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from data.files import commit
 from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
-from data.shards.index import IndexBuilder, index_path
-from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
-from data.skipped import SKIPPED, Skipped, to_lines
-from data.tars.headers import member_name
+from data.shards.index import index_path
+from data.shards.manifest import MANIFEST, ClassInfo, Manifest, SourceInfo
+from data.skipped import NAMED, SKIPPED, Skipped, to_lines
 from data.tars.labels import INDEXED, LABEL_EXTENSIONS, ClassList
 from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
 from data.tars.samples import (
     IMAGE_EXTENSIONS,
-    NAMED,
     TEXT_EXTENSIONS,
-    Problems,
     Rules,
     TarScan,
     extensions_of,
@@ -35,13 +30,13 @@ from data.tars.samples import (
 
 @dataclass(frozen=True)
 class Indexed:
-    """The result of indexing. notes: the lines to print.
+    """The result of indexing. problems: what was not indexed. notes: the lines to print.
 
     skipped: the file that lists everything that was not indexed, or None if everything was indexed.
     """
 
     manifest: Manifest
-    problems: Problems
+    problems: tuple[Skipped, ...]
     notes: tuple[str, ...]
     skipped: Path | None
 
@@ -86,29 +81,38 @@ def index_shards(
     class_list = None if classes is None else ClassList.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
-    named = None if skip_bad else NAMED
-    rules = Rules(endings, label_endings, label_field, named)
-    scans = _scan(list(split_of), partial(scan_tar, rules=rules), workers, ray, report)
-    if class_list is None:
-        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
-    labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
-    problems = Problems(named)
-    for scan in scans.values():
-        problems.join(scan.problems)
+    rules = Rules(endings, label_endings, label_field, class_list)
+    sizes = [tar.stat().st_size for tar in split_of]
+    scans: dict[Path, TarScan] = {}
+    work = partial(scan_tar, rules=rules)
+    found = over_jobs(work, list(split_of), total_bytes=sum(sizes), workers=workers, ray=ray)
+    for tar, scan in zip(split_of, found, strict=True):
+        scans[tar] = scan
+        report(sum(sizes[: len(scans)]), sum(sizes))
+    problems = [problem for scan in scans.values() for problem in scan.problems]
     groups = sum(scan.groups for scan in scans.values())
     if expected is not None and groups != expected:
-        problems.add(str(folder), f"found {groups:,} samples, expected {expected:,}")
-    used = [tar for tar in scans if (labels[tar] >= 0).any()]
+        problems.append(Skipped(str(folder), f"found {groups:,} samples, expected {expected:,}"))
+    used = [tar for tar, scan in scans.items() if len(scan.index)]
     _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
+    if class_list is None:
+        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
+        for scan in scans.values():
+            scan.index.relabel([class_list.label(text) for text in scan.texts])
     before = Manifest.read(out) if (out / MANIFEST).is_file() else None
     _prepare(out, {names[tar]: tar for tar in used} if out != folder else {})
-    shards = [_write_index(out / names[t], split_of[t], scans[t], labels[t]) for t in used]
+    shards = []
+    for tar in used:
+        name, scan = names[tar], scans[tar]
+        info = scan.index.info(name, split_of[tar], size=scan.bytes, sha256=scan.sha256)
+        commit(index_path(out / name), scan.index.to_bytes(info))
+        shards.append(info)
     parameters: dict[str, str | int | float | bool | None] = {
         "folder": folder.resolve().name,
         "sample": sample,
         "label_field": label_field,
         "positions": class_list.positions,
-        "left_out": problems.count,
+        "left_out": len(problems),
     }
     if expected is not None:
         parameters["expected_samples"] = expected
@@ -119,10 +123,34 @@ def index_shards(
         shards=tuple(shards),
         incomplete={names[tar]: why for tar in used if (why := scans[tar].unfinished)},
     )
-    skipped = _write_skipped(out, problems, scans)
+    reason = "name lacks a key or an extension, so webdataset ignores the file"
+    other_files = [
+        Skipped(f"{tar}: {name}", reason)
+        for tar, scan in scans.items()
+        for name in scan.other_files
+    ]
+    skipped = None
+    if problems or other_files:
+        skipped = out / SKIPPED
+        commit(skipped, to_lines([*problems, *other_files]))
     commit(out / MANIFEST, manifest.to_bytes())
-    notes = [*_notes(tars, split_of, scans), *_changed(before, manifest)]
-    return Indexed(manifest, problems, tuple(notes), skipped)
+    notes = []
+    if missing := missing_numbers(tars):
+        notes.append(f"gaps in the numbers of the tars: {', '.join(missing)} missing")
+    if unmatched := [tar.name for tar in tars if tar not in split_of]:
+        notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
+    if other_files:
+        notes.append(
+            "ignored files whose names lack a key or an extension, as webdataset does: "
+            f"{len(other_files):,}"
+        )
+    # Without this note, the change would go undetected, because a new index accepts any content.
+    old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
+    if changed := [
+        shard.file for shard in shards if old.get(shard.file, shard.sha256) != shard.sha256
+    ]:
+        notes.append(f"changed since the last index: {', '.join(changed)}")
+    return Indexed(manifest, tuple(problems), tuple(notes), skipped)
 
 
 def _check_out(folder: Path, out: Path, tars: Sequence[Path]) -> None:
@@ -165,53 +193,16 @@ def _endings(tars: Sequence[Path]) -> tuple[str, ...]:
     )
 
 
-def _scan(
-    tars: Sequence[Path],
-    work: Callable[[Path], TarScan],
-    workers: int | None,
-    ray: str | None,
-    report: Report,
-) -> dict[Path, TarScan]:
-    sizes = [tar.stat().st_size for tar in tars]
-    scans, done = {}, 0
-    found = over_jobs(work, tars, total_bytes=sum(sizes), workers=workers, ray=ray)
-    for tar, size, scan in zip(tars, sizes, found, strict=True):
-        scans[tar] = scan
-        done += size
-        report(done, sum(sizes))
-    return scans
-
-
-def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
-    """Return the label of each sample, int32 [n]. An unknown label is -1 and is recorded as a
-    problem.
-    """
-    label_of_text = np.full(len(scan.texts), -1, np.int32)
-    for position, text in enumerate(scan.texts):
-        try:
-            label_of_text[position] = class_list.label(text)
-        except ValueError as error:
-            for row in np.flatnonzero(scan.text == position).tolist():
-                name = "" if scan.problems.is_full else f"{tar}: {_key(tar, scan, row)}"
-                scan.problems.add(name, str(error))
-    labels: np.ndarray = label_of_text[scan.text]
-    return labels
-
-
-def _key(tar: Path, scan: TarScan, row: int) -> str:
-    sample, _ = scan.entries(row)
-    with tar.open("rb", buffering=0) as file:
-        return member_name(file.fileno(), sample.block).removesuffix(f".{sample.extension}")
-
-
-def _check_problems(folder: Path, problems: Problems, *, skip_bad: bool, nothing: bool) -> None:
-    more = problems.count - len(problems.named[:NAMED])
-    listed = "; ".join(map(str, problems.named[:NAMED])) + (f"; and {more:,} more" if more else "")
+def _check_problems(
+    folder: Path, problems: Sequence[Skipped], *, skip_bad: bool, nothing: bool
+) -> None:
+    more = len(problems) - NAMED
+    listed = "; ".join(map(str, problems[:NAMED])) + f"; and {more:,} more" * (more > 0)
     if nothing:
         raise ValueError(f"{folder} does not contain a complete sample: {listed}")
-    if problems.count and not skip_bad:
+    if problems and not skip_bad:
         raise ValueError(
-            f"{folder} has {pluralize(problems.count, 'problem')}: {listed}: fix them, or pass "
+            f"{folder} has {pluralize(len(problems), 'problem')}: {listed}: fix them, or pass "
             "--skip-bad to index the rest"
         )
 
@@ -229,58 +220,3 @@ def _prepare(out: Path, links: dict[str, Path]) -> None:
         if (out / name).is_symlink():  # only links are deleted, never tars
             (out / name).unlink()
         (out / name).symlink_to(tar.resolve())
-
-
-def _write_index(path: Path, split: str, scan: TarScan, labels: np.ndarray) -> ShardInfo:
-    builder = IndexBuilder()
-    for row in np.flatnonzero(labels >= 0).tolist():
-        builder.add_entries(*scan.entries(row), label=int(labels[row]))
-    info = ShardInfo(
-        file=path.name,
-        split=split,
-        samples=len(builder),
-        bytes=scan.bytes,
-        sha256=scan.sha256,
-        index_crc32=builder.crc32(),
-    )
-    commit(index_path(path), builder.to_bytes(info))
-    return info
-
-
-def _write_skipped(out: Path, problems: Problems, scans: dict[Path, TarScan]) -> Path | None:
-    reason = "name lacks a key or an extension, so webdataset ignores the file"
-    other_files = [
-        Skipped(f"{tar}: {name}", reason)
-        for tar, scan in scans.items()
-        for name in scan.other_files
-    ]
-    skipped = [*problems.named, *other_files]
-    if not skipped:
-        return None
-    commit(out / SKIPPED, to_lines(skipped))
-    return out / SKIPPED
-
-
-def _notes(
-    tars: Sequence[Path], split_of: dict[Path, str], scans: Mapping[Path, TarScan]
-) -> tuple[str, ...]:
-    notes = []
-    if missing := missing_numbers(tars):
-        notes.append(f"gaps in the numbers of the tars: {', '.join(missing)} missing")
-    if unmatched := [tar.name for tar in tars if tar not in split_of]:
-        notes.append(f"not indexed, because no --split matches: {', '.join(unmatched)}")
-    if other := sum(len(scan.other_files) for scan in scans.values()):
-        notes.append(
-            f"ignored files whose names lack a key or an extension, as webdataset does: {other:,}"
-        )
-    return tuple(notes)
-
-
-def _changed(before: Manifest | None, now: Manifest) -> list[str]:
-    """Return a note that lists the tars that have changed since the previous index was written.
-
-    Without this note, the change would go undetected, because a new index accepts any content.
-    """
-    old = {} if before is None else {shard.file: shard.sha256 for shard in before.shards}
-    changed = [s.file for s in now.shards if old.get(s.file, s.sha256) != s.sha256]
-    return [f"changed since the last index: {', '.join(changed)}"] if changed else []

@@ -46,7 +46,7 @@ def read_class_names(path: Path) -> list[str]:
     return names
 
 
-def label_text(extension: str, data: bytes | memoryview, json_field: str) -> str:
+def label_text(extension: str, data: bytes, json_field: str) -> str:
     """Return the label as stored, without surrounding whitespace.
 
     Raises ValueError if there is no label.

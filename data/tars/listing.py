@@ -13,14 +13,9 @@ from data.files import walk_directory
 from data.messages import printable
 from data.shards.split_names import TRAIN, check_split, shard_splits, split_in_name
 
-_COMPRESSED = {
-    b"\x1f\x8b": "gunzip",
-    b"BZh": "bunzip2",
-    b"\xfd7zXZ\0": "unxz",
-    b"\x28\xb5\x2f\xfd": "unzstd",
-    b"\x04\x22\x4d\x18": "unlz4",
-}
-_COMPRESSED_ENDINGS = (".tgz", ".tbz2", ".txz", ".tzst")
+_NAME = re.compile(r".*\.(tar(\..+)?|tgz|tbz2|txz|tzst)", re.IGNORECASE | re.DOTALL)
+# The first bytes of files of gzip, bzip2, xz, zstd and lz4.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 
 
 def list_tars(folder: Path) -> list[Path]:
@@ -35,22 +30,13 @@ def list_tars(folder: Path) -> list[Path]:
     for path in sorted(
         parent / name for parent, _, names in walk_directory(folder) for name in names
     ):
-        inner = ".tar." in path.name.lower() or path.name.lower().endswith(_COMPRESSED_ENDINGS)
-        if not (inner or path.suffix.lower() == ".tar"):
-            continue
-        if path.is_symlink() and not path.exists():
-            raise FileNotFoundError(
-                f"{path} is a broken symbolic link: copy the tar, or remove the link"
-            )
-        if not path.is_file():
+        if not _NAME.fullmatch(path.name) or path.is_fifo():
             continue
         with path.open("rb") as file:
-            start = file.read(8)
-        for magic, unpack in _COMPRESSED.items():
-            if start.startswith(magic):
+            if file.read(8).startswith(_COMPRESSED):
                 raise ValueError(
                     f"{path} is compressed, so samples cannot be read individually: decompress all "
-                    f"such files to .tar first ({unpack})"
+                    "such files to .tar first, for example with gunzip"
                 )
         if path.suffix.lower() == ".tar":
             tars.append(path)

@@ -21,7 +21,7 @@ from data.loading.order import permuted_index
 from data.messages import Report, silent
 from data.shards.manifest import Manifest
 from data.shards.split import BadSampleError, Split, open_split
-from data.tars.samples import Problems
+from data.skipped import Skipped
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, UNKNOWN, train_wordpiece
 
@@ -44,7 +44,7 @@ class TrainedTokenizer:
     held_out: int
     unknown: float
     tokens_per_text: float
-    problems: Problems
+    problems: list[Skipped]
 
 
 def train_tokenizer(
@@ -83,7 +83,7 @@ def train_tokenizer(
         indices = permuted_index(0, 0, np.arange(min(num, num_held + max_texts)), num)
         # Sort the indices, because disks read consecutive samples faster.
         held, training = (np.sort(part).tolist() for part in np.split(indices, [num_held]))
-        problems, in_second_pass = Problems(), Problems()
+        problems, in_second_pass = list[Skipped](), list[Skipped]()
         texts = list(_texts(opened, held, problems))
         if not texts:
             raise ValueError(
@@ -110,16 +110,16 @@ def train_tokenizer(
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
             tokenizer.save(folder)
-    return _measured(backend, texts, len(training) - in_second_pass.count, problems)
+    return _measured(backend, texts, len(training) - len(in_second_pass), problems)
 
 
-def _texts(split: Split, indices: list[int], problems: Problems) -> Iterator[str]:
+def _texts(split: Split, indices: list[int], problems: list[Skipped]) -> Iterator[str]:
     """Yield texts of a split. Unreadable ones are added to `problems`."""
     for index in indices:
         try:
             yield split.text(index)[0]
         except BadSampleError as error:
-            problems.add(f"text {index}", str(error))
+            problems.append(Skipped(f"text {index}", str(error)))
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def _written(out: Path) -> Iterator[Path]:
 
 
 def _measured(
-    backend: tokenizers.Tokenizer, texts: list[str], num_trained: int, problems: Problems
+    backend: tokenizers.Tokenizer, texts: list[str], num_trained: int, problems: list[Skipped]
 ) -> TrainedTokenizer:
     tokens, unknown = 0, 0
     for text in texts:

@@ -279,8 +279,8 @@ def index(
     ray: RayAddress = None,
 ) -> None:
     """Create an offset index and a manifest for existing webdataset tars."""
+    from data.skipped import NAMED
     from data.tars.indexing import index_shards
-    from data.tars.samples import NAMED
 
     started = time.monotonic()
     explained = nullcontext() if out is None else explain_write_errors(out, "--out")
@@ -301,10 +301,10 @@ def index(
         )
     for note in indexed.notes:
         print(printable(f"note: {folder}: {note}"), file=sys.stderr)
-    for problem in indexed.problems.named[:NAMED]:
+    for problem in indexed.problems[:NAMED]:
         print(f"skipped: {problem}", file=sys.stderr)
-    if indexed.problems.count:
-        problems = pluralize(indexed.problems.count, "problem")
+    if indexed.problems:
+        problems = pluralize(len(indexed.problems), "problem")
         print(f"warning: ignored {problems}", file=sys.stderr)
     if indexed.skipped is not None:
         print_skipped(indexed.skipped)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from data.messages import pluralize, printable
+from data.skipped import NAMED
 from launch.terminal import progress, seconds_since
 
 
@@ -55,10 +56,10 @@ def tokenizer(
             threads=workers,
             report=report,
         )
-    for line in trained.problems.named:
+    for line in trained.problems[:NAMED]:
         print(printable(f"skipped: {line}"), file=sys.stderr)
-    if trained.problems.count:
-        print(f"warning: skipped {pluralize(trained.problems.count, 'bad text')}", file=sys.stderr)
+    if trained.problems:
+        print(f"warning: skipped {pluralize(len(trained.problems), 'bad text')}", file=sys.stderr)
     print(
         f"{out}: {trained.vocab_size:,} tokens from {pluralize(trained.texts, 'text')}; "
         f"on {pluralize(trained.held_out, 'held-out text')}: {trained.tokens_per_text:.1f} tokens "

@@ -57,10 +57,6 @@ class Driver:
         assert self.process.exitcode == 0, self.log.read_text()
         return self._errors.read_text()
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(60)
-
 
 def _run(
     environment: dict[str, str],

@@ -6,7 +6,6 @@ import json
 import os
 import tarfile
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from data.skipped import SKIPPED
 from data.tars.indexing import Indexed, index_shards
 from launch.commands.shard import app
 from tests.data.foreign_tars import images, planted_shards, png, write_tar
-from tests.faults.sitecustomize import error
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -101,47 +99,40 @@ def test_a_bad_header_costs_one_sample_where_webdataset_loses_the_rest(
     assert len(webdataset_keys(tar, monkeypatch)) <= 12
     with pytest.raises(ValueError, match="has 2 problems") as error:
         index_shards(tmp_path)
-    assert "00011: no .jpg, " in str(error.value)
+    assert "00011: no .jpg or " in str(error.value)
     assert "part.tar: at byte" in str(error.value)
     assert sorted(os.listdir(tmp_path)) == ["part.tar"]
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert indexed.problems.count == 2
+    assert len(indexed.problems) == 2
     assert keys(tmp_path) == [f"{n:05d}" for n in range(100) if n != 11]
     assert verified(tmp_path) == []
 
 
-def cut(tar: Path, member: str, *, closed: bool = False) -> None:
-    """Truncate `tar` before the header of a member. If `closed`, append the zero blocks that end a
-    tar."""
+def cut(tar: Path, member: str, *, inside: bool = False, closed: bool = False) -> None:
+    """Truncate `tar` inside a member or before its header. If `closed`, append the zero blocks that
+    end a tar."""
     with tarfile.open(tar) as opened:
-        offset = opened.getmember(member).offset
+        found = opened.getmember(member)
+        offset = found.offset_data + 10 if inside else found.offset
     tar.write_bytes(tar.read_bytes()[:offset] + bytes(1024 * closed))
 
 
-def test_a_tar_truncated_inside_a_member_raises(tmp_path: Path) -> None:
-    tar = tmp_path / "part.tar"
-    write_tar(tar, images(0, 20))
-    with tarfile.open(tar) as opened:
-        offset = opened.getmember("00015.cls").offset_data
-    tar.write_bytes(tar.read_bytes()[:offset])
-    with pytest.raises(ValueError, match=r"00015\.cls is truncated"):
-        index_shards(tmp_path)
-    index_shards(tmp_path, skip_bad=True)
-    assert keys(tmp_path) == [f"{n:05d}" for n in range(15)]
-
-
+@pytest.mark.parametrize("inside", [True, False])
 def test_a_skipped_truncation_is_recorded_and_verify_reports_it_without_failing(
-    tmp_path: Path,
+    tmp_path: Path, inside: bool
 ) -> None:
     write_tar(tmp_path / "part.tar", images(0, 100))
-    cut(tmp_path / "part.tar", "00030.png")
+    cut(tmp_path / "part.tar", "00030.png", inside=inside)
+    what = "00030.png is truncated" if inside else "the zero blocks at the end are missing"
+    with pytest.raises(ValueError, match=what):
+        index_shards(tmp_path)
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert done.exit_code == 0, done.output
     assert "30 train samples" in done.stdout
     assert Manifest.load(tmp_path).incomplete.keys() == {"part.tar"}
     checked = kway_shard("verify", tmp_path)
     assert checked.exit_code == 0, checked.output
-    assert "part.tar: the zero blocks at the end are missing" in checked.stderr
+    assert f"part.tar: {what}" in checked.stderr
     assert "is intact" not in checked.stdout
 
 
@@ -174,7 +165,7 @@ def test_a_tar_ends_with_two_zero_blocks_and_any_number_of_further_zeros(
         last = opened.getmembers()[-1]
     tar.write_bytes(tar.read_bytes()[: last.offset_data + 512] + bytes(zeros))
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert (indexed.problems.count == 0) == is_closed
+    assert (indexed.problems == ()) == is_closed
     assert (indexed.manifest.incomplete == {}) == is_closed
 
 
@@ -184,7 +175,7 @@ def test_concatenated_tars_are_read_completely_and_reported(tmp_path: Path) -> N
     joined = (tmp_path / "a.tar").read_bytes() + (tmp_path / "b.tar").read_bytes()
     (tmp_path / "b.tar").unlink()
     (tmp_path / "a.tar").write_bytes(joined)
-    with pytest.raises(ValueError, match="zero bytes before a header: concatenated tars"):
+    with pytest.raises(ValueError, match="without a valid header: damage, or concatenated tars"):
         index_shards(tmp_path)
     index_shards(tmp_path, skip_bad=True)
     assert keys(tmp_path) == [f"{n:05d}" for n in range(6)]
@@ -210,38 +201,41 @@ def members_of(labels: list[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     return members
 
 
-def index_labels(folder: Path, labels: list[tuple[str, bytes]], **options: object) -> list[str]:
-    """Index a tar with these labels and return the class names of the samples."""
-    write_tar(folder / "part.tar", members_of(labels))
-    index_shards(folder, **options)
-    assert verified(folder) == []
-    with open_split(folder, "train") as split:
-        return [split.classes[label].name for label in split.labels]
+JSON = [json.dumps({"meta": {"name": name}, "label": 3}).encode() for name in ("cat", "ant")]
 
 
-def test_the_labels_found_become_the_class_list(tmp_path: Path) -> None:
-    names = ["tench", "crème", "tench", "aardvark"]
-    found = index_labels(tmp_path, [("cls", name.encode()) for name in names])
-    assert found == names
-    assert Manifest.load(tmp_path).class_names == ("aardvark", "crème", "tench")
-
-
-def test_a_label_can_be_a_json_field(tmp_path: Path) -> None:
-    labels = [
-        ("json", json.dumps({"meta": {"species": name}, "label": 3}).encode())
-        for name in ("cat", "dog", "cat")
-    ]
-    assert index_labels(tmp_path, labels, label_field="meta.species") == ["cat", "dog", "cat"]
-    assert index_labels(tmp_path, labels) == ["3", "3", "3"]
-
-
-def test_the_label_member_can_be_selected(tmp_path: Path) -> None:
-    members = [(f"0.{e}", d) for e, d in (("png", png(0)), ("cls", b"1"), ("species", b"cat"))]
-    write_tar(tmp_path / "part.tar", members)
-    done = kway_shard("index", tmp_path, "--label-from", "species")
-    assert done.exit_code == 0, done.output
-    assert Manifest.load(tmp_path).class_names == ("cat",)
+@pytest.mark.parametrize(
+    ("labels", "options", "found", "classes"),
+    [
+        ([("cls", "crème".encode()), ("cls", b"ant")], {}, ["crème", "ant"], ("ant", "crème")),
+        ([("json", text) for text in JSON], {}, ["3", "3"], ("3",)),
+        (
+            [("json", text) for text in JSON],
+            {"label_field": "meta.name"},
+            ["cat", "ant"],
+            ("ant", "cat"),
+        ),
+        ([("species", b"cat")], {"label": "species"}, ["cat"], ("cat",)),
+        (
+            [("cls", b"2"), ("cls", b"cat"), ("json", b'{"label": 0}')],
+            {"classes": "zebra\ncat\ndog\n"},
+            ["dog", "cat", "zebra"],
+            ("zebra", "cat", "dog"),
+        ),
+    ],
+    ids=["names", "json", "nested", "member", "file"],
+)
+def test_labels_are_texts_json_fields_or_lines_of_the_class_file(
+    tmp_path: Path, labels: list, options: dict, found: list[str], classes: tuple[str, ...]
+) -> None:
+    write_tar(tmp_path / "part.tar", members_of(labels))
+    if "classes" in options:
+        (tmp_path / "names").write_text(options["classes"])
+        options = {"classes": tmp_path / "names"}
+    assert index_shards(tmp_path, **options).manifest.class_names == classes
     assert verified(tmp_path) == []
+    with open_split(tmp_path, "train") as split:
+        assert [split.classes[label].name for label in split.labels] == found
 
 
 def test_gaps_in_the_numbers_of_the_tars_are_named(tmp_path: Path) -> None:
@@ -252,14 +246,6 @@ def test_gaps_in_the_numbers_of_the_tars_are_named(tmp_path: Path) -> None:
         "gaps in the numbers of the tars: train-0002.tar, train-0004.tar to train-0006.tar missing"
     )
     assert index_shards(tmp_path).notes == (note,)
-
-
-def test_a_class_file_maps_both_numbers_and_names_to_classes(tmp_path: Path) -> None:
-    classes = tmp_path / "names"
-    classes.write_text("zebra\ncat\ndog\n")
-    labels = [("cls", b"2"), ("cls", b"cat"), ("json", b'{"label": 0}')]
-    assert index_labels(tmp_path, labels, classes=classes) == ["dog", "cat", "zebra"]
-    assert Manifest.load(tmp_path).class_names == ("zebra", "cat", "dog")
 
 
 @pytest.mark.parametrize(
@@ -285,20 +271,8 @@ def test_the_error_for_an_invalid_label_names_its_key(
     assert f"part.tar: 1: {message}" in str(error.value)
     assert "\n" not in str(error.value)
     indexed = index_shards(tmp_path, classes=tmp_path / "names", skip_bad=True)
-    assert indexed.problems.count == 1
+    assert len(indexed.problems) == 1
     assert keys(tmp_path) == ["0", "2"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"), [("a\n\nb", "line 2 is empty"), ("a\na", "on line 1")]
-)
-def test_an_invalid_class_file_raises_an_error_that_names_the_line(
-    tmp_path: Path, lines: str, message: str
-) -> None:
-    write_tar(tmp_path / "part.tar", images(0, 3))
-    (tmp_path / "names").write_text(lines)
-    with pytest.raises(ValueError, match=message):
-        index_shards(tmp_path, classes=tmp_path / "names")
 
 
 def test_the_sample_can_be_selected_among_several_members(tmp_path: Path) -> None:
@@ -320,7 +294,7 @@ def test_the_sample_can_be_selected_among_several_members(tmp_path: Path) -> Non
 def test_a_compressed_tar_raises_an_error_that_states_the_fix(tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "plain", images(0, 3))
     (tmp_path / name).write_bytes(gzip.compress((tmp_path / "plain").read_bytes()))
-    with pytest.raises(ValueError, match=rf"{name} is compressed.*\(gunzip\)"):
+    with pytest.raises(ValueError, match=rf"{name} is compressed.*gunzip"):
         index_shards(tmp_path)
 
 
@@ -369,17 +343,6 @@ def test_tars_in_subfolders_are_linked_from_the_output_folder(tmp_path: Path) ->
     assert by_split(index_shards(tmp_path / "in", out=out)) == by_split(indexed)
 
 
-def test_an_unreadable_folder_of_tars_raises(tmp_path: Path, injected: Callable[..., None]) -> None:
-    write_tar(tmp_path / "in" / "a.tar", images(0, 3))
-    write_tar(tmp_path / "in" / "deep" / "b.tar", images(3, 3))
-    write_tar(tmp_path / "in" / "lost+found" / "c.tar", images(6, 3))
-    injected("scandir", "lost+found", error("EACCES"))
-    assert len(index_shards(tmp_path / "in", out=tmp_path / "two").manifest.shards) == 2
-    injected("scandir", "in/deep", error("EACCES"))
-    with pytest.raises(PermissionError):
-        index_shards(tmp_path / "in", out=tmp_path / "out")
-
-
 def test_indexing_does_not_overwrite_other_files(tmp_path: Path) -> None:
     own = planted_shards(tmp_path / "own", {})
     with pytest.raises(ValueError, match="contains shards of planted"):
@@ -408,29 +371,17 @@ def test_indexing_again_updates_a_changed_tar(tmp_path: Path) -> None:
     assert verified(tmp_path) == []
 
 
-def test_other_files_are_counted_and_repeated_members_are_reported(tmp_path: Path) -> None:
-    members = [("README", b"x"), ("__meta__", b"x"), *images(0, 2), ("00001.cls", b"7")]
-    write_tar(tmp_path / "0.tar", members)
-    done = kway_shard("index", tmp_path, "--skip-bad")
-    assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
-    assert "skipped: " in done.stderr
-    assert "00001: no .jpg, " in done.stderr
-    assert "2 train samples" in done.stdout
-    assert str(tmp_path / SKIPPED) in done.stderr
-    assert [one["name"].removeprefix(f"{tmp_path}/") for one in skipped_in(tmp_path)] == [
-        "0.tar: 00001",
-        "0.tar: README",
-        "0.tar: __meta__",
-    ]
-
-
 def test_skipped_jsonl_lists_every_problem(tmp_path: Path) -> None:
     bad = {f"{number}.cls" for number in range(5, 30)}
     members = members_of([("cls", b"cat")] * 30)
-    write_tar(tmp_path / "0.tar", [member for member in members if member[0] not in bad])
+    others = [("README", b"x"), ("__meta__", b"x"), ("4.cls", b"7")]
+    some = [member for member in members if member[0] not in bad]
+    write_tar(tmp_path / "0.tar", [*some, *others])
     done = kway_shard("index", tmp_path, "--skip-bad")
     assert done.stderr.count("no .cls or .json") == 10
-    assert len(skipped_in(tmp_path)) == 25
+    assert "names lack a key or an extension, as webdataset does: 2" in done.stderr
+    names = [one["name"].removeprefix(f"{tmp_path}/0.tar: ") for one in skipped_in(tmp_path)]
+    assert names == [*map(str, range(5, 30)), "4", "README", "__meta__"]
     write_tar(tmp_path / "0.tar", members)
     index_shards(tmp_path)
     assert not (tmp_path / SKIPPED).exists()

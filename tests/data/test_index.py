@@ -8,7 +8,7 @@ import pytest
 
 from data.remote.config import CacheConfig
 from data.shards.index import IndexBuilder, index_path
-from data.shards.manifest import Manifest, ShardInfo
+from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from tests.data.conftest import open_index
 
@@ -22,14 +22,7 @@ def large(tmp_path: Path) -> Path:
     members = {"jpg": b"xyz", "cls": b"1"}
     for i in range(N):
         builder.add(members, offset=i * 2048, sample="jpg", label=i % 7)
-    info = ShardInfo(
-        file="train-000000.tar",
-        split="train",
-        samples=N,
-        bytes=2048 * N,
-        sha256="0" * 64,
-        index_crc32=builder.crc32(),
-    )
+    info = builder.info("train-000000.tar", "train", size=2048 * N, sha256="0" * 64)
     index_path(tmp_path / info.file).write_bytes(builder.to_bytes(info))
     return tmp_path / info.file
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.augment.base import pair_rng
 from data.augment.color_jitter import ColorJitter
@@ -19,7 +17,6 @@ from data.augment.rand_augment import RandAugment
 from data.augment.training import AugmentConfig
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import decode, for_evaluation
 from data.loading.batch import Cursor
 from data.loading.loader import EvalLoader, TrainLoader
 from data.shards.split import open_split
@@ -101,16 +98,6 @@ def test_global_batches_do_not_depend_on_world_size_or_workers(
     assert_same(one, many)
 
 
-def test_ranks_without_a_sample_get_empty_batches(shards: Path) -> None:
-    with open_split(shards, "train") as split:
-        loader = TrainLoader(
-            split, config(shards), global_batch=2, rank=0, world_size=5, cursor=Cursor(0)
-        )
-        batch = next(iter(loader))
-    assert batch.inputs["pixel_values"].shape == (0, 3, 12, 12)
-    assert len(batch.labels) == len(batch.indices) == 0
-
-
 def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(shards: Path) -> None:
     with open_split(shards, "train") as split:
         n = len(split)
@@ -121,44 +108,6 @@ def test_a_run_resumed_mid_epoch_at_another_world_size_continues_exactly(shards:
     assert_same(whole, head + tail)
     seen = torch.cat([batch[2] for batch in head + tail]).tolist()
     assert sorted(seen[:n]) == list(range(n))
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    before=st.integers(1, 8),
-    after=st.integers(1, 8),
-    stopped=st.integers(0, 30),
-    batch=st.integers(1, 11),
-    seed=st.integers(0, 2**63 - 1),
-)
-def test_a_run_resumed_at_another_world_size_reads_each_remaining_sample_once(
-    shards: Path, before: int, after: int, stopped: int, batch: int, seed: int
-) -> None:
-    with open_split(shards, "train") as split:
-        n = len(split)
-        small = config(shards, augment=AugmentConfig())
-
-        def seen(world_size: int, cursor: Cursor, steps: int) -> list[int]:
-            """Return the samples of `steps` steps in stream order."""
-            by_step: list[list[int]] = [[] for _ in range(steps)]
-            for rank in range(world_size):
-                loader = TrainLoader(
-                    split,
-                    small,
-                    global_batch=batch,
-                    rank=rank,
-                    world_size=world_size,
-                    cursor=cursor,
-                )
-                for step in range(steps):
-                    by_step[step] += next(loader).indices.tolist()
-                assert loader.cursor == Cursor(seed, cursor.samples + steps * batch)
-            return [index for step in by_step for index in step]
-
-        stopped = min(stopped, n // batch)
-        first = seen(before, Cursor(seed), stopped)
-        rest = seen(after, Cursor(seed, samples=stopped * batch), -(-n // batch) - stopped)
-    assert sorted((first + rest)[:n]) == list(range(n))
 
 
 def test_a_sample_is_mixed_with_its_neighbor_in_the_stream(shards: Path) -> None:
@@ -231,16 +180,6 @@ def test_evaluation_reads_every_sample_once_in_the_same_number_of_batches_on_eac
     assert len(lengths) == 1
 
 
-def test_evaluation_and_serving_compute_the_same_pixels(shards: Path) -> None:
-    settings = config(shards)
-    with open_split(shards, "test") as split:
-        (batch,) = EvalLoader(split, settings, batch=len(split))
-        for row, index in enumerate(batch.indices.tolist()):
-            image = decode(split.read(index)[0], 3)
-            expected = torch.from_numpy(for_evaluation(image, settings.image))
-            assert torch.equal(batch.inputs["pixel_values"][row], expected)
-
-
 def test_a_flipped_byte_raises_an_error_that_names_its_shard_and_key(
     shards: Path, tmp_path: Path
 ) -> None:
@@ -281,15 +220,6 @@ def test_a_closed_split_has_no_open_files(shards: Path) -> None:
             split.manifest.of_split("train")
         )
     assert not any(name.endswith(".tar") for name in opened())
-
-
-@pytest.mark.parametrize(
-    "value",
-    [{"seed": 0}, {"seed": 0, "samples": -1}, {"seed": 0, "samples": 1.5}],
-)
-def test_an_invalid_cursor_raises(value: dict) -> None:
-    with pytest.raises(ValueError, match="invalid data cursor"):
-        Cursor.from_json(value)
 
 
 def test_iterating_after_an_error_retries_the_failed_batch(shards: Path, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.config import DataConfig
 from data.images.config import ImageConfig
@@ -20,7 +18,6 @@ from data.shards.split import Split, open_split
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
 from tests.data.conftest import write_image
-from trainer.recipe import load_recipe
 
 BATCH = 7
 SETS = {"first": {"apple": 9, "birne": 12, "kiwi": 1}, "second": {"date": 5, "apple": 30}}
@@ -112,50 +109,6 @@ def test_an_epoch_contains_the_shares_of_the_sets_and_their_classes(
         assert np.abs(drawn - together).max() <= 2
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    weights=st.tuples(st.sampled_from([0.1, 1, 2.5]), st.sampled_from([1, 30])),
-    power=st.sampled_from([0.0, 0.5, 1.0]),
-    before=st.integers(1, 5),
-    after=st.integers(1, 5),
-    stopped=st.integers(0, 8),
-    seed=st.integers(0, 2**63 - 1),
-)
-def test_a_run_resumed_at_another_world_size_reads_the_same_global_batches(
-    sets: dict[str, Path],
-    weights: tuple[float, float],
-    power: float,
-    before: int,
-    after: int,
-    stopped: int,
-    seed: int,
-) -> None:
-    settings = config(sets, weights, sampling={"power": power})
-
-    def seen(world_size: int, start: int, steps: int) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in range(steps)]
-        for rank in range(world_size):
-            loader = TrainLoader(
-                mixture,
-                settings,
-                global_batch=BATCH,
-                rank=rank,
-                world_size=world_size,
-                cursor=Cursor(seed, samples=start * BATCH),
-            )
-            for step in range(steps):
-                found[step] += next(loader).indices.tolist()
-        return found
-
-    with opened(settings) as mixture:
-        whole = seen(1, 0, 9)
-        assert seen(before, 0, stopped) + seen(after, stopped, 9 - stopped) == whole
-    times = np.bincount(np.concatenate(whole), minlength=57)
-    # 63 samples are one epoch, with exact shares, and 6 samples of the next one.
-    assert times.sum() == 63
-    assert abs(times[:22].sum() - 63 * weights[0] / sum(weights)) <= 7
-
-
 def test_the_digest_names_the_set_that_changed(sets: dict[str, Path]) -> None:
     with opened(config(sets)) as mixture:
         before = mixture.digest()
@@ -208,18 +161,3 @@ def test_sets_at_urls_must_fit_in_the_cache_together(sets: dict[str, Path], tmp_
     small = config(urls, cache=CacheConfig(folder=tmp_path / "small", gigabytes=0.8 * size / 1e9))
     with opened(small) as mixture, pytest.raises(ValueError, match=r"data\.cache\.gigabytes is"):
         TrainLoader(mixture, small, global_batch=BATCH, cursor=Cursor(2))
-
-
-def test_the_recipe_reads_both_sets_with_united_classes(
-    sets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = load_recipe(Path("launch/recipes/mixture.yaml").absolute())
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards" / "images").symlink_to(sets["first"])
-    (tmp_path / "shards" / "more-images").symlink_to(sets["second"])
-    monkeypatch.chdir(tmp_path)
-    manifest = load_manifest(recipe.data)
-    assert manifest.class_names == ("apple", "birne", "kiwi", "date")
-    with open_mixture(recipe.data, manifest) as mixture:
-        batch = next(TrainLoader(mixture, recipe.data, global_batch=40, cursor=Cursor(0)))
-    assert set(batch.labels.tolist()) == {0, 1, 2, 3}

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.loading.order import InOrder, Order, permuted_index, share
+from data.loading.order import Order, permuted_index, share
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 17, 4097])
@@ -46,15 +46,6 @@ def test_every_position_gets_every_sample_about_equally_often() -> None:
     assert chi_square < 81 + 6 * 12.7
 
 
-def test_neighbors_in_an_epoch_are_uncorrelated() -> None:
-    n = 50_000
-    indices = permuted_index(0, 0, np.arange(n), n).astype(float)
-    assert abs(np.corrcoef(indices[:-1], indices[1:])[0, 1]) < 0.02
-    assert abs(np.corrcoef(indices, np.arange(n))[0, 1]) < 0.02
-    gaps = np.abs(np.diff(indices))
-    assert abs(gaps.mean() / n - 1 / 3) < 0.01
-
-
 def test_a_position_outside_an_epoch_raises() -> None:
     with pytest.raises(ValueError, match="position 5 is not in an epoch of 5"):
         permuted_index(0, 0, np.array([5]), 5)
@@ -67,31 +58,6 @@ def test_shares_cover_a_batch_once_and_their_sizes_differ_by_at_most_one(
     shares = [share(count, rank, world_size) for rank in range(world_size)]
     assert [i for part in shares for i in part] == list(range(count))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-@settings(deadline=None)
-@given(
-    n=st.integers(1, 300),
-    batch=st.integers(1, 64),
-    steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
-    seed=st.integers(0, 2**32),
-)
-def test_resuming_at_any_world_size_reads_each_sample_of_an_epoch_once(
-    n: int, batch: int, steps: list[tuple[int, int]], seed: int
-) -> None:
-    """Run `count` steps on `world_size` ranks, resume at a different world size, and repeat."""
-    order, samples, seen = Order(seed, [n]), 0, []
-    for world_size, count in [*steps, (1, -(-n // batch))]:
-        for _ in range(count):
-            for rank in range(world_size):
-                part = share(batch, rank, world_size)
-                positions = np.arange(samples + part.start, samples + part.stop)
-                epochs, indices = order.locate(positions)
-                seen += zip(epochs.tolist(), indices.tolist(), strict=True)
-            samples += batch
-    assert len(seen) == len(set(seen)) == samples
-    for epoch in range(samples // n):
-        assert sum(e == epoch for e, _ in seen) == n
 
 
 # -------------------------------------------------------------------- an order with locality
@@ -159,25 +125,6 @@ def test_shards_and_samples_are_reordered_for_every_epoch_and_seed() -> None:
             insides |= {tuple(indices[shard_of(indices, sizes) == s] % 40) for s in range(12)}
     assert len(visits) == 9
     assert len(insides) == 9 * 12
-
-
-def test_the_samples_of_a_group_are_mixed_across_its_shards() -> None:
-    order = Order(0, [5000] * 8, 4)
-    shards = shard_of(order.locate(np.arange(20_000))[1], [5000] * 8)
-    changes = np.mean(shards[1:] != shards[:-1])
-    assert abs(changes - 3 / 4) < 0.02
-    for window in shards.reshape(20, 1000):
-        assert abs(np.bincount(window, minlength=8)[order.shards(0)] - 250).max() < 6 * 14
-
-
-def test_in_order_returns_the_shard_of_a_position() -> None:
-    order = InOrder([3, 1, 2])
-    assert [order.shards(order.group(position)) for position in range(6)] == [
-        *[[0]] * 3,
-        [1],
-        *[[2]] * 2,
-    ]
-    assert order.shards(3) == []
 
 
 def test_large_and_small_seeds_give_different_orders() -> None:

@@ -16,7 +16,7 @@ from data.config import DataConfig, SamplingConfig
 from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
-from data.loading.order import permuted_in_groups, share
+from data.loading.order import permuted_in_groups
 from data.loading.sampling import (
     _PERIOD,
     Groups,
@@ -120,31 +120,6 @@ def test_shares_are_exact_over_a_period_of_epochs(
     assert np.array_equal(drawn, order.num_slots(late + 1) - order.num_slots(late))
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    sizes=SIZES,
-    power=POWERS,
-    batch=st.integers(1, 64),
-    steps=st.lists(st.tuples(st.integers(1, 6), st.integers(0, 12)), max_size=5),
-    seed=SEEDS,
-)
-def test_resuming_at_any_world_size_gives_the_same_global_batches(
-    sizes: list[int], power: float, batch: int, steps: list[tuple[int, int]], seed: int
-) -> None:
-    """Run `count` steps on `world_size` ranks, resume at a different world size, and repeat."""
-    samples, seen = 0, []
-    for world_size, count in [*steps, (1, 3)]:
-        _, order = order_of(sizes, power, seed)  # a new process
-        for _ in range(count):
-            for rank in range(world_size):
-                part = share(batch, rank, world_size)
-                positions = np.arange(samples + part.start, samples + part.stop)
-                seen.append(np.stack(order.locate(positions)))
-            samples += batch
-    whole = np.stack(order_of(sizes, power, seed)[1].locate(np.arange(samples)))
-    assert np.array_equal(np.concatenate(seen, axis=1), whole)
-
-
 def test_the_samples_of_a_class_are_drawn_in_a_new_random_order_in_each_pass() -> None:
     _, order = order_of([200], 0.0, seed=2, epoch=20)
     epochs = order.locate(np.arange(600))[1].reshape(30, 20)
@@ -192,7 +167,6 @@ def test_a_sample_that_occurs_twice_in_an_epoch_is_augmented_differently(shards:
     ("others", "message"),
     [
         ({"shuffle_shards": 2}, "remove data.shuffle_shards"),
-        ({"stream": {"shards": "a.tar", "samples": 3}}, "remove data.stream"),
     ],
 )
 def test_sampling_is_rejected_where_it_is_not_supported(others: dict, message: str) -> None:

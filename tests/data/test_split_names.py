@@ -1,16 +1,11 @@
 """All sources name their splits by the same rule: a single held-out split is `test`."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from data.config import DataConfig
-from data.shards.manifest import Manifest
 from data.shards.split_names import shard_splits, split_name
-from data.shards.writing.writer import write_shards
-from data.sources import ImageFolder, Source, Table
-from tests.data.conftest import write_image
+from data.sources import Source, Table
 
 
 @pytest.mark.parametrize(
@@ -31,35 +26,10 @@ def test_a_single_held_out_split_is_called_test_and_several_keep_their_names(
     assert [shard_splits(names)[name] for name in names] == in_shards
 
 
-def imagefolder(folder: Path, held_out: tuple[str, ...]) -> Source:
-    for split in ("train", *held_out):
-        for number, name in enumerate("ab"):
-            write_image(folder / split / name / f"{split}.png", number)
-    return ImageFolder(folder)
-
-
 def table(folder: Path, held_out: tuple[str, ...]) -> Source:
     rows = [f"{split} {name},{name},{split}" for split in ("train", *held_out) for name in "ab"]
     (folder / "a.csv").write_text("\n".join(["text,label,split", *rows, ""]))
     return Table((folder / "a.csv",), folder / "work", "label", text="text", split="split")
-
-
-@pytest.mark.parametrize("source", [imagefolder, table])
-@pytest.mark.parametrize(
-    ("held_out", "splits"),
-    [(("val",), {"train", "test"}), (("val", "test"), {"train", "validation", "test"})],
-)
-def test_sources_with_split_folders_columns_or_files_follow_the_rule(
-    tmp_path: Path,
-    source: Callable[[Path, tuple[str, ...]], Source],
-    held_out: tuple[str, ...],
-    splits: set[str],
-) -> None:
-    (tmp_path / "in").mkdir()
-    write_shards(source(tmp_path / "in", held_out), tmp_path / "out", workers=0)
-    manifest = Manifest.load(tmp_path / "out")
-    assert set(manifest.splits) == splits
-    manifest.of_split(DataConfig(shards=tmp_path).eval_split)
 
 
 def test_a_table_notes_a_renamed_split(tmp_path: Path) -> None:

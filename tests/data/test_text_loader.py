@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from data.augment.training import AugmentConfig
 from data.config import DataConfig, TextConfig
-from data.images.config import ImageConfig
 from data.loading.batch import Cursor
 from data.loading.inputs import pad_tokens
 from data.loading.loader import EvalLoader, TrainLoader
@@ -136,21 +135,6 @@ def test_every_epoch_is_a_permutation_of_the_same_epoch_unsorted(
             assert found == ours[position - epoch * num]
 
 
-@pytest.mark.parametrize("window", [3, 50])
-@pytest.mark.parametrize("batch", [7, 100])
-@pytest.mark.parametrize(("modality", "world_size"), [("images", 1), ("texts", 3)])
-def test_every_epoch_reads_every_sample_once(
-    modality: str, batch: int, window: int, world_size: int, texts: Path, shards: Path
-) -> None:
-    recipe = config(texts, batches_by_length=window)
-    if modality == "images":
-        image = ImageConfig(size=8, resize=8)
-        recipe = DataConfig(shards=shards, image=image, augment=AugmentConfig(crop_area=None))
-    num, read = samples_of_epochs(recipe, batch, world_size)
-    for epoch in range(3):
-        assert sorted(read[epoch * num : (epoch + 1) * num]) == list(range(num))
-
-
 @pytest.mark.parametrize("batch", [16])
 @pytest.mark.parametrize("changes", ["sampling", "mixture"])
 def test_sorting_by_length_does_not_change_which_samples_an_epoch_draws(
@@ -241,6 +225,12 @@ def test_texts_without_a_tokenizer_and_images_with_one_raise(texts: Path, glyphs
         pytest.raises(ValueError, match=r"contains texts, but data\.text is missing"),
     ):
         TrainLoader(split, DataConfig(shards=texts), global_batch=2, cursor=Cursor(0))
+    flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
+    with (
+        open_split(texts / "shards", "train") as split,
+        pytest.raises(ValueError, match=r"data\.augment applies to images"),
+    ):
+        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))
     images = config(texts).model_copy(update={"shards": glyphs})
     with (
         open_split(glyphs, "train") as split,
@@ -267,12 +257,3 @@ def test_a_window_is_no_longer_than_an_epoch_or_a_group_of_shards(texts: Path) -
             }
             assert shards <= near
         assert order.samples_at_least == np.diff(starts).min() == 12
-
-
-def test_texts_with_image_augmentation_raise(texts: Path) -> None:
-    flipped = config(texts).model_copy(update={"augment": AugmentConfig(flip=0)})
-    with (
-        open_split(texts / "shards", "train") as split,
-        pytest.raises(ValueError, match=r"data\.augment applies to images"),
-    ):
-        TrainLoader(split, flipped, global_batch=2, cursor=Cursor(0))

@@ -138,7 +138,7 @@ def test_control_characters_in_a_key_are_escaped(tmp_path: Path) -> None:
         split.text(0)
     write_tar(tmp_path / "b.tar", [*members, ("c\nd.txt", b"x")])
     indexed = index_shards(tmp_path, skip_bad=True)
-    assert "cU+000Ad: no " in str(indexed.problems.named[0])
+    assert "cU+000Ad: no " in str(indexed.problems[0])
 
 
 def test_an_out_of_range_label_is_reported(copy: Path) -> None:

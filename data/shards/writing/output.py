@@ -6,13 +6,13 @@ may write to it at the same time, which is safe, because both write the same byt
 """
 
 import fcntl
-import shutil
 import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +33,6 @@ WRITABLE = ("s3", "gs")
 UNFINISHED = "unfinished.json"
 """Describes the source of the shards. It exists while the folder is unfinished."""
 
-_REPAIRED = "repaired.jsonl"  # written by earlier versions
 _PART_BYTES = 1 << 24  # of an upload; backends send up to 10 parts at the same time
 _REQUESTS_AT_ONCE = 64
 # Network file systems cache the information that a file does not exist, NFS for up to 60 s.
@@ -131,15 +130,12 @@ class OutputFolder:
         present = self.sizes()
         for file in files:
             where = self.location(file)
-            if isinstance(where, Path):
-                where.unlink(missing_ok=True)
-            elif file in present:
-                self._delete(file, where)
-
-    def _delete(self, file: str, url: str) -> None:
-        # Unlike `rm`, `rm_file` does not interpret `*` and `[` in the name as a pattern.
-        with suppress(FileNotFoundError):
-            self._call("deleted", file, lambda files: files.rm_file(url))
+            with suppress(FileNotFoundError):
+                if isinstance(where, Path):
+                    where.unlink()
+                elif file in present:
+                    # Unlike `rm`, `rm_file` does not take `*` and `[` in a name for a pattern.
+                    self._call("deleted", file, methodcaller("rm_file", where))
 
     def _call(self, operation: str, file: str, call: Callable[[Any], Answer]) -> Answer:
         """Return `call(file system)` for a URL. Retries after a transient error."""
@@ -153,10 +149,6 @@ class OutputFolder:
         return retried(url, attempt)
 
     # ---------------------------------------------------------------- shards
-
-    def manifest(self) -> Manifest | None:
-        """Return the manifest, or None if there is none."""
-        return Manifest.read(self.folder) if MANIFEST in self.sizes() else None
 
     def finished(self, files: Iterable[str]) -> dict[str, ShardIndex]:
         """Return the indices of the shards that have been written completely, by file name.
@@ -209,80 +201,51 @@ class OutputFolder:
         the input must be changed, so the run cannot be resumed. A folder that was already finished
         keeps its shards.
         """
-        folder = self.folder if isinstance(self.folder, Path) else None
-        if folder is not None and folder.exists() and not folder.is_dir():
-            raise ValueError(f"{folder} is a file: choose a folder for the shards")
-        is_new = folder is not None and not folder.exists()
-        with self._locked() if folder is not None else nullcontext():
-            self._check_note(about, is_new=is_new)
+        note, content = self.location(UNFINISHED), about.model_dump_json(indent=1).encode()
+        self._check_free(about)  # before anything is created
+        with ExitStack() as stack:
+            if isinstance(note, Path):
+                note.parent.mkdir(parents=True, exist_ok=True)
+                held = stack.enter_context(note.open("ab", buffering=0))
+                lock(held, note, f"{self} is being written by another kway shard process")
+                # A forked child also has this file open, so closing it would not release the lock.
+                stack.callback(fcntl.flock, held, fcntl.LOCK_UN)
+                self._check_free(about)  # another process may have written to it in the meantime
+                with explained(note), note.open("wb") as file:  # in place, because it is locked
+                    file.write(content)
+                    flush(file)
+            else:
+                self.write(UNFINISHED, content)
             try:
                 yield
             except ValueError:
                 # Another process may have finished the same folder of an object store.
                 if MANIFEST not in self.sizes():
                     self.delete(file for file in self.sizes() if _is_written_here(file))
-                    if folder is not None and is_new:
-                        shutil.rmtree(folder)
+                    if isinstance(note, Path):
+                        with suppress(OSError):  # it contains other files
+                            note.parent.rmdir()
                 raise
             self.delete(file for file in self.sizes() if file.endswith(TEMPORARY))
             self.delete([UNFINISHED])
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the note of a local folder, which is created if it is missing."""
-        assert isinstance(self.folder, Path)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        note = self.folder / UNFINISHED
-        with note.open("ab", buffering=0) as held:
-            lock(held, note, f"{self} is being written by another kway shard process")
-            try:
-                yield
-            finally:
-                # A forked child also has this file open, so closing it would not release the lock.
-                fcntl.flock(held, fcntl.LOCK_UN)
-
-    def _check_note(self, about: SourceInfo, *, is_new: bool) -> None:
-        """Check the note against `about`. If it is missing, empty or truncated, write it."""
+    def _check_free(self, about: SourceInfo) -> None:
+        """Raise ValueError unless the folder is empty or contains shards of `about`."""
+        if isinstance(self.folder, Path) and self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self} is a file: choose a folder for the shards")
+        files = self.sizes()
         try:
             found = SourceInfo.model_validate_json(self.read(UNFINISHED))
-        except (FileNotFoundError, ValidationError):
-            try:
-                self._check_free(about)
-                self._write_note(about)
-            except (ValueError, OSError):
-                if isinstance(self.folder, Path):
-                    self.delete([UNFINISHED])
-                    if is_new:
-                        with suppress(OSError):
-                            self.folder.rmdir()
-                raise
-        else:
-            check_same(self.folder, found, about)
-
-    def _write_note(self, about: SourceInfo) -> None:
-        where, content = self.location(UNFINISHED), about.model_dump_json(indent=1).encode()
-        if isinstance(where, Path):  # write in place, because the file is locked
-            with explained(where), where.open("wb") as file:
-                file.write(content)
-                flush(file)
-            return
-        try:  # of several runs that find an empty folder, one creates the note
-            self._call(
-                "written", UNFINISHED, lambda files: files.pipe_file(where, content, mode="create")
-            )
-        except FileExistsError:
-            found = SourceInfo.model_validate_json(self.read(UNFINISHED))
-            check_same(self.folder, found, about)
-
-    def _check_free(self, about: SourceInfo) -> None:
-        """Raise ValueError unless the folder is empty or contains finished shards of `about`."""
-        if (manifest := self.manifest()) is not None:
-            check_same(self.folder, manifest.source, about)
-        elif others := sorted(self.sizes().keys() - {UNFINISHED}):
-            raise ValueError(
-                f"{self} is not empty (it contains {others[0]}), so {about} cannot be written to "
-                "it: choose an empty folder, or delete this one"
-            )
+        except (FileNotFoundError, ValidationError):  # missing, or truncated by a crash
+            found = about
+            if MANIFEST in files:
+                found = Manifest.read(self.folder).source
+            elif others := sorted(files.keys() - {UNFINISHED}):
+                raise ValueError(
+                    f"{self} is not empty (it contains {others[0]}), so {about} cannot be written "
+                    "to it: choose an empty folder, or delete this one"
+                ) from None
+        check_same(self.folder, found, about)
 
 
 def check_same(folder: Path | str, found: SourceInfo, expected: SourceInfo) -> None:
@@ -299,6 +262,6 @@ def _index_of(shard: str) -> str:
 
 def _is_written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
-    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED, _REPAIRED) or file.endswith(
+    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED) or file.endswith(
         (".tar", INDEX_SUFFIX, TEMPORARY)
     )

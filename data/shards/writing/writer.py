@@ -7,8 +7,10 @@ workers or on whether they are processes of this machine or tasks on a Ray clust
 """
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,12 +19,14 @@ from safetensors.numpy import save
 
 from data.files import sha256_of
 from data.messages import Report, silent
+from data.processes import connected, over_jobs
 from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
-from data.shards.writing.plans import plan_shards, shard_writer
-from data.shards.writing.shard_file import WrittenShard
+from data.shards.writing.shard_file import WrittenShard, plan_shards, write_plan
 from data.skipped import SKIPPED, Skipped, to_lines
 from data.sources.source import Source
+
+_TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
 
 
 @dataclass(frozen=True)
@@ -54,10 +58,10 @@ def write_shards(
     """Write `source` to a local folder or to an s3:// or gs:// URL, or resume an earlier run.
 
     ignored: files that the source does not read. `skipped.jsonl` lists them along with the bad
-    samples. workers: the number of processes; None selects one per core if there is enough work.
-    ray: the address of a Ray cluster whose tasks write whole shards instead; a local folder must
-    then be shared by all nodes. report: a callback that is called as `report(done, total)` with
-    sample counts.
+    samples. workers: the number of processes, each of which writes whole shards; None selects one
+    per core if there is enough work. ray: the address of a Ray cluster to use instead; a local
+    folder must then be shared by all nodes. report: a callback that is called as
+    `report(done, total)` with sample counts after each shard.
 
     Missing or truncated files of a finished folder are written again. Raises ValueError, and
     changes nothing, if the folder contains files other than these shards. A bad sample also raises
@@ -74,7 +78,7 @@ def write_shards(
         output.delete([UNFINISHED])
         return Written(complete, complete_before=True, skipped=_skipped(output))
     # Connect to the Ray cluster first: an error while the folder is claimed would discard it.
-    with shard_writer(source, output, workers, ray) as write, output.claimed(about):
+    with connected(ray), output.claimed(about):
         # The folder is incomplete, so remove its manifest. The file UNFINISHED then marks it.
         output.delete([MANIFEST])
         plans = list(plan_shards(source, samples_per_shard))
@@ -84,16 +88,20 @@ def write_shards(
         }
         resumed = len(finished)
         missing = [plan for plan in plans if plan.file not in finished]
-        planned = sum(len(plan) for plan in plans)
-        done = planned - sum(len(plan) for plan in missing)
-
-        def count(number: int) -> None:
-            nonlocal done
-            done += number
-            report(done, planned)
-
-        for shard in write(missing, count):
+        planned = sum(len(plan.tasks) for plan in plans)
+        done = planned - sum(len(plan.tasks) for plan in missing)
+        if workers is None:
+            workers = min(len(os.sched_getaffinity(0)), 1 + (planned - done) // _TASKS_PER_WORKER)
+        work = partial(write_plan, source, output)
+        # The nodes of a Ray cluster may not have the files of the tasks.
+        jobs = (plan._replace(tasks=list(plan.tasks)) for plan in missing) if ray else missing
+        found = over_jobs(work, jobs, workers=min(workers, len(missing)), ray=ray)
+        for plan, shard in zip(missing, found, strict=True):
+            if ray is not None and shard.info is not None:
+                output.check_visible(shard.info)
             finished[shard.file] = shard
+            done += len(plan.tasks)
+            report(done, planned)
         written = [finished[plan.file] for plan in plans]
         shards = tuple(shard.info for shard in written if shard.info is not None)
         if not shards:
@@ -149,8 +157,9 @@ def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | No
     Raises FileNotFoundError or ValueError if a file is missing and an earlier version of kway has
     appended samples, because they cannot be written again.
     """
-    if (manifest := output.manifest()) is None:
+    if MANIFEST not in output.sizes():
         return None
+    manifest = Manifest.read(output.folder)
     check_same(output.folder, manifest.sources[0], about)
     if manifest.earlier:
         return Manifest.load(output.folder)
