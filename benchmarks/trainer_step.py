@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.timing import Row, ratio_row, take_turns
 from data.loading.batch import Batch, Cursor
-from data.loading.loader import TrainLoader
+from data.loading.loader import EndlessLoader
 from heads.collectives import collective_hook
 from trainer.agreement import Agreement
 from trainer.checkpoints import CheckpointWriter
@@ -150,7 +150,7 @@ def open_trainer(
         task=task,
         data=cast(RunData, None),  # there is no evaluation
         length=length,
-        loader=cast(TrainLoader, loader),
+        loader=cast(EndlessLoader, loader),
         stop=opened.enter_context(StopSignals()),
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
         agreement=agreement,

@@ -3,15 +3,19 @@
 Images, augmentation and caches are defined in their own modules.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from braceexpand import braceexpand
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from data.augment.training import AugmentConfig
 from data.base_config import FrozenConfig
 from data.images.config import ImageConfig
-from data.remote.config import CacheConfig, folder_or_url
+from data.remote.config import CacheConfig, check_url, folder_or_url, is_url
+
+_MAX_STREAM_SHARDS = 1_000_000
 
 
 def _path_or_url(value: Any) -> Any:
@@ -41,6 +45,59 @@ class TextConfig(FrozenConfig):
         description="number of batches whose texts are sorted together by length, limited to one "
         "epoch or, with shuffle_shards, to one group; 1 disables sorting",
     )
+
+
+class StreamConfig(FrozenConfig):
+    """Training on webdataset tars without an index or a manifest, read sequentially.
+
+    docs/data.md lists the guarantees that this mode does not provide. To get them, index the tars
+    with `kway shard index`.
+    """
+
+    shards: str | tuple[str, ...] = Field(
+        description="paths or URLs of tars; {000..255} and {a,b} are expanded"
+    )
+    samples: int = Field(
+        gt=0, description="number of samples per epoch, used for durations in epochs"
+    )
+    label_field: str = Field(
+        "label",
+        description="field of `<key>.json` that contains the label, if there is no `<key>.cls`",
+    )
+    sample: str | None = Field(
+        None,
+        description="extension of the sample file, if several files with the same key are "
+        "candidates",
+    )
+    buffer: int = Field(
+        5000,
+        ge=1,
+        le=10_000_000,
+        description="size of the shuffle buffer of each loader process, in samples",
+    )
+
+    @field_validator("shards")
+    @classmethod
+    def _are_tars(cls, shards: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        seen: set[str] = set()
+        for shard in _expanded(shards):
+            if shard.startswith("pipe:"):
+                raise ValueError(f"{shard} would run a command: set a path or a URL")
+            if is_url(shard):
+                check_url(shard)
+            if shard in seen:
+                raise ValueError(f"{shard} is listed twice: list each tar once")
+            seen.add(shard)
+            if len(seen) > _MAX_STREAM_SHARDS:
+                raise ValueError(f"more than {_MAX_STREAM_SHARDS:,} tars: check the braces")
+        if not seen:
+            raise ValueError("the list of tars is empty: set paths or URLs")
+        return shards
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All tars, in the listed order."""
+        return tuple(_expanded(self.shards))
 
 
 class SamplingConfig(FrozenConfig):
@@ -74,6 +131,16 @@ class MixtureSet(FrozenConfig):
     )
 
 
+def _expanded(shards: str | tuple[str, ...]) -> Iterator[str]:
+    for pattern in (shards,) if isinstance(shards, str) else shards:
+        try:
+            yield from braceexpand(pattern)
+        except ValueError as error:
+            raise ValueError(
+                f"{pattern}: {error}: use braces as in train-{{000..255}}.tar"
+            ) from error
+
+
 class DataConfig(FrozenConfig):
     shards: ShardFolder = Field(
         description="folder written by `kway shard`: a path, or a URL (file://, http://, https://, "
@@ -85,6 +152,9 @@ class DataConfig(FrozenConfig):
         ge=1,
         description="number of shards that are shuffled together; null selects all shards (global "
         "shuffle)",
+    )
+    stream: StreamConfig | None = Field(
+        None, description="unindexed tars to train on instead of `train_split`"
     )
     mixture: tuple[MixtureSet, ...] = Field(
         (),
@@ -118,8 +188,18 @@ class DataConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _options_fit_together(self) -> "DataConfig":
+        key = "data.mixture" if self.mixture else "data.sampling"
+        if self.stream is not None and self.shuffle_shards is not None:
+            raise ValueError(
+                "shuffle_shards requires shards with an index: remove it and set "
+                "data.stream.buffer instead"
+            )
+        if self.is_sampled and self.stream is not None:
+            raise ValueError(
+                f"{key} requires shards with an index: remove it, or run kway shard index and "
+                "remove data.stream"
+            )
         if self.is_sampled and self.shuffle_shards is not None:
-            key = "data.mixture" if self.mixture else "data.sampling"
             raise ValueError(
                 f"{key} draws from all shards at the same time: remove data.shuffle_shards"
             )

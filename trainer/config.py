@@ -285,6 +285,17 @@ class Recipe(FrozenConfig):
                 f"data.augment.mix assigns two labels to a row, but head.loss {loss.kind} supports "
                 "only one: choose another loss or remove data.augment.mix"
             )
+        if self.data.stream is not None:
+            unknown = (
+                "data.stream provides no class counts: index the tars (kway shard index) or set it "
+                "to"
+            )
+            if head.class_weights == "balanced":
+                yield f"head.class_weights is balanced, but {unknown} none"
+            if head.logits.prior:
+                yield f"head.logits.prior is {head.logits.prior:g}, but {unknown} 0"
+            if loss.needs_class_counts:
+                yield f"head.loss.noise is frequency, but {unknown} uniform"
         if train.micro_batches > train.global_batch:
             yield (
                 f"train.micro_batches is {train.micro_batches}, but it must be at most "

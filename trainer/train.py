@@ -15,7 +15,8 @@ from torch.profiler import profile, schedule
 
 from data.images.jpeg_crop import whole_images_notice
 from data.loading.batch import Batch, Cursor
-from data.loading.loader import TrainLoader
+from data.loading.loader import EndlessLoader
+from data.loading.stream import Stream
 from heads.collectives import collective_hook
 from trainer.agreement import Agreed, Agreement, agree
 from trainer.backbone.compatibility import check_modality, tokenizer_digest
@@ -145,7 +146,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             rank=world.rank,
             cap=recipe.train.max_skipped_steps,
             count=state.skipped,
-            key_of=data.training.key,
+            key_of=None if isinstance(data.training, Stream) else data.training.key,
         )
         keep_every = recipe.checkpoint.keep_every
         writer = opened.enter_context(
@@ -179,6 +180,8 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         for notice in resumed.notices:
             telemetry.event(notice.event, state.step, notice.line, **notice.values)
         telemetry.event("start", state.step, introduction, world_size=world.size)
+        if isinstance(data.training, Stream):
+            telemetry.print_line(data.training.notice())
         if recipe.data.text is None and (line := whole_images_notice()) is not None:
             telemetry.print_line(line)
 
@@ -294,7 +297,7 @@ class Run:
     task: Task
     data: RunData
     length: RunLength
-    loader: TrainLoader
+    loader: EndlessLoader
     stop: StopSignals
     watchdog: Watchdog
     agreement: Agreement

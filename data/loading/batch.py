@@ -10,15 +10,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Substitute:
-    """Sample `index` of the split is bad and was replaced by sample `by`. `reason` contains the
-    shard and key.
+    """Sample `index` of the split is bad and was replaced by sample `by`.
+
+    `reason` contains the shard and key. In a stream, `index` is the sample's number, and `by` is
+    None because the next sample is used instead.
     """
 
     index: int
-    by: int
+    by: int | None
     reason: str
 
     def __str__(self) -> str:
+        if self.by is None:
+            return f"skipped {self.reason}"
         return f"replaced by sample {self.by}: {self.reason}"
 
 

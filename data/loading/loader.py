@@ -8,49 +8,44 @@ world size and number of workers, because ranks and workers only divide the read
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
-from data.loading.batch import Batch, Cursor
+from data.loading.batch import Batch, Cursor, Substitute
 from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
-from data.loading.reader import EvaluationReader, Share, TrainingReader
+from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
 from data.loading.workers import read_ahead
-from data.messages import pluralize
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
 
 _CPU = torch.device("cpu")
-_NAMED = 20
 
 
-class TrainLoader:
-    """The endless training stream of a split or mixture. Yields batches on `device`, starting at
-    `cursor`.
+class EndlessLoader(ABC):
+    """Yields batches on `device`, starting at `cursor`.
 
-    A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
-    endless order: every epoch is a permutation of the split, unless `config.is_sampled`
-    (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
-    each time it occurs (`data/loading/reader.py`). A new iteration continues where the previous one
-    stopped.
+    A new iteration continues where the previous one stopped. Raises ValueError for a rank outside
+    the world or an empty global batch. Iteration raises ValueError, with the list of bad samples,
+    if more than `config.max_bad_samples` were found by this rank or are listed in the cursor.
+    """
 
-    Raises ValueError for a rank outside the world, an empty global batch or a recipe whose modality
-    does not match the shards. Iteration raises ValueError, with the list of bad samples, if more
-    than `config.max_bad_samples` were found by this rank or are listed in the cursor.
+    remedy: ClassVar[str]
+    """The first words of the fix for too many bad samples. The message continues with "the shards".
     """
 
     def __init__(
         self,
-        split: Split,
         config: DataConfig,
         *,
         global_batch: int,
@@ -63,7 +58,6 @@ class TrainLoader:
         if global_batch < 1:
             raise ValueError(f"global_batch is {global_batch}: it must be at least 1")
         self.cursor = cursor
-        self._split = split
         self._config = config
         self._global_batch = global_batch
         self._part = share(global_batch, rank, world_size)
@@ -72,73 +66,31 @@ class TrainLoader:
         self._bad = {
             index: self._unseen(index, "before this run was resumed") for index in cursor.bad
         }
-        inputs = open_inputs(config, split.manifest)
-        seed = cursor.seed
-        num_batches = config.text.batches_by_length if config.text is not None else 1
-        locate: Locate
-        if config.is_sampled:
-            sampled = sampled_order(split, config, seed)
-            epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
-            order = split.order(seed)  # every batch reads from all shards
-        else:
-            at_once = 2 if num_batches > 1 else 1
-            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
-            epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
-        # Limit a window to the length of one group, so that it reads from at most two groups.
-        num_batches = max(1, min(num_batches, longest // global_batch))
-        if num_batches > 1:
-            locate = ByLength(
-                locate,
-                split.sizes,
-                seed=seed,
-                epoch=epoch,
-                batch=global_batch,
-                num_batches=num_batches,
-            ).locate
-        self._sides = ProgressiveSizes(
-            config.image,
-            config.augment,
-            num_samples=samples_per_epoch(split, config),
-            global_batch=global_batch,
-        )
-        will_read = partial(split.will_read, order)
-        self._reader = TrainingReader(
-            split, inputs, config, seed=seed, will_read=will_read, locate=locate
-        )
 
-    def share(self, step: int) -> range:
-        """Return the stream positions that this rank reads `step` batches after the cursor."""
-        return self._share(self.cursor.samples + step * self._global_batch).positions
+    @abstractmethod
+    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+        """Yield batches from the current cursor.
 
-    def _share(self, start: int) -> Share:
-        """Return this rank's share of the global batch that begins at `start`."""
-        positions = range(start + self._part.start, start + self._part.stop)
-        return Share(positions, self._sides.at(start))
+        The cursor is read only once, at the start, because workers read ahead of it.
+        """
+
+    @abstractmethod
+    def _unseen(self, index: int, where: str) -> str:
+        """Return a message for a bad sample that was found by another rank or before a resume."""
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
         if self._batches is None:
-            # The cursor is read only here, because workers read ahead of it.
-            starts = itertools.count(self.cursor.samples, self._global_batch)
-            batches = read_ahead(
-                self._reader,
-                map(self._share, starts),
-                workers=self._config.workers,
-                pinned=self._device.type == "cuda",
-            )
+            batches = self._read(pinned=self._device.type == "cuda")
             self._batches = prefetch_to_device(batches, self._device)
         try:
             batch = next(self._batches)
         except BaseException:
             self._batches = None  # the next call restarts at this batch
             raise
-        for substitute in batch.substitutes:
-            if self._bad.get(substitute.index) != substitute.reason:  # log it once
-                self._bad[substitute.index] = substitute.reason
-                _log.warning("%s", substitute)
-        self._check_limit()
+        self._record(batch.substitutes)
         # Advance the cursor when the trainer receives a batch, not when a worker reads it ahead of
         # time. Otherwise, a run that resumes from a checkpoint would skip batches that were read
         # but not used for training.
@@ -157,21 +109,16 @@ class TrainLoader:
         self.cursor = self.cursor.join(self._bad)
         self._check_limit()
 
-    def _unseen(self, index: int, where: str) -> str:
-        """Return a message for a bad sample that was found by another rank or before a resume."""
-        return str(self._split.bad(index, f"bad {where}"))
+    def _record(self, substitutes: Iterable[Substitute]) -> None:
+        """Log each bad sample when it is first found."""
+        for substitute in substitutes:
+            if self._bad.get(substitute.index) != substitute.reason:
+                self._bad[substitute.index] = substitute.reason
+                _log.warning("%s", substitute)
+        self._check_limit()
 
     def _check_limit(self) -> None:
-        """Raise ValueError, with the list of bad samples, if there are too many."""
-        found, limit = len(self._bad), self._config.max_bad_samples
-        if found <= limit:
-            return
-        named = "; ".join(list(self._bad.values())[:_NAMED])
-        more = f"; and {found - _NAMED} more" if found > _NAMED else ""
-        raise ValueError(
-            f"{pluralize(found, 'bad sample')} in training, but data.max_bad_samples is {limit}: "
-            f"{named}{more}: run kway shard verify --decode, fix the shards, or raise the limit"
-        )
+        check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
 
     def close(self) -> None:
         """Stop the worker processes. Reading the next batch restarts them."""
@@ -182,6 +129,83 @@ class TrainLoader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class TrainLoader(EndlessLoader):
+    """The endless training stream of a split or mixture, starting at `cursor`.
+
+    A global batch contains the samples [cursor.samples, cursor.samples + global_batch) of the
+    endless order: every epoch is a permutation of the split, unless `config.is_sampled`
+    (`data/loading/sampling.py`). This rank reads `share(step)` of them. A bad sample is replaced
+    each time it occurs (`data/loading/reader.py`). Raises the errors of `EndlessLoader`, and
+    ValueError for an empty split or a recipe whose modality does not match the shards.
+    """
+
+    remedy = "run kway shard verify --decode, fix"
+
+    def __init__(
+        self,
+        split: Split,
+        config: DataConfig,
+        *,
+        global_batch: int,
+        cursor: Cursor,
+        **options: Any,
+    ) -> None:
+        """options: the other arguments of `EndlessLoader`."""
+        self._split = split
+        super().__init__(config, global_batch=global_batch, cursor=cursor, **options)
+        inputs = open_inputs(config, split.manifest)
+        seed = cursor.seed
+        num_batches = config.text.batches_by_length if config.text is not None else 1
+        locate: Locate
+        will_read: Callable[[int], None]
+        if config.is_sampled:
+            sampled = sampled_order(split, config, seed)
+            epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
+            will_read = partial(split.will_read, split.order(seed))
+        else:
+            at_once = 2 if num_batches > 1 else 1
+            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
+            epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
+            will_read = partial(split.will_read, order)
+        # Limit a window to the length of one group, so that it reads from at most two groups.
+        num_batches = max(1, min(num_batches, longest // global_batch))
+        if num_batches > 1:
+            locate = ByLength(
+                locate,
+                split.sizes,
+                seed=seed,
+                epoch=epoch,
+                batch=global_batch,
+                num_batches=num_batches,
+            ).locate
+        self._sides = ProgressiveSizes(
+            config.image,
+            config.augment,
+            num_samples=samples_per_epoch(split, config),
+            global_batch=global_batch,
+        )
+        self._reader = TrainingReader(
+            split, inputs, config, seed=seed, will_read=will_read, locate=locate
+        )
+
+    def share(self, step: int) -> range:
+        """Return the stream positions that this rank reads `step` batches after the cursor."""
+        return self._share(self.cursor.samples + step * self._global_batch).positions
+
+    def _share(self, start: int) -> Share:
+        """Return this rank's share of the global batch that begins at `start`."""
+        positions = range(start + self._part.start, start + self._part.stop)
+        return Share(positions, self._sides.at(start))
+
+    def _read(self, *, pinned: bool) -> Iterator[Batch]:
+        starts = itertools.count(self.cursor.samples, self._global_batch)
+        requests = map(self._share, starts)
+        return read_ahead(self._reader, requests, workers=self._config.workers, pinned=pinned)
+
+    def _unseen(self, index: int, where: str) -> str:
+        return str(self._split.bad(index, f"bad {where}"))
 
 
 class EvalLoader:

@@ -7,7 +7,7 @@ do not change.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +28,7 @@ Content = TypeVar("Content")
 
 _STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
 _ATTEMPTS = 1000
+_NAMED = 20
 
 
 class Share(NamedTuple):
@@ -229,3 +230,20 @@ def read_or_substitute(
         except BadSampleError:
             continue
     raise bad
+
+
+def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
+    """Raise ValueError, with the list of bad samples, if there are more than `limit`.
+
+    bad: a map from indices to reasons that contain the shard and key. remedy: see
+    `EndlessLoader.remedy`.
+    """
+    if len(bad) <= limit:
+        return
+    named = "; ".join(list(bad.values())[:_NAMED])
+    more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    raise ValueError(
+        f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, but "
+        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards, or raise the "
+        "limit"
+    )

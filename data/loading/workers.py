@@ -30,12 +30,12 @@ NUM_SLOTS = _PREFETCHED + 2
 
 
 def read_ahead(
-    reader: Dataset, requests: Iterable[Any], *, workers: int, pinned: bool
+    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
 ) -> Iterator[Batch]:
     """Yield the batches of `reader` in order. `workers` processes read batches ahead.
 
-    requests: one request per batch. Raises the errors that the reader returns, TransientError if a
-    process was killed, and ValueError if /dev/shm is too small.
+    requests: one request per batch, or None for an iterable reader. Raises the errors that the
+    reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
     """
     loader = DataLoader(
         reader,

@@ -15,6 +15,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from data.config import StreamConfig
+from data.remote.config import is_url
 from launch.kubernetes.kustomize import (
     CLAIM,
     FOLDER,
@@ -194,6 +196,9 @@ def _check_files(
 
 def _files(tree: BaseModel, above: str) -> Iterator[tuple[str, str]]:
     """Yield the key and path of every file and folder in the recipe."""
+    if isinstance(tree, StreamConfig):
+        folders = {str(PurePosixPath(tar).parent) for tar in tree.addresses if not is_url(tar)}
+        yield from ((f"{above}shards", folder) for folder in sorted(folders))
     for name, value in tree:
         several = enumerate(value) if isinstance(value, tuple) else ()
         for key, one in ((name, value), *((f"{name}.{number}", one) for number, one in several)):

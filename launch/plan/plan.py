@@ -76,7 +76,7 @@ class Plan:
         _, class_ranks = mesh_shape(train.class_group, size=ranks, local_size=request.gpus)
         shard_ranks = train.strategy.shard_ranks(ranks, request.gpus)
         self.cluster = Cluster(machine, request.nodes, request.gpus, class_ranks, shard_ranks)
-        shards = Shards.of(recipe.data)
+        shards, stream = Shards.of(recipe.data), recipe.data.stream
         num_classes = request.classes or shards.classes or recipe.head.num_classes
         if num_classes is None:
             raise ValueError(
@@ -110,8 +110,8 @@ class Plan:
         self.sent = sum(map(self.cluster.sent, self.collectives))
         self.phases = [*phase_times(self.head, of_backbone, self.collectives)]
         self.seconds = sum(phase.seconds for phase in self.phases)
-        in_epoch = recipe.data.sampling.epoch_samples or shards.samples
-        samples, batch = request.samples or in_epoch, train.global_batch
+        in_epoch = stream.samples if stream is not None else recipe.data.sampling.epoch_samples
+        samples, batch = request.samples or in_epoch or shards.samples, train.global_batch
         self.steps = train.duration.steps
         if samples is not None:
             self.steps = train.duration.in_steps(num_samples=samples, global_batch=batch)

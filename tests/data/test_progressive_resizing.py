@@ -17,6 +17,8 @@ from data.images.config import ImageConfig
 from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
 from data.loading.loader import EvalLoader, TrainLoader
+from data.loading.stream import Stream, StreamLoader
+from data.shards.manifest import Manifest
 from data.shards.split import open_split
 
 BATCH = 7
@@ -119,6 +121,25 @@ def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
     with open_split(shards, "test") as split:
         for batch in EvalLoader(split, config(shards), batch=4):
             assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
+
+
+@pytest.mark.parametrize("workers", [2])
+def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
+    tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
+    stream = {"shards": tars, "samples": 30, "buffer": 4}
+    settings = DataConfig.model_validate(
+        {**config(shards, mix=None).model_dump(), "stream": stream}
+    )
+    settings = settings.model_copy(update={"workers": workers})
+    opened = Stream(settings.stream, Manifest.load(shards))
+    for rank in range(2):
+        cursor = Cursor(0, samples=2 * BATCH)
+        with StreamLoader(
+            opened, settings, global_batch=BATCH, rank=rank, world_size=2, cursor=cursor
+        ) as loader:
+            batches = list(islice(loader, 6))
+        for batch, side in zip(batches, SIDES[2:], strict=True):
+            assert batch.inputs["pixel_values"].shape == (3 + rank, 3, side, side)
 
 
 @pytest.mark.parametrize("num_samples", [10, 13])

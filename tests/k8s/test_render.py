@@ -116,6 +116,7 @@ def test_a_missing_kustomize_prints_a_one_line_error(kway_render, monkeypatch, t
         (["run=shards/x"], "no writable claim is mounted there"),
         (["data.shards=/tmp/x"], "no claim is mounted there"),
         ([REMOTE, "data.cache.folder=shards/c"], "no writable volume is mounted there"),
+        (["data.stream={shards: '/a/{0..9}.tar', samples: 9}"], "data.stream.shards is /a"),
         (["data.mixture=[{shards: /data/x}]"], "data.mixture.0.shards is /data/x"),
         (["--image", "reg:5000/kway"], "--image reg:5000/kway has no fixed tag"),
         (["--storage-class", "A_b"], "Invalid value for '--storage-class': pass the storage class"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from data.loading.stream import Stream
 from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
 from trainer.backbone.compatibility import check_tokenizer, tokenizer_digest
@@ -56,7 +57,8 @@ def open_trained(
     else:
         checkpoint = open_checkpoint(step_folder(folder.checkpoints, step), world)
     data = RunData.open(recipe, manifest)
-    data.training.close()
+    if not isinstance(data.training, Stream):
+        data.training.close()
     task = data.build_task(recipe, world)
     if checkpoint.state["tree"] != task.head.tree_digest():
         raise ValueError(

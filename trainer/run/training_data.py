@@ -1,7 +1,8 @@
-"""The training data of a run: its split or mixture, the batches, and the class hierarchy and
+"""The training data of a run: its split or stream of tars, the batches, and the class hierarchy and
 label vectors of the shards."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from data.config import DataConfig
 from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.sampling import samples_per_epoch, training_counts
+from data.loading.stream import Stream, StreamLoader
 from data.shards.hierarchy import class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
@@ -25,14 +27,14 @@ class RunData:
     """The training data of a run, and what its head needs to know about the classes.
 
     `num_samples`: the number of training samples per epoch. `class_counts` [K]: the expected number
-    of samples of each class in an epoch. See `label_vectors_of` and
+    of samples of each class in an epoch, or None for a stream. See `label_vectors_of` and
     `class_paths_of` for the others.
     """
 
     manifest: Manifest
-    training: Split
+    training: Split | Stream
     num_samples: int
-    class_counts: np.ndarray
+    class_counts: np.ndarray | None
     label_vectors: np.ndarray | None
     class_paths: list[tuple[str, ...]] | None
 
@@ -40,7 +42,10 @@ class RunData:
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
         """Open the data of a recipe. `manifest` is the result of `load_run_manifest`."""
         data = recipe.data
-        if data.mixture:
+        training: Split | Stream
+        if data.stream is not None:
+            training = Stream(data.stream, manifest)
+        elif data.mixture:
             training = open_mixture(data, manifest)
         else:
             manifest.of_split(data.train_split, key="data.train_split")
@@ -51,11 +56,16 @@ class RunData:
                 cache=data.cache,
                 manifest=manifest,
             )
+        if isinstance(training, Stream):
+            num_samples, class_counts = training.config.samples, None
+        else:
+            num_samples = samples_per_epoch(training, data)
+            class_counts = training_counts(training, data)
         return cls(
             manifest,
             training,
-            samples_per_epoch(training, data),
-            training_counts(training, data),
+            num_samples,
+            class_counts,
             label_vectors=label_vectors_of(recipe, manifest),
             class_paths=class_paths_of(recipe, manifest),
         )
@@ -72,17 +82,20 @@ class RunData:
             phases=phases,
         )
 
-    def open_loader(self, recipe: Recipe, world: World, cursor: Cursor) -> TrainLoader:
+    def open_loader(
+        self, recipe: Recipe, world: World, cursor: Cursor
+    ) -> TrainLoader | StreamLoader:
         """Return a loader for this rank's share of each global batch, starting at `cursor`."""
-        return TrainLoader(
-            self.training,
-            recipe.data,
-            global_batch=recipe.train.global_batch,
-            rank=world.rank,
-            world_size=world.size,
-            cursor=cursor,
-            device=world.device,
-        )
+        options: dict[str, Any] = {
+            "global_batch": recipe.train.global_batch,
+            "rank": world.rank,
+            "world_size": world.size,
+            "cursor": cursor,
+            "device": world.device,
+        }
+        if isinstance(self.training, Stream):
+            return StreamLoader(self.training, recipe.data, **options)
+        return TrainLoader(self.training, recipe.data, **options)
 
 
 def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:

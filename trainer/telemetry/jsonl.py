@@ -114,7 +114,8 @@ class SkippedSteps:
 
     All ranks see the same loss and the same global norm, so they make the same decision. The
     samples of a skipped step are logged with their keys, because a bad sample is often the cause.
-    `count`, the number so far, is part of the checkpoint. `key_of` returns the key of a sample.
+    `count`, the number so far, is part of the checkpoint. `key_of` returns the key of a sample;
+    pass None if samples do not have keys.
     """
 
     def __init__(
