@@ -1,4 +1,4 @@
-# Builds kway for CPUs, or for NVIDIA GPUs with --build-arg VARIANT=cu130 (docs/containers.md).
+# Builds kway for CPUs, or for NVIDIA GPUs with --build-arg VARIANT=cu130 (docs/kubernetes.md).
 # Debian 12 ships the Python version that constraints.txt is tested with.
 ARG DEBIAN=debian:bookworm-slim
 ARG VARIANT=cpu

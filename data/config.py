@@ -50,7 +50,7 @@ class TextConfig(FrozenConfig):
 class StreamConfig(FrozenConfig):
     """Training on webdataset tars without an index or a manifest, read sequentially.
 
-    docs/data.md lists the guarantees that this mode does not provide. To get them, index the tars
+    docs/layouts.md lists the guarantees that this mode lacks. To get them, index the tars
     with `kway shard index`.
     """
 

@@ -61,7 +61,7 @@ def shoot_report(demo: Path, folder: Path, out: Path) -> Path:
     report = folder / "report.html"
     runs = [run.folder(demo) for run in RUNS]
     subprocess.run([*KWAY, "report", *runs, "-o", report], check=True)
-    size = {"viewport": {"width": 1300, "height": 1230}}
+    size = {"viewport": {"width": 1300, "height": 1175}}
     with chromium() as browser, visit(browser, report.as_uri(), is_started=False, **size) as page:
         path = out / "report.png"
         page.screenshot(path=path)

@@ -1,4 +1,4 @@
-"""The commands and lists in docs/import.md."""
+"""The commands and lists in docs/import.md, and the example for Partial FC."""
 
 import re
 import shlex
@@ -14,7 +14,8 @@ from tests.serving.page_driver import image
 from tests.shards import write_images
 from tests.trainer.tiny_classifiers import IMAGE_MODELS, TEXT_MODELS, save_image_classifier
 
-PAGE = (Path(__file__).parents[1] / "docs" / "import.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "import.md").read_text(encoding="utf-8")
 
 
 def commands(heading: str) -> list[list[str]]:
@@ -77,7 +78,7 @@ class IResNet100(nn.Module):
 """
 
 
-def test_the_lines_for_partial_fc_write_a_bundle_with_its_logits(
+def test_the_example_for_partial_fc_writes_a_bundle_with_its_logits(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
@@ -92,8 +93,7 @@ def test_the_lines_for_partial_fc_write_a_bundle_with_its_logits(
     # Partial FC gives the first ranks one class more. Eleven ranks test that 10 comes after 9.
     for rank, part in enumerate(torch.tensor_split(rows, 11)):
         torch.save({"weight": part.clone()}, f"softmax_fc_gpu_{rank}.pt")
-    section = PAGE.partition("## Partial FC")[2]
-    exec(section.partition("```python\n")[2].partition("```")[0], {})
+    exec((ROOT / "examples" / "import_partial_fc.py").read_text(encoding="utf-8"), {})
     served = Model.open(Path("bundle"), allow_imports=["my_faces:IResNet100"])
     served.self_check()
     pixels = served.prepare(image(0))

@@ -1,6 +1,8 @@
-"""The documentation site has an entry for every public name, and broken links fail its build."""
+"""The site has an entry for every public name, its search leads to the guides, and broken links
+fail its build."""
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -21,6 +23,7 @@ hooks: [{ROOT}/docs/site/repository.py]
 plugins: [search]
 nav: [index.md, page.md, contributing.md, changelog.md]
 """
+GUIDES = ("start", "data", "training", "heads", "serving", "cluster")
 PAGE = """
 # Page
 
@@ -84,6 +87,44 @@ def test_a_page_outside_the_navigation_fails_the_check(repository):
     done = build(repository)
     assert done.returncode != 0
     assert "other.md" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def sections(tmp_path_factory) -> dict[str, str]:
+    """The titles of the sections of the six guides in the search index, by location."""
+    folder = tmp_path_factory.mktemp("site")
+    config = CONFIG.replace("docs_dir: docs", f"docs_dir: {ROOT}/docs").partition("nav:")[0]
+    (folder / "mkdocs.yml").write_text(config, encoding="utf-8")
+    done = build(folder)
+    assert done.returncode == 0, done.stderr
+    index = json.loads((folder / "site/search/search_index.json").read_text(encoding="utf-8"))
+    return {
+        entry["location"]: entry["title"]
+        for entry in index["docs"]
+        if entry["location"].partition(".")[0] in GUIDES
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "location"),
+    [
+        ("quickstart", "start.html#quickstart"),
+        ("resume", "training.html#resume-a-run"),
+        ("FSDP", "training.html#strategies-ddp-fsdp-and-deepspeed"),
+        ("out of memory", "training.html#out-of-memory"),
+        ("accuracy", "training.html#accuracy-and-evaluation"),
+        ("own dataset", "data.html#your-own-dataset"),
+    ],
+)
+def test_a_search_leads_to_the_section_of_a_guide(sections, query, location):
+    """The search ranks titles before texts."""
+    words = set(query.lower().split())
+    found = [
+        where
+        for where, title in sections.items()
+        if words <= set(re.findall(r"\w+", title.lower()))
+    ]
+    assert found == [location]
 
 
 def test_every_public_class_and_function_has_one_entry(tmp_path):

@@ -12,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 PACKAGES = ("heads", "data", "trainer", "serving.client")
+# In the results of a search, functions such as `resume` follow the sections of the guides.
+_BELOW_GUIDES = "---\nsearch: {boost: 0.1}\n---\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -21,9 +23,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for path, text in reference(name, Path(config.docs_dir).parent).items():
             # The theme uses the page named index as the landing page of a section.
             paths.append(f"reference/{name}/{'index' if path == name else path}.md")
-            files.append(File.generated(config, paths[-1], content=text))
+            files.append(File.generated(config, paths[-1], content=f"{_BELOW_GUIDES}{text}"))
         navigation.append({name: paths})
-    config.nav.insert(-1, {"API reference": navigation})  # before the section on the project
+    config.nav.insert(-1, {"Python API": navigation})  # before the section on the project
     return files
 
 

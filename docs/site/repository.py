@@ -40,6 +40,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it would contain this page only
     here = posixpath.dirname(page.file.src_uri) or "."
 
     def rewritten(found: re.Match[str]) -> str:

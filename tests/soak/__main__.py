@@ -1,12 +1,10 @@
 """`python -m tests.soak [KIND …]`: training runs that are disturbed at random times.
 
-Prints a line per trial. By default, all kinds run, which takes about 20 minutes. The exit code is 1
-if any trial fails.
+Prints a line per trial, and at the end the table of docs/measurements.md. By default, all kinds
+run, which takes about 20 minutes. The exit code is 1 if any trial fails.
 """
 
 import argparse
-import os
-import platform
 import signal
 import statistics
 import sys
@@ -45,6 +43,10 @@ _KILL = (
     "and compares it with an undisturbed run: the losses are the same, the weights are "
     "bit-identical, and every sample is used once per epoch"
 )
+_HEADER = (
+    "| trials | passed | time from the fault to the next step |",
+    "| --- | --- | --- |",
+)
 _DEFERRED = "but the results of each step are read one step late, as on GPUs"
 KINDS = {
     "kill": Kind(30, _KILL, signal.SIGKILL, 3),
@@ -57,7 +59,6 @@ KINDS = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=" ".join(KINDS))
-    parser.add_argument("--out", type=Path, help="Markdown file for the table")
     options = parser.parse_args()
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"choose from {', '.join(KINDS)}, not {', '.join(unknown)}")
@@ -71,8 +72,7 @@ def main() -> int:
                 trials.append(trial)
             rows.append(_row(name, trials))
             passed &= all(trial.passed for trial in trials)
-            if options.out:
-                _write_page(options.out, rows)
+    print(*_HEADER, *rows, sep="\n")
     return 0 if passed else 1
 
 
@@ -83,21 +83,6 @@ def _row(name: str, trials: list[Trial]) -> str:
     if seconds:
         took = f"median {statistics.median(seconds):.1f} s, maximum {max(seconds):.1f} s"
     return f"| `{name}`: {KINDS[name].meaning} | {num_passed} of {len(trials)} | {took} |"
-
-
-def _write_page(path: Path, rows: list[str]) -> None:
-    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
-    lines = [
-        "# Soak test",
-        "",
-        "`make soak` disturbs training runs at random times. It wrote this page",
-        f"({time.strftime('%Y-%m-%d')}, {machine}).",
-        "",
-        "| trials | passed | time from the fault to the next step |",
-        "| --- | --- | --- |",
-        *rows,
-    ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
