@@ -3,6 +3,8 @@
 import json
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -94,15 +96,11 @@ def demo(
     run("4/6  export", "export", DENSE_BATCH_CE.folder(out), "-o", bundle, "--force")
     images = make_queries(shards, out / "queries")
     announce("5/6  serve", "serve", bundle)
-    from serving import on_ray
-    from serving.addresses import with_free_ports
-    from serving.config import ServingConfig
-
-    with on_ray.running(bundle, with_free_ports(ServingConfig(port=0))) as server:
-        console.print(f"ready at {server.url}")
+    with served(bundle) as url:
+        console.print(f"ready at {url}")
         for image, true_class, queried in images:
             options = ("--class", queried, "--recall", 0.9)
-            run("6/6  query", "query", server.url, *options, image)
+            run("6/6  query", "query", url, *options, image)
             console.print(f"The true class is {true_class}.", markup=False)
     done = (
         f"Done in {time.monotonic() - started:.0f} s. Plots of the runs: {report}. "
@@ -119,6 +117,17 @@ def exit_on_signals() -> None:
 
     for number in handled_signals((signal.SIGTERM, signal.SIGHUP)):
         signal.signal(number, leave)
+
+
+@contextmanager
+def served(bundle: Path) -> Iterator[str]:
+    """Serve a bundle with Ray on a free port, as `kway serve` does. Yields the URL."""
+    from serving import on_ray
+    from serving.addresses import with_free_ports
+    from serving.config import ServingConfig
+
+    with on_ray.running(bundle, with_free_ports(ServingConfig(port=0))) as addresses:
+        yield addresses.url
 
 
 def comparison(out: Path) -> Table:

@@ -4,7 +4,6 @@ The fields have the names and meanings of torchrun's options and define those of
 not import torch.
 """
 
-import difflib
 import os
 import uuid
 from collections.abc import Mapping
@@ -28,7 +27,6 @@ _CONF = (
     "keep_alive_interval",
     "keep_alive_max_attempt",
 )
-_TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -45,17 +43,12 @@ def parse_conf(given: str | Mapping[str, str]) -> dict[str, str]:
         given = {key: value for key, _, value in (p.partition("=") for p in given.split(",") if p)}
     conf = {}
     for key, value in ((key.strip(), value.strip()) for key, value in given.items()):
-        # torch's static rendezvous calls this setting `timeout`.
-        name = "join_timeout" if key == "timeout" else key
-        if name not in _CONF:
-            near = difflib.get_close_matches(name, _CONF, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_CONF)}"
-            raise ValueError(f"{name} is not a known key: {hint}")
-        if name == "is_host" and value.lower() not in _TRUTHS:
-            raise ValueError(f"{name} is {value!r}: pass 0 or 1")
-        if name != "is_host" and not (value.isdecimal() and int(value)):
-            raise ValueError(f"{name} is {value!r}: pass an integer of at least 1")
-        conf[name] = value
+        if key not in _CONF:
+            raise ValueError(f"{key} is not a known key: choose one of {', '.join(_CONF)}")
+        least = 0 if key == "is_host" else 1
+        if not (value.isdecimal() and int(value) >= least):
+            raise ValueError(f"{key} is {value!r}: pass an integer of at least {least}")
+        conf[key] = value
     return conf
 
 

@@ -64,31 +64,18 @@ def test_the_error_for_an_unreadable_query_file_names_its_option(
     text = () if option == "--texts" else ("--text", "a")
     path = tmp_path / file
     line = error_of("query", "http://127.0.0.1:1", "--class", "x", *text, option, path)
-    assert line.startswith(f"error: {option} {path} ")
-    assert ("save it as UTF-8" if file == "not-utf-8" else "pass a readable file") in line
-    assert "Errno" not in line
+    assert option in line
+    assert str(path) in line
+    assert ("save it as UTF-8" if file == "not-utf-8" else "does not exist") in line
 
 
-@pytest.mark.parametrize("source", ["localhost", "gpu-3.local:8000/", "[::1]:8000"])
-def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: str) -> None:
-    line = error_of("query", source, "--class", "x", "--text", "a")
-    assert f"{source} is neither a folder" in line
-    assert f"pass http://{source}" in line
-
-
-@pytest.mark.parametrize("source", ["glyphs", "a:b"])
-def test_any_other_missing_folder_is_reported_as_not_a_bundle(
+@pytest.mark.parametrize("source", ["glyphs", "localhost", "gpu-3.local:8000/"])
+def test_a_source_that_is_neither_a_folder_nor_a_url_is_reported(
     error_of: ErrorOf, source: str
 ) -> None:
-    assert f"{source} is no" in error_of("query", source, "--class", "x", "--text", "a")
-
-
-def test_a_folder_whose_name_looks_like_an_address_is_opened_as_a_bundle(
-    error_of: ErrorOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run:1").mkdir()
-    assert "run:1 is no" in error_of("query", "run:1", "--class", "x", "--text", "a")
+    line = error_of("query", source, "--class", "x", "--text", "a")
+    assert f"{source} does not exist" in line
+    assert "http://" in line
 
 
 def test_the_curl_line_quotes_the_class(tmp_path: Path) -> None:
