@@ -1,6 +1,5 @@
 """The `kway` command: its output, exit codes and one-line errors."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -256,7 +255,7 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
             command,
             capture_output=True,
             text=True,
-            timeout=1500,
+            timeout=850,
             cwd=ROOT,
             env=environment() | {"KWAY_TEST_MARK": mark},
             check=False,
