@@ -14,7 +14,6 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Option, Supplied
 
-LAST_PORT = 65_535
 # The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. torch
 # silently ignores all others.
 _CONF = (
@@ -78,7 +77,7 @@ class Placement:
     master_addr: str | None = Field(
         default=None, description="host of a static rendezvous, which does not support restarts"
     )
-    master_port: int = Field(default=29500, ge=1, le=LAST_PORT, description="port of --master-addr")
+    master_port: int = Field(default=29500, ge=1, le=65_535, description="port of --master-addr")
     max_restarts: int = Field(
         default=0, ge=0, description="maximum number of restarts after a retryable failure"
     )

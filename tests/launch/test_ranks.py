@@ -169,7 +169,6 @@ def test_nproc_counts_devices_as_torchrun_does():
     [
         (("--nnodes", 2, "--nproc", 1), "error: --nnodes is 2,"),
         (("--rdzv-conf", "is_host=x"), "error: Invalid value for '--rdzv-conf': is_host is 'x'"),
-        (("--nproc", 2, "telemetry.port=65535"), "error: telemetry.port is 65535, but the 2 ranks"),
     ],
 )
 def test_invalid_train_options_exit_with_2_before_any_rank_starts(
