@@ -6,15 +6,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from tests.quiet_server import QuietServer
 from tests.serving.started import ask, write_images
 from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write
 from trainer.backbone.onnx_backbone import write_onnx
@@ -178,31 +175,6 @@ def test_an_invalid_query_prints_a_one_line_error(
 ) -> None:
     values = {"bundle": write(tmp_path / "pets"), "image": write_images(tmp_path)[0]}
     assert message in error_of("query", *(one.format(**values) for one in arguments))
-
-
-@pytest.mark.parametrize("body", [b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
-def test_querying_a_server_other_than_kway_prints_a_one_line_error(
-    error_of: ErrorOf, tmp_path: Path, body: bytes
-) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with QuietServer(("127.0.0.1", 0), Handler) as other:
-        thread = Thread(target=other.serve_forever)
-        thread.start()
-        try:
-            url, image = f"http://127.0.0.1:{other.server_port}", write_images(tmp_path)[0]
-            assert str(other.server_port) in error_of("query", url, "--class", "husky", image)
-        finally:
-            other.shutdown()
-            thread.join(60)
 
 
 @pytest.fixture(scope="module")
