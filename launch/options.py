@@ -194,7 +194,8 @@ class FieldOption:
             return self.marker.metavar
         if self._kind is Literal:
             return f"[{'|'.join(get_args(self._plain))}]"
-        name = {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(self._kind, "TEXT")
+        kind = float if self.marker.unit != 1 else self._kind
+        name = {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
         bounds = [
             f"{sign}{self.shown(getattr(item, kind))}"
             for item in self.field.metadata
