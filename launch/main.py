@@ -136,21 +136,14 @@ def _exit_on_sigterm() -> None:
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-    signal.signal(signal.SIGTERM, _exit)
-    os.register_at_fork(after_in_child=_restore_default)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
     # Exit immediately, like the default action of the signal. An exception would run cleanup code,
     # which might never finish.
     os._exit(KILLED + number)
-
-
-def _restore_default() -> None:
-    if signal.getsignal(signal.SIGTERM) is _exit:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _fail(reason: str, code: int = BAD_INPUT) -> NoReturn:
