@@ -197,10 +197,10 @@ class FieldOption:
         kind = float if self.marker.unit != 1 else self._kind
         name = {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
         bounds = [
-            f"{sign}{self.shown(getattr(item, kind))}"
+            f"{sign}{self.shown(getattr(item, limit))}"
             for item in self.field.metadata
-            for kind, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-            if hasattr(item, kind)
+            for limit, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+            if hasattr(item, limit)
         ]
         return None if isinstance(self.marker, Argument) else " ".join([name, *bounds])
 
