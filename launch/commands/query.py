@@ -228,7 +228,8 @@ def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
     for name in columns:
         table.add_column(name, justify="left" if name == "promise" else "right")
     for item, result in zip(inputs, results, strict=True):
-        shown = Text(printable(str(item))) if isinstance(item, Path) else table_cell(item, _SHOWN)
+        text = str(item)
+        shown = Text(printable(text)) if isinstance(item, Path) else table_cell(text, _SHOWN)
         for verdict in result:
             cells = {
                 "score": f"{verdict.score:.3f}",
