@@ -113,7 +113,7 @@ def run(app: typer.Typer) -> NoReturn:
         message = error.format_message()
         if not message:  # called without a command; typer has printed the help
             sys.exit(BAD_INPUT)
-        _fail(f"{message}{_given(error)}")
+        _fail(message)
     except (ValueError, OSError) as error:
         if show_origin:
             raise
@@ -136,32 +136,14 @@ def _exit_on_sigterm() -> None:
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if os.getpid() != 1 or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return
-    signal.signal(signal.SIGTERM, _exit)
-    os.register_at_fork(after_in_child=_restore_default)
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:
     # Exit immediately, like the default action of the signal. An exception would run cleanup code,
     # which might never finish.
     os._exit(KILLED + number)
-
-
-def _restore_default() -> None:
-    if signal.getsignal(signal.SIGTERM) is _exit:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _given(error: typer.TyperException) -> str:
-    """Return `, got VALUE` for an invalid option, unless typer's message contains the value."""
-    names = getattr(getattr(error, "param", None), "opts", ())
-    for word, following in zip(sys.argv, [*sys.argv[1:], ""], strict=True):
-        name, equals, value = word.partition("=")
-        given = value if equals else following
-        if name.startswith("-") and name in names and f"'{given}'" not in error.format_message():
-            return f", got {given}"
-    return ""
 
 
 def _fail(reason: str, code: int = BAD_INPUT) -> NoReturn:

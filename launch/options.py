@@ -1,7 +1,8 @@
 """Options that commands share, and options derived from the fields of a pydantic class.
 
-An option takes its name, type, default, bounds and help text from the field, so that each is
-declared only once. `data/option.py` defines markers for fields whose options differ:
+An option takes its name, default, bounds and help text from the field, so that each is declared
+only once. pydantic parses and checks the text on the command line. `data/option.py` defines markers
+for fields whose options differ:
 
     class Limits(BaseModel):
         request_timeout_seconds: Annotated[float, Option("--timeout")] = Field(30, gt=0, le=3600)
@@ -15,18 +16,18 @@ declared only once. `data/option.py` defines markers for fields whose options di
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import update_wrapper
-from types import GenericAlias, NoneType, UnionType
+from pathlib import Path
+from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import typer
-from annotated_types import Ge, Gt, Le
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from data.input_path import Input
 from data.option import NOT_A_FLAG, Argument, Option, Supplied
 
 T = TypeVar("T")
@@ -61,7 +62,8 @@ def options_of(model: type, *, marked_only: bool = False) -> dict[str, "FieldOpt
     options = {}
     fields: dict[str, FieldInfo] = model.__pydantic_fields__  # type: ignore[attr-defined]
     for name, field in fields.items():
-        marker = _marker(field)
+        marks = (item for item in field.metadata if isinstance(item, Option | Supplied))
+        marker = next(marks, None)
         if not (isinstance(marker, Supplied) or (marked_only and marker is None)):
             options[name] = FieldOption(name, field, marker or Option())
     return options
@@ -82,12 +84,11 @@ def with_options(
     ]
 
     def run(context: typer.Context, **values: Any) -> Any:
-        read = {name: values.pop(name) for name in options}
-        given = {
-            name: options[name].value(value)
-            for name, value in read.items()
-            if _is_given(context, name)
-        }
+        given = {}
+        for name, option in options.items():
+            value, source = values.pop(name), context.get_parameter_source(name)
+            if source is not None and source.name == "COMMANDLINE":
+                given[name] = option.value(value)
         return command(given, **values)
 
     update_wrapper(run, command)
@@ -132,75 +133,42 @@ class FieldOption:
 
     @property
     def parameter(self) -> inspect.Parameter:
-        """The parameter from which typer creates the option."""
-        return inspect.Parameter(
-            self.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=self._default,
-            annotation=Annotated[self._type, self._info],
-        )
+        """The parameter from which typer creates the option. Except for flags, it is a text."""
+        default: Any = inspect.Parameter.empty
+        if not self.field.is_required():
+            default = self.shown(self.field.get_default(call_default_factory=True))
+        kind: Any = str
+        if self._kind is bool:
+            kind, default = bool, False if self._is_flag else default
+        elif self._kind is dict or (self._kind is tuple and isinstance(self.marker, Argument)):
+            kind = list[str]
+        if kind is not bool and default is not inspect.Parameter.empty:
+            shown = ",".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            default = shown if default not in (None, (), {}) else None
+        about: dict[str, Any] = {"help": self.field.description, "metavar": self._metavar}
+        is_argument = isinstance(self.marker, Argument)
+        info = typer.Argument(**about) if is_argument else typer.Option(self.names, **about)
+        annotation = Annotated[kind | None, info] if default is None else Annotated[kind, info]
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, keyword, default=default, annotation=annotation)
 
     def value(self, given: Any) -> Any:
-        """Convert what typer parsed to the value of the field."""
+        """Convert what typer parsed to a value that pydantic accepts for the field."""
         if self._is_flag:
             return self.marker.flag
-        if self.marker.type is not None or (isinstance(given, list) and self._holds(tuple)):
-            return given
-        if self._holds(tuple):
-            return tuple(part.strip() for part in given.split(",") if part.strip())
-        if self._holds(dict):
+        if self._kind is dict:
             return _pairs(self.names, given, self.marker.metavar or "NAME=VALUE")
-        scaled = given if self.marker.unit == 1 else given * self.marker.unit
-        return int(scaled) if self._plain is int else scaled
+        if self._kind is tuple and isinstance(given, str):
+            return tuple(part.strip() for part in given.split(",") if part.strip())
+        if self.marker.unit != 1:
+            with suppress(ValueError, OverflowError):  # pydantic rejects other texts and inf
+                return int(float(given) * self.marker.unit)
+        return given
 
     def shown(self, value: Any) -> Any:
         """Convert a value of the field to the unit used on the command line."""
         is_scaled = self.marker.unit != 1 and isinstance(value, int | float)
         return value / self.marker.unit if is_scaled else value
-
-    @property
-    def _info(self) -> Any:
-        """typer's metadata for the option: help, metavar and bounds."""
-        about: dict[str, Any] = {"help": self.field.description, "metavar": self.marker.metavar}
-        if isinstance(self.marker, Argument):
-            return typer.Argument(**about)
-        if not self._is_flag:
-            number = self._plain if self.marker.unit == 1 else float
-            about |= {side: self.shown(bound) for side, bound in _bounds(self.field, number)}
-        # The command reports unreadable files itself, with a fix.
-        return typer.Option(self.names, readable=False, **about)
-
-    @property
-    def _type(self) -> Any:
-        """The type of the value on the command line."""
-        if self._is_flag:
-            return bool
-        if self.marker.type is not None:
-            return self.marker.type | None
-        if self._holds(dict):
-            return list[str] | None
-        if self._holds(tuple):
-            # Inputs are texts, because `Path` would remove a slash from a URL, which the field
-            # rejects.
-            item = str if self._holds_input else get_args(self._plain)[0]
-            items = GenericAlias(list, (item,))
-            return items if isinstance(self.marker, Argument) else str | None
-        if self._holds_input:
-            return str if self.field.is_required() else str | None
-        if get_origin(self._plain) is Annotated:  # `build` checks its constraints
-            return get_args(self._plain)[0] | None
-        return self.field.annotation if self.marker.unit == 1 else float
-
-    @property
-    def _default(self) -> Any:
-        if self._is_flag:
-            return False
-        if self.field.is_required():
-            return inspect.Parameter.empty
-        default = self.field.get_default(call_default_factory=True)
-        if self._holds(tuple):
-            return ",".join(map(str, default)) or None
-        return None if self._holds(dict) else self.shown(default)
 
     @property
     def _is_flag(self) -> bool:
@@ -209,34 +177,32 @@ class FieldOption:
     @property
     def _plain(self) -> Any:
         """The type of the field without `| None`."""
-        annotation = self.field.annotation
-        if get_origin(annotation) not in (Union, UnionType):
-            return annotation
-        return next(part for part in get_args(annotation) if part is not NoneType)
+        kind = bool if self._is_flag else self.marker.type or self.field.annotation
+        if get_origin(kind) not in (Union, UnionType):
+            return kind
+        return next(part for part in get_args(kind) if part is not NoneType)
 
     @property
-    def _holds_input(self) -> bool:
-        """Whether the field contains one or several input files or folders."""
-        types = (self._plain, *get_args(self._plain))
-        return Input in types or get_args(Input)[1] in self.field.metadata
+    def _kind(self) -> Any:
+        """The type of the field without the types of its items."""
+        return get_origin(self._plain) or self._plain
 
-    def _holds(self, container: type) -> bool:
-        return get_origin(self._plain) is container
-
-
-def _marker(field: FieldInfo) -> Option | Supplied | None:
-    return next((item for item in field.metadata if isinstance(item, Option | Supplied)), None)
-
-
-def _bounds(field: FieldInfo, number: type) -> Iterator[tuple[Literal["min", "max"], float]]:
-    """Yield the bounds that typer can check. pydantic checks all bounds later."""
-    for bound in field.metadata:
-        if isinstance(bound, Ge):
-            yield "min", bound.ge  # type: ignore[misc]
-        elif isinstance(bound, Gt) and number is int:
-            yield "min", bound.gt + 1  # type: ignore[operator]
-        elif isinstance(bound, Le):
-            yield "max", bound.le  # type: ignore[misc]
+    @property
+    def _metavar(self) -> str | None:
+        """The placeholder in the help: the choices, or the type with its bounds."""
+        if self.marker.metavar or self._kind is bool:
+            return self.marker.metavar
+        if self._kind is Literal:
+            return f"[{'|'.join(get_args(self._plain))}]"
+        kind = float if self.marker.unit != 1 else self._kind
+        name = {int: "INTEGER", float: "FLOAT", Path: "PATH"}.get(kind, "TEXT")
+        bounds = [
+            f"{sign}{self.shown(getattr(item, limit))}"
+            for item in self.field.metadata
+            for limit, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
+            if hasattr(item, limit)
+        ]
+        return None if isinstance(self.marker, Argument) else " ".join([name, *bounds])
 
 
 def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
@@ -248,8 +214,3 @@ def _pairs(option: str, given: list[str], expected: str) -> dict[str, str]:
             raise ValueError(f"{option} {text!r}: pass {expected}, with each name only once")
         pairs[name] = value
     return pairs
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"

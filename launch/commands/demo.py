@@ -1,11 +1,7 @@
 """`kway demo`: the complete workflow on images rendered with matplotlib's own fonts."""
 
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +17,6 @@ from rich.table import Table
 from data.messages import kway_command
 from data.processes import handled_signals
 
-NUM_PROCESSES = 2
-_START_SECONDS, _STOP_SECONDS = 120, 60
 _COLUMNS = {
     "top1": "top-1",
     "top5": "top-5",
@@ -33,11 +27,6 @@ _COLUMNS = {
 _CAPTION = (
     "top-1, top-5 and SA (similarity accuracy) compare the scores of all classes. AUPRC and P@R "
     "0.9 (precision at recall 0.9) use the logit of one class alone and are means over classes."
-)
-_THRESHOLDS_NOTE = (
-    "guaranteed: at least that fraction of new images of the class pass, with confidence 0.9. "
-    "shrunk: an estimate from the class and similar classes. pooled: one threshold for all "
-    "classes. A class has at most five held-out images; a guarantee for recall 0.9 requires 22."
 )
 
 
@@ -54,27 +43,6 @@ class DemoRun:
 
     def folder(self, out: Path) -> Path:
         return out / "runs" / f"{self.weights}-{self.loss}"
-
-    def overrides(self, out: Path, epochs: float) -> list[str]:
-        """The overrides of the recipe `glyphs`, as arguments for `kway train`."""
-        return [
-            f"data.shards={json.dumps(str(out / 'shards'))}",
-            f"run={json.dumps(str(self.folder(out)))}",
-            f"train.duration.epochs={epochs}",
-            f"head.weights.kind={self.weights}",
-            f"head.loss.kind={self.loss}",
-            "telemetry.log_every=50",
-        ]
-
-    def measures(self, out: Path) -> dict[str, float]:
-        """The evaluation of the run's last checkpoint."""
-        from trainer.checkpoints import committed_folders
-        from trainer.run.folder import RunFolder
-
-        run = RunFolder(self.folder(out))
-        path = run.evaluations / f"{committed_folders(run.checkpoints)[-1].name}.json"
-        measures: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
-        return measures
 
 
 DENSE_CE = DemoRun("dense", "ce")
@@ -98,34 +66,41 @@ def demo(
     console, started = Console(highlight=False), time.monotonic()
     kway = context.find_root().command
 
-    def announce(number: int, what: str, *command: object) -> None:
-        seconds = f"{time.monotonic() - started:.0f} s"
-        console.rule(f"{number}/6  {what}  ({seconds})", align="left")
+    def announce(step: str, *command: object) -> None:
+        console.rule(f"{step}  ({time.monotonic() - started:.0f} s)", align="left")
         line = f"$ {kway_command(*command)}"
         console.print(line, style="bold", markup=False, soft_wrap=True)
 
-    def run(number: int, what: str, *command: object) -> None:
-        announce(number, what, *command)
+    def run(step: str, *command: object) -> None:
+        announce(step, *command)
         if code := kway(list(map(str, command)), standalone_mode=False):
             raise typer.Exit(code)
 
     exit_on_signals()
     shards, bundle, report = out / "shards", out / "bundle", out / "report.html"
-    run(1, "render characters", "shard", "glyphs", "-o", shards, "--classes", classes)
+    run("1/6  render characters", "shard", "glyphs", "-o", shards, "--classes", classes)
     for each in RUNS:
-        what = f"train {each.name} with {NUM_PROCESSES} processes"
-        overrides = each.overrides(out, epochs)
-        run(2, what, "train", "glyphs", "--nproc", NUM_PROCESSES, *overrides)
-    run(3, "compare", "report", *(each.folder(out) for each in RUNS), "-o", report)
+        settings = {
+            "data.shards": json.dumps(str(shards)),
+            "run": json.dumps(str(each.folder(out))),
+            "train.duration.epochs": epochs,
+            "head.weights.kind": each.weights,
+            "head.loss.kind": each.loss,
+            "telemetry.log_every": 50,
+        }
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        step = f"2/6  train {each.name} with 2 processes"
+        run(step, "train", "glyphs", "--nproc", 2, *overrides)
+    run("3/6  compare", "report", *(each.folder(out) for each in RUNS), "-o", report)
     console.print(comparison(out))
-    run(4, "export", "export", DENSE_BATCH_CE.folder(out), "-o", bundle, "--force")
-    console.print(_THRESHOLDS_NOTE, markup=False, soft_wrap=True)
-    announce(5, "serve", "serve", bundle)
+    run("4/6  export", "export", DENSE_BATCH_CE.folder(out), "-o", bundle, "--force")
     images = make_queries(shards, out / "queries")
-    with server(bundle, out / "server.log") as url:
+    announce("5/6  serve", "serve", bundle)
+    with served(bundle) as url:
         console.print(f"ready at {url}")
         for image, true_class, queried in images:
-            run(6, "query", "query", url, "--class", queried, "--recall", 0.9, image)
+            options = ("--class", queried, "--recall", 0.9)
+            run("6/6  query", "query", url, *options, image)
             console.print(f"The true class is {true_class}.", markup=False)
     done = (
         f"Done in {time.monotonic() - started:.0f} s. Plots of the runs: {report}. "
@@ -144,8 +119,22 @@ def exit_on_signals() -> None:
         signal.signal(number, leave)
 
 
+@contextmanager
+def served(bundle: Path) -> Iterator[str]:
+    """Serve a bundle with Ray on a free port, as `kway serve` does. Yields the URL."""
+    from serving import on_ray
+    from serving.addresses import with_free_ports
+    from serving.config import ServingConfig
+
+    with on_ray.running(bundle, with_free_ports(ServingConfig(port=0))) as (addresses, _):
+        yield addresses.url
+
+
 def comparison(out: Path) -> Table:
-    """The metrics of all runs."""
+    """The metrics of the last step of all runs."""
+    from trainer.checkpoints import committed_folders
+    from trainer.run.folder import RunFolder
+
     table = Table(
         title="Accuracy on held-out styles",
         caption=_CAPTION,
@@ -155,9 +144,11 @@ def comparison(out: Path) -> Table:
     table.add_column("class weights x loss")
     for column in _COLUMNS.values():
         table.add_column(column, justify="right")
-    for run in RUNS:
-        measures = run.measures(out)
-        table.add_row(run.name, *(f"{measures[name]:.1%}" for name in _COLUMNS))
+    for each in RUNS:
+        run = RunFolder(each.folder(out))
+        path = run.evaluations / f"{committed_folders(run.checkpoints)[-1].name}.json"
+        measures = json.loads(path.read_text(encoding="utf-8"))
+        table.add_row(each.name, *(f"{measures[name]:.1%}" for name in _COLUMNS))
     return table
 
 
@@ -190,32 +181,3 @@ def make_queries(shards: Path, folder: Path, *, seed: int = 0) -> list[tuple[Pat
             queried = [label, other, int(similarity.argmax())][number]
             queries.append((path, names[label], names[queried]))
     return queries
-
-
-@contextmanager
-def server(bundle: Path, log: Path) -> Iterator[str]:
-    """Run `kway serve` as a subprocess on a free port. Yields its URL once it is ready."""
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-m", "launch", "serve", str(bundle), "--port", "0"],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-        try:
-            deadline = time.monotonic() + _START_SECONDS
-            while not (ready := re.search(r"ready: (\S+)", log.read_text(encoding="utf-8"))):
-                if process.poll() is not None:
-                    raise ValueError(f"the server exited with code {process.returncode}: see {log}")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"no server after {_START_SECONDS} s: see {log}")
-                time.sleep(0.2)
-            yield ready[1]
-        finally:
-            process.terminate()  # it may ignore SIGINT
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()

@@ -1,6 +1,6 @@
 """`kway eval`: evaluates a run's model, optionally with per-class metrics and confusions."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from data.messages import printable
@@ -20,8 +19,6 @@ from launch.terminal import table_cell
 if TYPE_CHECKING:
     from trainer.evaluation import Evaluation
     from trainer.evaluation.run_evaluation import EvaluationRequest
-
-_STEP_TO = "--step-to"
 
 
 def evaluate(
@@ -65,7 +62,7 @@ def evaluate(
     recipe, folder = wanted.recipe(), wanted.folder()
     if classes:
         check_writable(classes, "--classes")
-    step = _here(wanted) if nproc == 1 else _on_ranks(wanted, nproc)
+    step = _evaluate(wanted, nproc)
     result = load_evaluation(folder, step=step)
     samples = f"{result.num_samples:,} samples of {recipe.data.eval_split}"
     print(printable(f"{run} at step {step:,}: {samples}"))
@@ -80,56 +77,31 @@ def evaluate(
         print(printable(f"{len(names)} classes: {classes}"))
 
 
-def _here(wanted: "EvaluationRequest") -> int:
-    from trainer.evaluation.run_evaluation import evaluate_run, open_evaluation_split
-    from trainer.faults import is_out_of_memory
-    from trainer.process.errors import report_error
-    from trainer.world import open_world
+def _evaluate(wanted: "EvaluationRequest", num_processes: int) -> int:
+    """Evaluate with this process, or with several others, and return the step.
 
-    console = Console(stderr=True)
-    bar = Progress(console=console, disable=not console.is_interactive, transient=True)
-    recipe = wanted.recipe()
-    world = None
-    try:
-        with open_world(recipe.train.device) as world:
-            with open_evaluation_split(recipe) as split:
-                task = bar.add_task("evaluating", total=len(split))
-            with bar:
-                return evaluate_run(
-                    wanted, world, progress=lambda samples: bar.advance(task, samples)
-                )
-    except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
-        if isinstance(error, OSError) and not is_out_of_memory(error):
-            raise
-        code = report_error(error, recipe, world, evaluating=True)
-        if code is None:
-            raise
-        raise typer.Exit(code) from error
-
-
-def _on_ranks(wanted: "EvaluationRequest", num_processes: int) -> int:
-    """Evaluate with several processes and return the step. If they fail, exit with their code."""
+    If the evaluation fails, this process exits with its code.
+    """
     from launch.ranks.placement import Placement
     from launch.ranks.run import run_ranks
+    from trainer.evaluation.__main__ import main
 
     with TemporaryDirectory(prefix="kway-") as folder:
         step_to = Path(folder) / "step"
-        arguments = [f"{_STEP_TO}={step_to}", *_arguments(wanted)]
-        code = run_ranks("trainer.evaluation", arguments, Placement(num_processes=num_processes))
+        arguments = [f"--step-to={step_to}", *(f"--set={each}" for each in wanted.settings)]
+        arguments += [f"--allow-import={path}" for path in wanted.allow_imports]
+        if wanted.checkpoint is not None:
+            arguments.append(f"--checkpoint={wanted.checkpoint}")
+        if wanted.split is not None:
+            arguments.append(f"--split={wanted.split}")
+        arguments += ["--", str(wanted.run)]
+        if num_processes == 1:
+            code = main(arguments)
+        else:
+            code = run_ranks("trainer.evaluation", arguments, Placement(num_processes))
         if code:
             raise typer.Exit(code)
         return int(step_to.read_text(encoding="utf-8"))
-
-
-def _arguments(wanted: "EvaluationRequest") -> Iterator[str]:
-    """Yield the arguments of `python -m trainer.evaluation`."""
-    if wanted.checkpoint is not None:
-        yield f"--checkpoint={wanted.checkpoint}"
-    if wanted.split is not None:
-        yield f"--split={wanted.split}"
-    yield from (f"--allow-import={path}" for path in wanted.allow_imports)
-    yield from (f"--set={setting}" for setting in wanted.settings)
-    yield from ("--", str(wanted.run))
 
 
 def _measures(result: "Evaluation") -> Table:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from heads.losses import Loss
 
 
-_WIDE_COLUMNS = 140  # minimum terminal width for showing all columns
+_WIDE_COLUMNS = 140  # minimum width of a terminal that shows the statistics, too
 _LEGEND = (
     "aligned: with the Principle of Logit Separation, so a single logit is a meaningful score.",
     "tiles: supports head.tiles, which computes the logits on a GPU without storing them.",
@@ -28,13 +28,10 @@ def losses() -> None:
     """
     from heads.losses import LOSSES
 
-    console = wide_console(1_000)
-    shows_statistics = console.width >= _WIDE_COLUMNS
     table = Table(box=None, pad_edge=False)
-    table.add_column("head.loss.kind", no_wrap=True)
-    table.add_column("aligned", no_wrap=True)
-    table.add_column("tiles", no_wrap=True)
-    for column in ("paper", "options", "statistics per row")[: 3 if shows_statistics else 2]:
+    for column in ("head.loss.kind", "aligned", "tiles"):
+        table.add_column(column, no_wrap=True)
+    for column in ("paper", "options", "statistics per row"):
         table.add_column(column, overflow="fold")
     conditions = []
     for kind, loss_class in LOSSES.items():
@@ -45,13 +42,12 @@ def losses() -> None:
         tiles = "no" if loss.tile is None else "yes"
         if loss.tile is None:
             conditions.append(f"{kind} does not support tiles, because {loss.without_tile}.")
-        cells = [kind, aligned, tiles, loss.paper, _options(loss_class)]
-        table.add_row(*(Text(cell) for cell in [*cells, loss.statistic][: len(table.columns)]))
+        cells = (kind, aligned, tiles, loss.paper, _options(loss_class), loss.statistic)
+        table.add_row(*map(Text, cells))
+    console = wide_console(1_000)
+    if console.width < _WIDE_COLUMNS:
+        del table.columns[-1]
     console.print(table)
-    if not shows_statistics:
-        conditions.append(
-            f"To see the statistics per row, use a terminal with at least {_WIDE_COLUMNS} columns."
-        )
     for line in ("", *_LEGEND, *conditions):
         console.print(Text(line))
 

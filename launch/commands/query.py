@@ -4,7 +4,6 @@ Without classes, it shows the classes with the largest scores.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 _BATCH = 16
 # Maximum number of characters of a text in the table.
 _SHOWN = 60
-
-# A server's address without a scheme: `localhost`, or a host with a port.
-_LIKE_A_SERVER = re.compile(r"(localhost|[\w.-]+:\d+|\[[\da-fA-F:]+\](:\d+)?)(/.*)?")
-
 # Number of classes to show without --class.
 _TOP = 5
 
@@ -62,7 +57,10 @@ def query(
     text: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="text to query; can be repeated")
     ] = None,
-    texts: Annotated[Path | None, typer.Option(help="file with one text per line")] = None,
+    texts: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="file with one text per line"),
+    ] = None,
     recall: Annotated[
         float | None,
         typer.Option(help="target recall, which selects the threshold of each class"),
@@ -76,7 +74,7 @@ def query(
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(readable=False, help="file that contains a token for the server"),
+        typer.Option(exists=True, dir_okay=False, help="file that contains a token for the server"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     allow_import: AllowImport = None,
@@ -97,12 +95,12 @@ def query(
             f"--token-file requires a server URL, but {source} is not a URL: omit --token-file, or "
             "pass the URL of a server"
         )
+    elif not Path(source).exists():
+        raise FileNotFoundError(
+            f"{source} does not exist: pass the folder of a bundle, or the URL of a server, which "
+            "starts with http:// or https://"
+        )
     else:
-        if _LIKE_A_SERVER.fullmatch(source) and not Path(source).exists():
-            raise ValueError(
-                f"{source} is neither a folder nor a URL that starts with http:// or https://: "
-                f"pass http://{source}"
-            )
         found = _ask_bundle(Path(source), classes, top or _TOP, inputs, rule, allow_import or [])
     if as_json:
         typer.echo(json.dumps(found.model_dump(), ensure_ascii=False, indent=1))
@@ -115,29 +113,18 @@ def _inputs(images: list[Path], text: list[str], texts: Path | None) -> Inputs:
         if not image.is_file():
             raise FileNotFoundError(f"{image} is not a file: pass image files")
     if texts is not None:
-        content = _read(texts, "--texts")
+        try:
+            content = texts.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            reason = f"invalid UTF-8 at byte {error.start}: save it as UTF-8"
+            raise ValueError(f"--texts {texts} contains {reason}") from error
         if not content:
             raise ValueError(f"{texts} is empty: write one text per line")
-        lines = content.removesuffix("\n").split(
-            "\n"
-        )  # not splitlines, which also splits at U+2028
+        lines = content.removesuffix("\n").split("\n")  # splitlines also splits at U+2028
         text = text + [line.removesuffix("\r") for line in lines]
     if bool(images) == bool(text):
         raise ValueError("pass either image files, or texts with --text or --texts")
     return images or text
-
-
-def _read(file: Path, option: str) -> str:
-    try:
-        return file.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ValueError(
-            f"{option} {file} cannot be read ({error.strerror}): pass a readable file"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{option} {file} contains invalid UTF-8 at byte {error.start}: save it as UTF-8"
-        ) from error
 
 
 def _check_kind(source: str, reads: str, inputs: Inputs) -> None:
@@ -204,7 +191,7 @@ def _ask_server(
     token = None
     if token_file is not None:
         # A token on the command line would be visible to all users of the machine.
-        lines = _read(token_file, "--token-file").splitlines()
+        lines = token_file.read_text(encoding="utf-8").splitlines()
         tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
         if not tokens:
             raise ValueError(f"{token_file} contains no token: write one token per line")
@@ -229,39 +216,37 @@ def _print_table(found: "Answer | Classification", inputs: Inputs) -> None:
 
     from serving.schemas import Answer
 
+    if isinstance(found, Answer):
+        results = [result.verdicts for result in found.results]
+    else:
+        results = [result.classes for result in found.results]
+    decides = any(verdict.threshold is not None for result in results for verdict in result)
+    columns = ["score", *(["threshold", "match"] if decides else [])]
+    if decides and not isinstance(found, Answer):
+        columns.append("promise")
     table = Table("image" if isinstance(inputs[0], Path) else "text", "class")
-    results = (
-        [result.verdicts for result in found.results]
-        if isinstance(found, Answer)
-        else [result.classes for result in found.results]
-    )
-    verdicts = [verdict for result in results for verdict in result]
-    decides = any(verdict.threshold is not None for verdict in verdicts)
-    shows_promise = decides and not isinstance(found, Answer)
-    for name in ("score", "threshold", "match") if decides else ("score",):
-        table.add_column(name, justify="right")
-    if shows_promise:
-        table.add_column("promise")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "promise" else "right")
     for item, result in zip(inputs, results, strict=True):
         text = str(item)
         shown = Text(printable(text)) if isinstance(item, Path) else table_cell(text, _SHOWN)
         for verdict in result:
-            limit = "" if verdict.threshold is None else f"{verdict.threshold:.3f}"
-            match = {True: "yes", False: "no", None: ""}[verdict.match]
+            cells = {
+                "score": f"{verdict.score:.3f}",
+                "threshold": "" if verdict.threshold is None else f"{verdict.threshold:.3f}",
+                "match": {True: "yes", False: "no", None: ""}[verdict.match],
+                "promise": verdict.threshold_source or "none",
+            }
             class_name = Text(printable(verdict.class_name))
-            score = f"{verdict.score:.3f}"
-            cells = (score, limit, match) if decides else (score,)
-            promise = (verdict.threshold_source or "none",) if shows_promise else ()
-            table.add_row(shown, class_name, *cells, *promise)
+            table.add_row(shown, class_name, *(cells[name] for name in columns))
     console = Console()
     console.print(table)
-    if not isinstance(found, Answer):
-        return
-    for threshold in found.thresholds:
-        if threshold.threshold_source != "request":
-            console.print(Text(printable(_in_words(threshold))), soft_wrap=True)
-    if found.notice:
-        console.print(Text(printable(f"notice: {found.notice}")))
+    if isinstance(found, Answer):
+        for threshold in found.thresholds:
+            if threshold.threshold_source != "request":
+                console.print(Text(printable(_in_words(threshold))), soft_wrap=True)
+        if found.notice:
+            console.print(Text(printable(f"notice: {found.notice}")))
 
 
 def _in_words(threshold: "ClassThreshold") -> str:

@@ -16,7 +16,6 @@ from data.messages import printable
 from launch.options import AllowImport, Given, build, options_of, with_options
 from serving.addresses import with_free_ports
 from serving.config import LOOPBACK, ServingConfig
-from serving.stop_signal import StopSignal
 from serving.tokens import Clients
 
 if TYPE_CHECKING:
@@ -89,8 +88,10 @@ def serve(
         )
     _check_access(config, no_ray=no_ray, no_tokens=no_tokens)
     config = config if print_config else with_free_ports(config)
-    stop = StopSignal()
     # Import here, so that other commands start quickly.
+    from serving.stop_signal import StopSignal
+
+    stop = StopSignal()
     from serving.replica import checked
 
     opened = checked(bundle, config, verify=verify, on_this_machine=not print_config)

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich import box
 from rich.console import Console
@@ -24,6 +23,9 @@ from launch.options import RayAddress
 from launch.output_path import explain_write_errors
 from launch.shard_runs import Workers, connected, print_skipped, summary
 from launch.terminal import progress, seconds_since, table_cell
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Shards = Annotated[
     str, typer.Argument(metavar="SHARDS", help="folder or URL of shards with manifest.json")
@@ -156,6 +158,8 @@ def show(
     ] = None,
 ) -> None:
     """Print counts, samples per class and example texts, or write a contact sheet."""
+    import numpy as np
+
     from data.inspection.contents import open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
@@ -204,15 +208,15 @@ def show(
             print(printable(f"{sheet}: {opened.name}"))
 
 
-def _class_table(names: Sequence[str], counts: np.ndarray) -> Table:
+def _class_table(names: Sequence[str], counts: "np.ndarray") -> Table:
     """Return a table of the samples per class; with many classes, of the largest and smallest."""
-    shown = np.arange(len(counts))
+    shown = list(range(len(counts)))
     if len(counts) > _ALL_CLASSES:
-        order = np.argsort(-counts, kind="stable")
-        shown = np.r_[order[:_ENDS], order[-_ENDS:]]
+        order = (-counts).argsort(kind="stable").tolist()
+        shown = order[:_ENDS] + order[-_ENDS:]
     longest = max(1, counts.max())
     table = _table("samples per class")
-    for label in shown.tolist():
+    for label in shown:
         bar = "█" * -(-counts[label] * _BAR // longest)
         table.add_row(table_cell(names[label]), f"{counts[label]:,}", bar)
     return table

@@ -6,10 +6,9 @@ Options, bounds and help come from the fields and the docstring of the class (`l
 import inspect
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,6 @@ import typer
 from typer.main import get_command
 
 from data.messages import pluralize, printable
-from data.remote.config import is_url
 from data.shards.duplicates import find_duplicates
 from data.shards.writing.output import OutputFolder
 from data.sources import SOURCES, Source
@@ -26,12 +24,12 @@ from data.sources.label_vectors import WithLabelVectors
 from launch.options import Given, RayAddress, build, options_of, with_options
 from launch.output_path import explain_write_errors
 from launch.shard_runs import Workers, connected, print_skipped, summary
-from launch.terminal import Report, progress, seconds_since
+from launch.terminal import progress, seconds_since
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from data.skipped import Skipped
+    from data.shards.writing.writer import Written
 
 
 Vectors = Annotated[
@@ -50,7 +48,6 @@ Out = Annotated[
         help="output folder, or its URL, such as s3://bucket/shards",
     ),
 ]
-SAMPLES_PER_SHARD = 10_000
 PerShard = Annotated[int, typer.Option(min=1, help="maximum number of samples per shard")]
 
 
@@ -58,24 +55,14 @@ def source_commands() -> dict[str, Any]:
     """Map names to commands."""
     app = typer.Typer()
     for kind, source_class in SOURCES.items():
-        add = app.command(kind, help=_help(source_class), epilog=_epilog(source_class))
-        add(_command(source_class))
+        # One line per paragraph, because typer wraps lines.
+        paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
+        about = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        epilog = f"Reads {source_class.reads}. Held out: {source_class.held_out}."
+        command = with_options(partial(_shard, source_class), options_of(source_class))
+        app.command(kind, help=about, epilog=epilog)(command)
     commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     return commands
-
-
-def _help(source_class: type[Source]) -> str:
-    """Return the class's docstring with each paragraph on one line, because typer wraps lines."""
-    paragraphs = (inspect.getdoc(source_class) or "").split("\n\n")
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-
-
-def _epilog(source_class: type[Source]) -> str:
-    return f"Reads {source_class.reads}. Held out: {source_class.held_out}."
-
-
-def _command(source_class: type[Source]) -> Callable[..., None]:
-    return with_options(partial(_shard, source_class), options_of(source_class))
 
 
 def _shard(
@@ -83,57 +70,57 @@ def _shard(
     given: Given,
     out: Out,
     vectors: Vectors = None,
-    samples_per_shard: PerShard = SAMPLES_PER_SHARD,
+    samples_per_shard: PerShard = 10_000,
     workers: Workers = None,
     ray: RayAddress = None,
 ) -> None:
-    output = OutputFolder(out)
+    from data.shards.writing.writer import write_shards
+
+    started = time.monotonic()
+    folder = OutputFolder(out).folder
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
+        supplied = {"work": work_folder(folder), "workers": workers, "ray": ray, "report": report}
+        fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
+        source = build(
+            source_class, {**given, **{k: supplied[k] for k in supplied.keys() & fields}}
+        )
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
         if not source.reads_first:
-            _print_notes(source)
+            _print_notes(f"{source.origin}: {note}" for note in source.notes())
             if with_vectors is not None:
                 with_vectors.label_vectors()  # report a bad file before writing anything
+        explained = (
+            explain_write_errors(folder, "--out") if isinstance(folder, Path) else nullcontext()
+        )
         try:
-            write(
-                source,
-                output.folder,
-                samples_per_shard=samples_per_shard,
-                workers=workers,
-                ray=ray,
-                vectors=with_vectors,
-                notes=source.notes if source.reads_first else tuple,
-                ignored=source.skipped(),
-            )
+            with progress("writing") as report, explained:
+                written = write_shards(
+                    with_vectors or source,
+                    folder,
+                    samples_per_shard=samples_per_shard,
+                    workers=workers,
+                    ray=ray,
+                    ignored=source.skipped(),
+                    report=report,
+                )
         except ValueError:
             source.clean_up()  # the input must be fixed first, so this run cannot be resumed
             raise
+        if not written.complete_before:
+            _print_notes(source.notes() if source.reads_first else ())
+            _print_notes(() if with_vectors is None else with_vectors.notes())
         source.clean_up()
-    if source.compares_splits and isinstance(output.folder, Path):
-        _print_duplicates(output.folder)
-
-
-def _source(
-    source_class: type[Source],
-    given: Given,
-    work: Path,
-    workers: int | None,
-    ray: str | None,
-    report: Report,
-) -> Source:
-    values = {
-        **given,
-        "work": work,
-        "workers": workers,
-        "ray": ray,
-        "report": report,
-    }
-    fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
-    return build(source_class, {name: values[name] for name in values if name in fields})
+    _print_result(written, folder, started)
+    if source.compares_splits and isinstance(folder, Path):
+        found = find_duplicates(folder)
+        for split in found:
+            if split.in_training or split.repeated:
+                print(printable(f"duplicates: {split}"))
+        if any(split.in_training for split in found):
+            print("to train without them, delete the copies in the input and pass another --out")
 
 
 def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
@@ -142,60 +129,18 @@ def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
     return load_label_vectors(file, names, missing="zero")
 
 
-def _print_notes(source: Source) -> None:
-    for note in source.notes():
-        print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
+def _print_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(printable(f"note: {note}"), file=sys.stderr)
 
 
-def _print_duplicates(out: Path) -> None:
-    """Print one line per split that repeats its own samples or contains training samples."""
-    found = find_duplicates(out)
-    for split in found:
-        if split.in_training or split.repeated:
-            print(printable(f"duplicates: {split}"))
-    if any(split.in_training for split in found):
-        print("to train without them, delete the copies in the input and pass another --out")
-
-
-def write(
-    source: Source,
-    out: Path | str,
-    *,
-    samples_per_shard: int = SAMPLES_PER_SHARD,
-    workers: int | None = None,
-    ray: str | None = None,
-    vectors: WithLabelVectors | None = None,
-    notes: Callable[[], Iterable[str]] = tuple,
-    ignored: Sequence["Skipped"] = (),
-) -> None:
-    """Write the shards of `source`, and print a summary.
-
-    vectors: `source` with label vectors from a file instead of its own. notes: a function that is
-    called after writing and returns lines to print. ignored: files that the source does not read.
-    """
-    from data.shards.writing.writer import write_shards
-
-    started = time.monotonic()
-    explained = nullcontext() if is_url(out) else explain_write_errors(Path(out), "--out")
-    with progress("writing") as report, explained:
-        written = write_shards(
-            vectors or source,
-            out,
-            samples_per_shard=samples_per_shard,
-            workers=workers,
-            ray=ray,
-            ignored=ignored,
-            report=report,
-        )
+def _print_result(written: "Written", out: Path | str, started: float) -> None:
     manifest = written.manifest
     if written.skipped is not None:
         print_skipped(written.skipped)
     if written.complete_before:
         print(printable(f"{out} is already complete: {summary(manifest)}"))
         return
-    of_vectors = () if vectors is None else vectors.notes()
-    for note in chain(notes(), of_vectors):
-        print(printable(f"note: {note}"), file=sys.stderr)
     if written.resumed:
         print(f"resumed after {pluralize(written.resumed, 'complete shard')}")
     if written.num_skipped:

@@ -12,7 +12,7 @@ import typer
 
 from data.processes import handled_signals
 from launch.options import AllowImport, Given, build, options_of, with_options
-from launch.ranks.placement import LAST_PORT, Placement, contradicting_variables, parse_nodes
+from launch.ranks.placement import Placement, contradicting_variables, parse_nodes
 from launch.shipped import OVERRIDES, RECIPE, shipped_recipes
 from launch.terminal import wide_console
 from trainer.process.exit_codes import BAD_INPUT, FAILED, INTERRUPTED, PREEMPTED
@@ -76,7 +76,6 @@ def train(
                 "its options: pass the value as an option, or unset the variable",
                 file=sys.stderr,
             )
-        _check_ports(resolved.telemetry.port, placement.num_processes)
         check_inputs(resolved, recipe)  # here: the ranks of a large run take a minute to fail
         from launch.ranks.run import run_ranks
 
@@ -115,15 +114,6 @@ def _nothing_to_save() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _check_ports(first: int | None, num_processes: int) -> None:
-    """Raise ValueError if the ranks' metrics would need ports above the last port."""
-    if first and first + num_processes - 1 > LAST_PORT:
-        raise ValueError(
-            f"telemetry.port is {first}, but the {num_processes} ranks need one port each, and the "
-            f"last port is {LAST_PORT}: choose a lower port"
-        )
 
 
 def num_processes(text: str | None) -> int:

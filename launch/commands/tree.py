@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,8 +26,14 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Build label trees.", no_args_is_help=True)
 
 _TRIVIAL_PROJECTION = 16
-_OF_VECTORS = ("kind", "base", "project", "missing")
-_Names = TypeVar("_Names")
+# The options that apply to each kind of source.
+_FOR_VECTORS = ("kind", "base", "project")
+_OPTIONS = {
+    "the label vectors of shards": ("origin", *_FOR_VECTORS),
+    "the hierarchy of shards": ("origin", "keep_chains"),
+    "label vectors": ("classes", "missing", *_FOR_VECTORS),
+    "a hierarchy": ("classes", "keep_chains"),
+}
 
 
 class TreeOptions(BaseModel):
@@ -77,14 +83,18 @@ def build_tree(
 
     started = time.monotonic()
     options = build(TreeOptions, given)
-    named, used = build_named_tree(source, options, given)
+    kind = _kind_of(source, options)
+    named_options = options_of(TreeOptions)
+    if others := sorted(named_options[o].names for o in given if o not in _OPTIONS[kind]):
+        raise ValueError(f"{', '.join(others)} cannot be used with {kind}, which {source} contains")
+    named = _hierarchy(source, options) if "hierarchy" in kind else _cover_tree(source, options)
     with explain_write_errors(out, "--out"):
         named.save(out)
-    print(f"built from {'label vectors' if used == 'vectors' else 'the hierarchy'}")
+    print(f"built from {kind}")
     print("\n".join(statistics_of(named.tree)))
     if is_near_trivial(named.tree):
         remedy = "use other vectors, or dense class weights"
-        if options.project is None and used == "vectors":
+        if options.project is None and "vectors" in kind:
             remedy = (
                 "high-dimensional vectors without clusters are all equally far apart, so pass "
                 f"--project {_TRIVIAL_PROJECTION}, or use other vectors"
@@ -98,45 +108,37 @@ def build_tree(
     print(printable(f"{out}: {seconds_since(started)}"))
 
 
-def build_named_tree(
-    source: Path, options: TreeOptions, given: Given
-) -> "tuple[NamedTree, Literal['vectors', 'hierarchy']]":
-    """Build the label tree of a source. Returns the tree and the kind of source used.
-
-    given: the options that were passed on the command line. Raises ValueError or OSError for errors
-    that the user can fix.
-    """
-    if not source.exists():
-        raise FileNotFoundError(f"{source} does not exist: pass shards, vectors or a hierarchy")
-    is_shards = (source / "manifest.json").is_file()
-    is_hierarchy = source.suffix in (".csv", ".tsv") or (source / "data.noun").is_file()
-    if is_shards:
+def _kind_of(source: Path, options: TreeOptions) -> str:
+    """Return the key in `_OPTIONS` of what the tree is built from."""
+    if _is_shards(source):
         from data.shards.manifest import Manifest
 
         has_vectors = Manifest.read(source).label_vectors is not None
         origin = options.origin or ("vectors" if has_vectors else "hierarchy")
-        _reject(given, ("classes",), f"{source} has its own class list")
-    else:
-        origin = "hierarchy" if is_hierarchy else "vectors"
-        _reject(given, ("origin",), f"only for shards, but {source} contains {origin}")
-    if origin == "vectors":
-        _reject(given, ("keep_chains",), "only for hierarchies; cover trees have no chains")
-        return _cover_tree(*_vectors(source, options, given, is_shards=is_shards), options), origin
-    _reject(given, _OF_VECTORS, f"only for label vectors, but {source} contains a hierarchy")
-    return _from_hierarchy(source, options, is_shards=is_shards), origin
+        return f"the {'label vectors' if origin == 'vectors' else origin} of shards"
+    if source.suffix in (".csv", ".tsv") or (source / "data.noun").is_file():
+        return "a hierarchy"
+    if not source.is_file():
+        problem = "is neither shards nor a WordNet dict" if source.is_dir() else "does not exist"
+        raise FileNotFoundError(f"{source} {problem}: pass shards, vectors or a hierarchy")
+    return "label vectors"
 
 
-def _from_hierarchy(source: Path, options: TreeOptions, *, is_shards: bool) -> "NamedTree":
+def _is_shards(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file()
+
+
+def _hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
     from data.shards.hierarchy import class_paths
     from data.shards.manifest import Manifest
     from heads.tree import read_parent_table, read_wordnet, tree_of_paths
 
     collapse = not options.keep_chains
-    if is_shards:
+    if _is_shards(source):
         manifest = Manifest.read(source)
         paths = class_paths(source, manifest)
         return tree_of_paths(manifest.class_names, paths, collapse=collapse)
-    names = None if options.classes is None else read_class_list(options.classes)[0]
+    names = None if options.classes is None else _class_list(options.classes)[0]
     if source.is_dir():
         return read_wordnet(source).tree(_required(names, source), collapse=collapse)
     hierarchy = read_parent_table(source)
@@ -146,9 +148,10 @@ def _from_hierarchy(source: Path, options: TreeOptions, *, is_shards: bool) -> "
     return hierarchy.tree(names or hierarchy.leaves(), collapse=collapse)
 
 
-def _cover_tree(names: Sequence[str], vectors: "np.ndarray", options: TreeOptions) -> "NamedTree":
+def _cover_tree(source: Path, options: TreeOptions) -> "NamedTree":
     from heads.tree import NamedTree, build_cover_tree, project
 
+    names, vectors = _vectors(source, options)
     if options.project is not None:
         vectors = project(vectors, options.project)
     with progress("building the tree", "classes") as report:
@@ -156,27 +159,18 @@ def _cover_tree(names: Sequence[str], vectors: "np.ndarray", options: TreeOption
     return NamedTree.of_cover_tree(cover, names, options.kind)
 
 
-def _vectors(
-    source: Path, options: TreeOptions, given: Given, *, is_shards: bool
-) -> "tuple[Sequence[str], np.ndarray]":
+def _vectors(source: Path, options: TreeOptions) -> "tuple[Sequence[str], np.ndarray]":
     from data.shards.label_vectors import load_label_vectors as load_of_shards
     from data.shards.manifest import Manifest
     from heads.tree import load_label_vectors, read_label_vectors
 
-    if is_shards:
-        _reject(given, ("missing",), f"{source} contains a vector for each class")
+    if _is_shards(source):
         manifest = Manifest.read(source)
         return manifest.class_names, load_of_shards(source, manifest)
-    listed = None if options.classes is None else read_class_list(options.classes)
-    if source.is_dir():
-        raise ValueError(
-            f"{source} is neither a folder of shards nor a WordNet dict folder: pass one of these, "
-            "a file of vectors or a parent table"
-        )
-    if listed is None:
+    if options.classes is None:
         found, vectors = read_label_vectors(source)
         return _required(found, source), vectors
-    names, words = listed
+    names, words = _class_list(options.classes)
     vectors, without = load_label_vectors(source, words, missing=options.missing)
     if without:
         shown = ", ".join(without[:10]) + (", …" if len(without) > 10 else "")
@@ -186,7 +180,7 @@ def _vectors(
     return names, vectors
 
 
-def read_class_list(path: Path) -> tuple[list[str], list[str]]:
+def _class_list(path: Path) -> tuple[list[str], list[str]]:
     """Read class names from a folder of shards, or from a file with one name per line.
 
     Returns the names, and a readable word for each. For ImageNet, the names are synset IDs.
@@ -203,17 +197,10 @@ def read_class_list(path: Path) -> tuple[list[str], list[str]]:
     return names, names
 
 
-def _required(names: _Names | None, source: Path) -> _Names:
+def _required(names: list[str] | None, source: Path) -> list[str]:
     if names is None:
         raise ValueError(f"{source} contains no class names: pass them with --classes")
     return names
-
-
-def _reject(given: Given, unsupported: Sequence[str], why: str) -> None:
-    """Raise ValueError with the options and `why` if any of the `unsupported` fields is given."""
-    options = options_of(TreeOptions)
-    if named := sorted(options[name].names for name in given if name in unsupported):
-        raise ValueError(f"{', '.join(named)}: {why}")
 
 
 app.callback()(lambda: None)  # otherwise `kway tree` would be the command itself

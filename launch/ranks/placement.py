@@ -4,7 +4,6 @@ The fields have the names and meanings of torchrun's options and define those of
 not import torch.
 """
 
-import difflib
 import os
 import uuid
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from pydantic.dataclasses import dataclass
 
 from data.option import Option, Supplied
 
-LAST_PORT = 65_535
 # The keys that torch 2.13 reads in c10d_rendezvous_backend.py and dynamic_rendezvous.py. torch
 # silently ignores all others.
 _CONF = (
@@ -28,7 +26,6 @@ _CONF = (
     "keep_alive_interval",
     "keep_alive_max_attempt",
 )
-_TRUTHS = ("1", "true", "t", "yes", "y", "0", "false", "f", "no", "n")
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -45,17 +42,12 @@ def parse_conf(given: str | Mapping[str, str]) -> dict[str, str]:
         given = {key: value for key, _, value in (p.partition("=") for p in given.split(",") if p)}
     conf = {}
     for key, value in ((key.strip(), value.strip()) for key, value in given.items()):
-        # torch's static rendezvous calls this setting `timeout`.
-        name = "join_timeout" if key == "timeout" else key
-        if name not in _CONF:
-            near = difflib.get_close_matches(name, _CONF, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_CONF)}"
-            raise ValueError(f"{name} is not a known key: {hint}")
-        if name == "is_host" and value.lower() not in _TRUTHS:
-            raise ValueError(f"{name} is {value!r}: pass 0 or 1")
-        if name != "is_host" and not (value.isdecimal() and int(value)):
-            raise ValueError(f"{name} is {value!r}: pass an integer of at least 1")
-        conf[name] = value
+        if key not in _CONF:
+            raise ValueError(f"{key} is not a known key: choose one of {', '.join(_CONF)}")
+        least = 0 if key == "is_host" else 1
+        if not (value.isdecimal() and int(value) >= least):
+            raise ValueError(f"{key} is {value!r}: pass an integer of at least {least}")
+        conf[key] = value
     return conf
 
 
@@ -85,7 +77,7 @@ class Placement:
     master_addr: str | None = Field(
         default=None, description="host of a static rendezvous, which does not support restarts"
     )
-    master_port: int = Field(default=29500, ge=1, le=LAST_PORT, description="port of --master-addr")
+    master_port: int = Field(default=29500, ge=1, le=65_535, description="port of --master-addr")
     max_restarts: int = Field(
         default=0, ge=0, description="maximum number of restarts after a retryable failure"
     )

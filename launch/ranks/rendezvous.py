@@ -10,19 +10,16 @@ respond to SIGTERM. Therefore a second thread makes the call while the main thre
 If the host of the store is suspended, a call to the store never returns, regardless of the timeout.
 """
 
-import math
 import os
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from threading import Thread, Timer
 from typing import Any, TypeVar, cast
 
-from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -32,22 +29,15 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
-from torch.distributed.elastic.rendezvous.utils import (
-    _matches_machine_hostname,
-    parse_rendezvous_endpoint,
-)
 
-from data.retry import TransientError, wait_before_retry
 from launch.ranks.placement import Placement
 
 T = TypeVar("T")
 
-_DEFAULT_PORT = 29400
 _JOIN_SECONDS = 600
 _LAST_CALL_SECONDS = 30  # torch's default
 # A host that does not respond within this time is considered lost.
 _RESPONSE_SECONDS = 15
-_RETRY_SECONDS = 0.5
 # A wait that takes longer than this is reported.
 _REPORT_AFTER_SECONDS = 5
 
@@ -93,12 +83,15 @@ class InterruptibleRendezvous:
 def open_rendezvous(placement: Placement) -> RendezvousHandler:
     """Return the rendezvous handler for torch's agent, once the host of the rendezvous is up.
 
-    Raises TimeoutError if the host does not respond within `join_timeout`, and RendezvousError or
-    DistError if torch's rendezvous fails.
+    A static rendezvous connects later. Raises TimeoutError if the host does not respond within
+    `join_timeout`, and RendezvousError or DistError if torch's rendezvous fails.
     """
     # Give each attempt its own store (see the module docstring).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     seconds = join_seconds(placement)
+    # torch's client retries for this long, even if the name of the host does not resolve yet or the
+    # connection breaks. The call is abandoned before that.
+    patient = 2 * seconds
     parameters = RendezvousParameters(
         backend="static" if placement.is_static else "c10d",
         endpoint=placement.endpoint,
@@ -106,65 +99,17 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
         local_addr=placement.local_addr or ("127.0.0.1" if placement.max_nodes == 1 else None),
-        # torch's client retries its connection for this long; `_connected` times out earlier.
-        **{**placement.rdzv_conf, "read_timeout": str(2 * seconds)},
+        **{**placement.rdzv_conf, "read_timeout": str(patient)},
     )
-    host, port = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
     if placement.is_static:
-        rank = placement.node_rank or 0
-        if rank:  # its handler connects later, in torch code that does not apply the timeout
-            _connected(
-                lambda: TCPStore(host, port, timeout=timedelta(seconds=2 * seconds)),
-                placement,
-                hosts=False,
-            )
-        parameters.config |= {"rank": rank, "timeout": seconds}
+        parameters.config |= {"rank": placement.node_rank or 0, "timeout": patient}
         return create_rdzv_handler(parameters)
-    is_host = parameters.get_as_bool("is_host")
-    hosts = _matches_machine_hostname(host) if is_host is None else is_host
-    backend, store = _connected(lambda: create_backend(parameters), placement, hosts=hosts)
+    with report_waiting(placement, "the machine that hosts the rendezvous"):
+        backend, store = interruptible(partial(create_backend, parameters), seconds=seconds)
     timeout = int(placement.rdzv_conf.get("read_timeout", _RESPONSE_SECONDS))
     store.set_timeout(timedelta(seconds=timeout))
     handler = InterruptibleRendezvous(create_handler(store, backend, parameters))
     return cast(RendezvousHandler, handler)
-
-
-def _connected(connect: Callable[[], T], placement: Placement, *, hosts: bool) -> T:
-    """Return the result of `connect`.
-
-    A launcher that does not host the rendezvous first waits for the host's port, and reconnects if
-    the connection breaks.
-    """
-    seconds = join_seconds(placement)
-    deadline = time.monotonic() + seconds
-    attempt = 1
-    with report_waiting(placement, "the machine that hosts the rendezvous"):
-        while True:
-            if not hosts:
-                _wait_for_port(placement, deadline)
-            try:
-                left = max(0.0, deadline - time.monotonic())
-                return interruptible(connect, seconds=left)
-            except TimeoutError as error:
-                raise TimeoutError(
-                    f"the rendezvous at {placement.endpoint} accepts connections but did not "
-                    f"respond within {join_seconds(placement)} s: restart its host, or choose "
-                    "another port if another program is listening on this one"
-                ) from error
-            except (RendezvousConnectionError, DistError) as error:
-                if hosts:
-                    raise
-                broken = TransientError(_innermost(error))
-            wait_before_retry(
-                f"the rendezvous at {placement.endpoint}",
-                broken,
-                attempt,
-                attempts=math.inf,
-                deadline=deadline,
-                remedy="check that no other program is listening on its port, and restart all "
-                "machines",
-            )
-            attempt += 1
 
 
 @contextmanager
@@ -198,8 +143,11 @@ def failure_reason(error: Exception, placement: Placement) -> str:
             "on it, or choose another port on all machines"
         )
     match error:
-        case TimeoutError() | TransientError():  # a timeout of `interruptible` has no message
-            return str(error) or f"{where} stopped responding: restart its host, then the others"
+        case TimeoutError():
+            return (
+                f"{where} does not respond: start or restart kway train on the machine that hosts "
+                "it, and check that its port is open and not used by another program"
+            )
         case RendezvousClosedError():
             return f"{where} is closed, because ranks on another machine failed: see their output"
         case RendezvousTimeoutError():
@@ -231,17 +179,3 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _wait_for_port(placement: Placement, deadline: float) -> None:
-    """Wait until the port accepts connections. Waits in Python, so signals are still handled."""
-    address = parse_rendezvous_endpoint(placement.endpoint, _DEFAULT_PORT)
-    while time.monotonic() < deadline:
-        # The host name may not resolve until the host is up.
-        with suppress(OSError), socket.create_connection(address, timeout=_RETRY_SECONDS * 4):
-            return
-        time.sleep(_RETRY_SECONDS)
-    raise TimeoutError(
-        f"{placement.endpoint} did not respond within {join_seconds(placement)} s: start kway "
-        "train on the machine that hosts the rendezvous, and check that its port is open"
-    )

@@ -18,7 +18,6 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
-from data.retry import TransientError
 from launch.ranks.agent import Agent
 from launch.ranks.placement import Placement
 from launch.ranks.rendezvous import failure_reason, interruptible, open_rendezvous
@@ -58,7 +57,7 @@ def run_ranks(module: str, arguments: Sequence[str], placement: Placement) -> in
             agent = Agent(spec, stop=stop, log_folder=log_folder, placement=placement)
         except SignalException as stopped:
             return INTERRUPTED if stopped.sigval == signal.SIGINT else PREEMPTED
-        except (RendezvousError, dist.DistError, TimeoutError, TransientError) as error:
+        except (RendezvousError, dist.DistError, TimeoutError) as error:
             return _rendezvous_failed(error, placement)
         return _run(agent, placement, rendezvous)
 

@@ -1,18 +1,16 @@
 """The report page: one self-contained HTML file without scripts.
 
-All text that comes from a run, such as metric names, is escaped.
+Jinja escapes all text that comes from a run, such as metric names.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from html import escape
-from importlib.resources import files
-from string import Template
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib.style
 import numpy as np
-from matplotlib.figure import Figure
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from data.messages import pluralize, printable
 from launch.measures import is_ratio, measure_label
@@ -24,34 +22,41 @@ _UNKNOWN = "–"
 _WORST = 10
 
 
+class Part(NamedTuple):
+    """A plot or a table of the page, in a frame if it has a title. run: shown before the title.
+    heads: the columns of the table, each a run or a text. note: shown below a plot."""
+
+    title: str = ""
+    run: Run | None = None
+    svg: Markup | None = None
+    note: str = ""
+    heads: Sequence[Run | str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+
 def report_page(runs: Sequence[Run]) -> str:
     """The complete page."""
-    sections = {
-        "Summary": iter([_runs_table(runs, summary(runs))]),
-        "Recipe differences": _differences(runs),
-        "Learning": _learning(runs),
-        "Evaluations": _evaluations(runs),
-        "Single-class accuracy": _single_logits(runs),
-        "Speed": _speed(runs),
-    }
-    body = ""
     # The default style, and not the user's own settings.
     with matplotlib.style.context(["default", STYLE]):
-        for title, parts in sections.items():
-            if inside := "".join(parts):
-                body += f'<section><h2>{title}</h2>\n<div class="parts">{inside}</div></section>\n'
-    template = files("launch.report").joinpath("page.html").read_text(encoding="utf-8")
-    return Template(template).substitute(
+        sections = {
+            "Summary": [_runs_table(runs, summary(runs))],
+            "Recipe differences": list(_differences(runs)),
+            "Learning": list(_learning(runs)),
+            "Evaluations": list(_evaluations(runs)),
+            "Single-class accuracy": list(_single_logits(runs)),
+            "Speed": list(_speed(runs)),
+        }
+    templates = Environment(
+        loader=PackageLoader("launch.report", ""),
+        autoescape=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    return templates.get_template("page.html").render(
         title=f"kway report: {pluralize(len(runs), 'run')}",
         created=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        colors=" ".join(
-            f".run{r.number} {{ background: {COLORS[r.number % len(COLORS)]}; }}" for r in runs
-        ),
-        runs="".join(f"<li>{_letter(run)} <b>{_text(run.name)}</b></li>" for run in runs),
-        problems="".join(
-            f"<li>{_letter(run)} {_text(problem)}</li>" for run in runs for problem in run.problems
-        ),
-        body=body,
+        colors=COLORS,
+        runs=runs,
+        sections=sections,
     )
 
 
@@ -119,38 +124,24 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if size >= 1000 else f"{value:.4g}"
 
 
-def _differences(runs: Sequence[Run]) -> Iterator[str]:
+def _differences(runs: Sequence[Run]) -> Iterator[Part]:
     """The settings that differ between the recipes, except `run`, which always differs."""
     known = [run for run in runs if run.recipe]
     keys = dict.fromkeys(key for run in known for key in run.recipe if key != "run")
     rows = {key: [run.recipe.get(key, _UNKNOWN) for run in known] for key in keys}
     rows = {key: cells for key, cells in rows.items() if len(set(cells)) > 1}
     if len(known) > 1:
-        yield _runs_table(known, rows) if rows else "<p>The recipes are identical.</p>"
+        yield _runs_table(known, rows) if rows else Part(note="The recipes are identical.")
 
 
-def _runs_table(runs: Sequence[Run], rows: dict[str, list[str]]) -> str:
-    heads = ["", *(f"{_letter(run)} {_text(run.name)}" for run in runs)]
-    return _table(heads, ([name, *cells] for name, cells in rows.items()))
-
-
-def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in its own horizontally scrolling container. heads: HTML. rows: text."""
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    body = "".join(
-        f'<tr><th scope="row">{_text(first)}</th>'
-        + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for first, *cells in rows
-    )
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="wide" role="region" aria-label="Table" tabindex="0">{table}</div>'
+def _runs_table(runs: Sequence[Run], rows: dict[str, list[str]]) -> Part:
+    return Part(heads=["", *runs], rows=[[name, *cells] for name, cells in rows.items()])
 
 
 # ------------------------------------------------------------------ plots
 
 
-def _learning(runs: Sequence[Run]) -> Iterator[str]:
+def _learning(runs: Sequence[Run]) -> Iterator[Part]:
     """Loss over steps and over time, learning rate and gradient norm."""
     noisy: dict[str, Any] = {"log": True, "smooth": True}
     yield from _over_steps(runs, "loss", "Loss", **noisy)
@@ -163,7 +154,7 @@ def _learning(runs: Sequence[Run]) -> Iterator[str]:
     yield from _over_steps(runs, "gradient_norm", "Gradient norm", **noisy)
 
 
-def _evaluations(runs: Sequence[Run]) -> Iterator[str]:
+def _evaluations(runs: Sequence[Run]) -> Iterator[Part]:
     """Curves of the metrics."""
     x_label, scale = axis_of(runs)
     for name in _measure_names(runs):
@@ -177,7 +168,7 @@ def _evaluations(runs: Sequence[Run]) -> Iterator[str]:
         yield from _curves(title, curves, x_label=x_label, percent=percent)
 
 
-def _single_logits(runs: Sequence[Run]) -> Iterator[str]:
+def _single_logits(runs: Sequence[Run]) -> Iterator[Part]:
     """The classes' AUPRC and precision in descending order, over the share of classes, and the
     classes with the lowest AUPRC."""
     tables = {run: run.classes for run in runs if run.classes is not None}
@@ -202,11 +193,10 @@ def _single_logits(runs: Sequence[Run]) -> Iterator[str]:
             values = (table.accuracy[j], table.average_precision[j], *table.precision_at[j])
             cells = (f"{value:.1%}" for value in values)
             rows.append([table.names[j], f"{table.positives[j]:,}", *cells])
-        title = f"<h3>{_letter(run)} Classes with the lowest AUPRC</h3>"
-        yield f"<figure>{title}{_table(heads, rows)}</figure>\n"
+        yield Part("Classes with the lowest AUPRC", run, heads=heads, rows=rows)
 
 
-def _speed(runs: Sequence[Run]) -> Iterator[str]:
+def _speed(runs: Sequence[Run]) -> Iterator[Part]:
     """Throughput, time spent waiting for data, device utilization and phases."""
     rate: dict[str, Any] = {"from_zero": True, "smooth": True}
     share: dict[str, Any] = {"percent": True, **rate}
@@ -216,7 +206,7 @@ def _speed(runs: Sequence[Run]) -> Iterator[str]:
     shares = {run.letter: found for run in runs if (found := share_of_phases(run))}
     if shares:
         parts = [part for part in (*PHASES, "other") if any(part in s for s in shares.values())]
-        yield _figure("Time by phase", draw_shares(shares, parts))
+        yield Part("Time by phase", svg=as_svg(draw_shares(shares, parts), "Time by phase"))
 
 
 def share_of_phases(run: Run) -> dict[str, float]:
@@ -243,27 +233,14 @@ def axis_of(runs: Sequence[Run]) -> tuple[str, dict[Run, float]]:
     return "samples", batches
 
 
-def _over_steps(runs: Sequence[Run], name: str, title: str, **options: Any) -> Iterator[str]:
+def _over_steps(runs: Sequence[Run], name: str, title: str, **options: Any) -> Iterator[Part]:
     """Plot a column, if any run has it."""
     label, scale = axis_of(runs)
     curves = [Curve(r, scale[r] * r.column("step"), r.column(name)) for r in runs]
     yield from _curves(title, curves, x_label=label, **options)
 
 
-def _curves(title: str, curves: Sequence[Curve], note: str = "", **options: Any) -> Iterator[str]:
+def _curves(title: str, curves: Sequence[Curve], note: str = "", **options: Any) -> Iterator[Part]:
     """Plot the curves, if any of them has finite points."""
     if finite := [curve for curve in (curve.finite() for curve in curves) if len(curve.x)]:
-        yield _figure(title, draw_curves(finite, **options), note)
-
-
-def _figure(title: str, figure: Figure, note: str = "") -> str:
-    caption = f"<figcaption>{_text(note)}</figcaption>" if note else ""
-    return f"<figure><h3>{_text(title)}</h3>{as_svg(figure, _text(title))}{caption}</figure>\n"
-
-
-def _letter(run: Run) -> str:
-    return f'<span class="letter run{run.number}">{run.letter}</span>'
-
-
-def _text(text: str) -> str:
-    return escape(printable(text), quote=True)
+        yield Part(title, svg=as_svg(draw_curves(finite, **options), title), note=note)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogFormatter, PercentFormatter
 
+from data.messages import printable
 from launch.report.reading import Run
 
 # At least 3:1 contrast with the page in light and dark mode.
@@ -131,8 +133,8 @@ def draw_shares(rows: dict[str, dict[str, float]], parts: Sequence[str]) -> Figu
     return figure
 
 
-def as_svg(figure: Figure, description: str) -> str:
-    """The figure as an SVG element. `description` is escaped HTML text for screen readers."""
+def as_svg(figure: Figure, description: str) -> Markup:
+    """The figure as an SVG element with a description for screen readers."""
     text = io.StringIO()
     none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(text, format="svg", metadata=none, transparent=True)
@@ -142,4 +144,5 @@ def as_svg(figure: Figure, description: str) -> str:
     svg = re.sub(r'<g id="[^"]*">', "<g>", svg[svg.index("<svg") :])
     svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2).replace(_INK, "currentColor")
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    label = escape(printable(description))
+    return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1))

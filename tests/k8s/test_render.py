@@ -30,7 +30,7 @@ def recipe_of(manifests: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("overlay", ["job", "jobset", "trainjob", "kueue"])
-@pytest.mark.parametrize(("nodes", "gpus"), [(1, 0), (3, 0), (4, 8)])
+@pytest.mark.parametrize(("nodes", "gpus"), [(3, 0), (4, 8)])
 def test_manifests_have_the_requested_pods_and_ranks(overlay, nodes, gpus):
     manifests = rendered(nodes, gpus, overlay)
     assert [line for manifest in manifests for line in schema_errors(manifest)] == []

@@ -94,10 +94,10 @@ def test_kway_serve_accepts_the_arguments(kind):
     has_grpc = kind == "deployment"
     given = command(rendered(kind=kind, device="cuda", allow_imports=("a.b:C",), has_grpc=has_grpc))
     assert given["bundle"] == (BUNDLE if has_grpc else Path("/mnt/models"))
-    assert (given["host"], given["port"], given["threads"]) == ("0.0.0.0", 8000, 2)
+    assert (given["host"], given["port"], given["threads"]) == ("0.0.0.0", "8000", "2")
     assert given["no_ray"]
     assert (given["device"], given["allow_import"]) == ("cuda", ["a.b:C"])
-    assert given["grpc_port"] == (9000 if has_grpc else None)
+    assert given["grpc_port"] == ("9000" if has_grpc else None)
     assert str(given["token_file"]) == "/var/run/secrets/kway/tokens"
 
 

@@ -1,6 +1,5 @@
 """The `kway` command: its output, exit codes and one-line errors."""
 
-import json
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import psutil
 import pytest
 
 from heads.losses import LOSSES
-from launch.commands import demo
 from launch.main import main
 from tests.dispositions import default_signals
 from tests.ranks import rank_world
@@ -219,19 +217,18 @@ def test_run_ranks_restores_the_signal_handlers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @default_signals()
-def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
+def test_a_signal_to_the_demo_stops_its_server(tmp_path):
     mark, bundle = uuid.uuid4().hex, write_bundle(tmp_path / "bundle")
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from launch.commands.demo import exit_on_signals, server\n"
+        "from launch.commands.demo import exit_on_signals, served\n"
         "exit_on_signals()\n"
-        "with server(Path(sys.argv[1]), Path(sys.argv[2])) as url:\n"
+        "with served(Path(sys.argv[1])) as url:\n"
         "    print(url, flush=True); time.sleep(100)\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code, str(bundle), str(tmp_path / "log")],
+        [sys.executable, "-c", code, str(bundle)],
         cwd=ROOT,
         env=environment() | {"KWAY_TEST_MARK": mark},
         stdout=subprocess.PIPE,
@@ -241,20 +238,11 @@ def test_a_signal_to_the_demo_stops_its_server(number, tmp_path):
         assert process.stdout is not None
         assert process.stdout.readline().startswith("http://")
         assert len(processes_with(mark)) > 2
-        process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-    # Without a handler, Python ends itself with SIGINT. `kway` exits with 130 instead.
-    assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGINT)
-    assert ("Traceback" in error) is (number == signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=600)
+    assert process.returncode == 143
+    assert "Traceback" not in error
     assert processes_with(mark) == []
-
-
-def test_the_demo_ignores_evaluations_of_an_older_run(run, tmp_path):
-    shutil.move(run, demo.DENSE_CE.folder(tmp_path))
-    folder = RunFolder(demo.DENSE_CE.folder(tmp_path)).evaluations
-    expected = json.loads((folder / "step-00000004.json").read_text())
-    (folder / "step-00000099.json").write_text("{}")
-    assert demo.DENSE_CE.measures(tmp_path) == expected
 
 
 @pytest.mark.slow
@@ -267,7 +255,7 @@ def test_the_demo_completes_twice_and_leaves_no_process(tmp_path):
             command,
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=850,
             cwd=ROOT,
             env=environment() | {"KWAY_TEST_MARK": mark},
             check=False,

@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import cv2
@@ -43,19 +45,31 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
+@contextmanager
+def working_in(folder: Path) -> Iterator[None]:
+    """Make `folder` the current directory, from which this process and ranks import."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.syspath_prepend(folder)
+        forget()
+        yield
+        forget()
+
+
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory that contains the files of the page. Ranks also import from it."""
+def here(tmp_path: Path) -> Iterator[Path]:
+    """A current directory that contains the files of the page."""
+    write_files(tmp_path)
+    with working_in(tmp_path):
+        yield tmp_path
+
+
+def write_files(folder: Path) -> None:
     for block in blocks("python") + blocks("yaml"):
-        file = tmp_path / block.partition("\n")[0].removeprefix("# ")
+        file = folder / block.partition("\n")[0].removeprefix("# ")
         file.parent.mkdir(exist_ok=True)
         file.write_text(block, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.syspath_prepend(tmp_path)
-    forget()
-    yield tmp_path
-    forget()
 
 
 def forget() -> None:
@@ -76,9 +90,21 @@ def trained(glyphs: Path, *overrides: str) -> Path:
     return recipe.run
 
 
+@pytest.fixture(scope="module")
+def with_run(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of the page and a run of two steps."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_files(folder)
+    with working_in(folder):
+        trained(glyphs, "train.duration.steps=2")
+    return folder
+
+
 @pytest.fixture
-def run(here: Path, glyphs: Path) -> Path:
-    return trained(glyphs, "train.duration.steps=2")
+def run(here: Path, with_run: Path) -> Path:
+    """The run, in a copy of its folder that is the current directory."""
+    shutil.copytree(with_run, here, dirs_exist_ok=True)
+    return Path("runs/mine")
 
 
 def test_the_commands_of_the_page_work(here, kway, capsys):

@@ -51,18 +51,3 @@ def test_sigterm_ends_a_command_that_is_pid_1(tmp_path):
             assert outer.wait(_SECONDS) == 128 + signal.SIGTERM
         finally:
             outer.kill()
-
-
-_FORKS = """
-import os, signal, launch.main as kway
-kway._exit_on_sigterm()
-assert signal.getsignal(signal.SIGTERM) is kway._exit
-if os.fork() == 0:
-    os._exit(signal.getsignal(signal.SIGTERM) != signal.SIG_DFL)
-assert os.wait()[1] == 0, "the child has its parent's handler"
-"""
-
-
-@needs_namespaces
-def test_forked_children_do_not_inherit_the_handler():
-    subprocess.run([*_NAMESPACE, sys.executable, "-c", _FORKS], check=True, cwd=ROOT, timeout=120)

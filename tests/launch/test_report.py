@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
-from launch.report.page import axis_of, report_page, share_of_phases
+from launch.report.page import axis_of, report_page, share_of_phases, summary
 from launch.report.reading import read_runs
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
@@ -24,20 +25,29 @@ HOSTILE = "\"><img src=x onerror=alert(1)></svg><script>alert('$x_1$')</script>\
 MakeRun = Callable[..., Path]
 
 
+def write_run(above: Path, name: str = "run", *, batch: int = 32, **recipe: Any) -> Path:
+    """Write a run folder with steps 10, 20, ..., 100 and two evaluations."""
+    folder = above / name
+    (folder / "evaluations").mkdir(parents=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump({"run": name, **recipe}))
+    write_records(folder, [step_record(step, batch) for step in range(10, 101, 10)])
+    for step in (50, 100):
+        add_evaluation(folder, step, top1=step / 200, auprc=step / 400)
+    return folder
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """A function that writes a run folder with steps 10, 20, ..., 100 and two evaluations."""
+    return partial(write_run, tmp_path)
 
-    def make(name: str = "run", *, batch: int = 32, **recipe: Any) -> Path:
-        folder = tmp_path / name
-        (folder / "evaluations").mkdir(parents=True)
-        (folder / "recipe.yaml").write_text(yaml.safe_dump({"run": name, **recipe}))
-        write_records(folder, [step_record(step, batch) for step in range(10, 101, 10)])
-        for step in (50, 100):
-            add_evaluation(folder, step, top1=step / 200, auprc=step / 400)
-        return folder
 
-    return make
+@pytest.fixture(scope="module")
+def page_of_two(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of two runs with different batch sizes and losses."""
+    above = tmp_path_factory.mktemp("runs")
+    one = write_run(above, "one", seed=1, head={"loss": {"kind": "ce"}})
+    topk = {"loss": {"kind": "smooth_topk", "k": 5}}
+    return page_of(one, write_run(above, "two", batch=64, seed=1, head=topk))
 
 
 def step_record(step: int, batch: int = 32, **more: Any) -> dict[str, Any]:
@@ -110,8 +120,8 @@ def test_the_page_shows_a_run_written_by_the_trainer(glyphs, tmp_path):
     assert '<ul class="problems"></ul>' in page
 
 
-def test_the_summary_has_a_column_per_run(make_run):
-    page = page_of(make_run("one"), make_run("two", batch=64))
+def test_the_summary_has_a_column_per_run(page_of_two):
+    page = page_of_two
     assert cells(page, "last loss") == ["1", "1"]
     assert cells(page, "samples") == ["3,200", "6,400"]
     assert cells(page, "best top-1 accuracy") == ["50.0% at step 100", "50.0% at step 100"]
@@ -120,10 +130,8 @@ def test_the_summary_has_a_column_per_run(make_run):
     assert cells(page, "training time") == ["0:00:50", "0:00:50"]
 
 
-def test_recipe_differences_contain_only_keys_that_differ(make_run):
-    one = make_run("one", seed=1, head={"loss": {"kind": "ce"}})
-    two = make_run("two", seed=1, head={"loss": {"kind": "smooth_topk", "k": 5}})
-    page = page_of(one, two)
+def test_recipe_differences_contain_only_keys_that_differ(page_of_two):
+    page = page_of_two
     assert cells(page, "head.loss.kind") == ["ce", "smooth_topk"]
     assert cells(page, "head.loss.k") == ["–", "5"]
     assert '<th scope="row">seed</th>' not in page
@@ -151,23 +159,22 @@ def test_phase_shares_sum_to_one_with_unattributed_time_as_other(make_run):
 def test_a_locked_run_is_reported_as_running(make_run):
     folder = make_run()
     with RunFolder(folder).locked():
-        assert cells(page_of(folder), "state") == ["running"]
-    assert cells(page_of(folder), "state") == ["not running"]
+        assert summary(read_runs([folder]))["state"] == ["running"]
+    assert summary(read_runs([folder]))["state"] == ["not running"]
 
 
-def test_the_page_has_no_scripts_and_no_external_resources(make_run):
-    page = page_of(make_run("one"), make_run("two"))
-    parsed = ParsedPage(page)
+def test_the_page_has_no_scripts_and_no_external_resources(page_of_two):
+    parsed = ParsedPage(page_of_two)
     names = {name for name, _ in parsed.attributes}
     assert not {"script", "link", "img", "iframe"} & parsed.tags
     assert not names & {"src", "srcset", "href", "action", "onload", "onclick"}
     links = [value for name, value in parsed.attributes if name == "xlink:href"]
     assert all(value and value.startswith("#") for value in links)
-    assert "default-src 'none'" in page
+    assert "default-src 'none'" in page_of_two
 
 
-def test_every_plot_is_valid_svg_with_a_label_and_colors_for_dark_mode(make_run):
-    plots = re.findall(r"<svg.*?</svg>", page_of(make_run("one"), make_run("two")), re.DOTALL)
+def test_every_plot_is_valid_svg_with_a_label_and_colors_for_dark_mode(page_of_two):
+    plots = re.findall(r"<svg.*?</svg>", page_of_two, re.DOTALL)
     assert len(plots) > 6
     for plot in plots:
         root = ElementTree.fromstring(plot)
@@ -212,7 +219,7 @@ def test_a_run_without_steps_is_shown_next_to_a_complete_one(make_run, tmp_path)
     (empty / "recipe.yaml").write_text("seed: 1")
     page = page_of(make_run("complete"), empty)
     assert cells(page, "steps") == ["100", "–"]
-    assert "no steps are logged" in page_of(empty)
+    assert "no steps are logged" in page
 
 
 def test_folders_that_are_not_runs_raise_errors(tmp_path):

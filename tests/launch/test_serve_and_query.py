@@ -6,15 +6,12 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from launch.commands.serve import _curl_line
 from launch.main import main
-from tests.quiet_server import QuietServer
 from tests.serving.started import ask, write_images
 from tests.tiny_bundle import IMAGE, classes, tiny_backbone, write
 from trainer.backbone.onnx_backbone import write_onnx
@@ -64,31 +61,18 @@ def test_the_error_for_an_unreadable_query_file_names_its_option(
     text = () if option == "--texts" else ("--text", "a")
     path = tmp_path / file
     line = error_of("query", "http://127.0.0.1:1", "--class", "x", *text, option, path)
-    assert line.startswith(f"error: {option} {path} ")
-    assert ("save it as UTF-8" if file == "not-utf-8" else "pass a readable file") in line
-    assert "Errno" not in line
+    assert option in line
+    assert str(path) in line
+    assert ("save it as UTF-8" if file == "not-utf-8" else "does not exist") in line
 
 
-@pytest.mark.parametrize("source", ["localhost", "gpu-3.local:8000/", "[::1]:8000"])
-def test_a_server_address_without_http_is_reported(error_of: ErrorOf, source: str) -> None:
-    line = error_of("query", source, "--class", "x", "--text", "a")
-    assert f"{source} is neither a folder" in line
-    assert f"pass http://{source}" in line
-
-
-@pytest.mark.parametrize("source", ["glyphs", "a:b"])
-def test_any_other_missing_folder_is_reported_as_not_a_bundle(
+@pytest.mark.parametrize("source", ["glyphs", "localhost", "gpu-3.local:8000/"])
+def test_a_source_that_is_neither_a_folder_nor_a_url_is_reported(
     error_of: ErrorOf, source: str
 ) -> None:
-    assert f"{source} is no" in error_of("query", source, "--class", "x", "--text", "a")
-
-
-def test_a_folder_whose_name_looks_like_an_address_is_opened_as_a_bundle(
-    error_of: ErrorOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run:1").mkdir()
-    assert "run:1 is no" in error_of("query", "run:1", "--class", "x", "--text", "a")
+    line = error_of("query", source, "--class", "x", "--text", "a")
+    assert f"{source} does not exist" in line
+    assert "http://" in line
 
 
 def test_the_curl_line_quotes_the_class(tmp_path: Path) -> None:
@@ -191,31 +175,6 @@ def test_an_invalid_query_prints_a_one_line_error(
 ) -> None:
     values = {"bundle": write(tmp_path / "pets"), "image": write_images(tmp_path)[0]}
     assert message in error_of("query", *(one.format(**values) for one in arguments))
-
-
-@pytest.mark.parametrize("body", [b"[]", b'{"limits": {"max_inputs": "many"}}', b"<p>"])
-def test_querying_a_server_other_than_kway_prints_a_one_line_error(
-    error_of: ErrorOf, tmp_path: Path, body: bytes
-) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with QuietServer(("127.0.0.1", 0), Handler) as other:
-        thread = Thread(target=other.serve_forever)
-        thread.start()
-        try:
-            url, image = f"http://127.0.0.1:{other.server_port}", write_images(tmp_path)[0]
-            assert str(other.server_port) in error_of("query", url, "--class", "husky", image)
-        finally:
-            other.shutdown()
-            thread.join(60)
 
 
 @pytest.fixture(scope="module")
