@@ -1,1 +1,1 @@
-"""Inspection of shards: damage, counts and contact sheets."""
+"""Inspection of shards: damage, counts and examples."""

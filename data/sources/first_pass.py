@@ -3,33 +3,30 @@
 """
 
 import hashlib
-import json
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import Any, TypeVar
 
 from data.messages import Report, shown, silent
-from data.processes import over_jobs
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile
-from data.sources.selection import (
-    Batch,
-    Row,
-    Rules,
-    Selected,
-    SelectionFolder,
-    Task,
-    gather,
-)
-from data.sources.source import Source
-from data.text.records import Fields, RecordFile, open_records, text_field
+from data.sources.selection import Batch, Row, Rules, Selected, Task, gather, select
+from data.sources.source import Source, in_workers, num_workers
+from data.tars.labels import label_order
+from data.text.records import Fields, Record, RecordFile, open_records, text_field
+
+_CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
+_BYTES_PER_TASK = 1 << 17  # reading this much takes about as long as rendering a sample
+
+T = TypeVar("T")
 
 
 class FirstPassSource(Source):
@@ -39,15 +36,36 @@ class FirstPassSource(Source):
 
     work: Path
     report: Report
+    min_count = 1
 
     @abstractmethod
     def rules(self) -> Rules:
         """Return the rules for selecting classes and handling duplicates."""
 
-    @property
     @abstractmethod
+    def batches(self) -> Iterator[Batch]:
+        """Yield all rows."""
+
+    @abstractmethod
+    def where(self, file: int, position: int) -> str:
+        """Describe the location of a row for errors."""
+
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """Return the classes: the labels with enough samples, of which one is a training sample.
+
+        They are sorted by number if all labels are numbers, otherwise by name.
+        """
+        names = [name for name in trained if samples[name] >= self.min_count]
+        if len(names) < 2:
+            raise ValueError(
+                f"found {len(names)} classes with training samples and at least {self.min_count} "
+                "samples in total, but at least 2 are required: check the labels"
+            )
+        return label_order(names)
+
+    @cached_property
     def _selected(self) -> Selected:
-        """The result of the first pass."""
+        return select(self.work, self.batches(), self.rules())
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths
@@ -57,9 +75,9 @@ class FirstPassSource(Source):
         )
 
     def splits(self) -> dict[str, Sequence[Task]]:
-        folder = SelectionFolder(self.work)
-        in_shards = shard_splits(self._selected.splits)
-        return {in_shards[split]: folder.tasks(split) for split in self._selected.splits}
+        found = self._selected.splits
+        in_shards = shard_splits(found)
+        return {in_shards[split]: tasks for split, tasks in found.items()}
 
     def notes(self) -> list[str]:
         """Return one line for each item that was skipped, found or renamed.
@@ -71,7 +89,7 @@ class FirstPassSource(Source):
 
     def clean_up(self) -> None:
         """Delete the results of the first pass."""
-        SelectionFolder(self.work).remove()
+        rmtree(self.work, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers need neither the result of the first pass nor the progress callback.
@@ -79,21 +97,24 @@ class FirstPassSource(Source):
 
 
 class RecordSource(FirstPassSource):
-    """A source of record files or Parquet tables, which several processes or Ray tasks read in
-    spans. A source is pickled for them.
+    """A source of record files or Parquet tables. This process reads the records, and several
+    processes parse them.
     """
 
     files: Sequence[Path]
     split: str | None
     test_fraction: float
     workers: int | None
-    ray: str | None
+    columns: Sequence[str] = ()  # of a Parquet table, the columns to read; by default, all
 
     @abstractmethod
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        """Yield the labeled rows of a span of file `number`, and count the other records in
-        `counts` by reason.
+    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
+        """Yield the labeled rows of a record, or count it in `counts` by the reason why it has
+        none.
         """
+
+    def where(self, file: int, position: int) -> str:
+        return self._opened[file].where(position)
 
     def _announced(self, what: str, column: str) -> str | None:
         if self.split is not None or not self.test_fraction:
@@ -132,38 +153,41 @@ class RecordSource(FirstPassSource):
             for path in self.files
         ]
 
-    @cached_property
-    def _selected(self) -> Selected:
-        # Include the absolute paths in order, because rows identify files by their position in the
-        # list.
-        files = [str(path.resolve()) for path in self.files]
-        about = json.dumps([self.describe().model_dump(), files])
-        return SelectionFolder(self.work).select(about, self.rules(), self._batches)
-
-    def _batches(self, done: Collection[int]) -> Iterator[Batch]:
-        """Yield a batch for each span whose number is not in `done`, and report bytes."""
-        spans = [
-            (file, first, last, size)
+    def batches(self) -> Iterator[Batch]:
+        total = sum(path.stat().st_size for path in self.files)
+        chunks = (
+            (file, chunk)
             for file, one in enumerate(self._opened)
-            for first, last, size in one.spans()
-        ]
-        left = [(number, *span[:3]) for number, span in enumerate(spans) if number not in done]
-        total, read = sum(span[3] for span in spans), sum(spans[number][3] for number in done)
-        self.report(read, total)
-        work = partial(_read_span, self)
-        batches = over_jobs(
-            work, left, total_bytes=total - read, workers=self.workers, ray=self.ray
+            for chunk in in_chunks(one.records(self.columns), lambda record: record.size)
         )
-        for (number, *_), batch in zip(left, batches, strict=True):
-            yield batch
-            read += spans[number][3]
-            self.report(read, total)
+        workers = num_workers(self.workers, total // _BYTES_PER_TASK)
+        done = 0
+        with in_workers(self, _parsed, chunks, workers) as found:
+            for batch in found:
+                yield batch
+                done += batch.size
+                self.report(done, total)
 
 
-def _read_span(source: RecordSource, job: tuple[int, int, int, int]) -> Batch:
-    number, file, first, last = job
+def _parsed(source: RecordSource, chunk: tuple[int, list[Record]]) -> Batch:
+    file, records = chunk
     counts = Counter[str]()
-    return gather(number, source.rows(file, first, last, counts), source.test_fraction, counts)
+    rows = (row for record in records for row in source.row(file, record, counts))
+    return gather(rows, source.test_fraction, counts, sum(record.size for record in records))
+
+
+def in_chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Divide items into lists of a limited length and size in bytes."""
+    chunk: list[T] = []
+    num_bytes = 0
+    for one in items:
+        chunk.append(one)
+        num_bytes += size(one)
+        if len(chunk) == _CHUNK_ROWS or num_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
 
 
 def work_folder(out: Path | str) -> Path:

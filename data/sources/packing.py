@@ -98,18 +98,6 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
     return Packed(jpeg.tobytes(), "jpg")
 
 
-class PixelTask(NamedTuple):
-    """A sample of decoded pixels, uint8, RGB [H, W, 3] or gray [H, W]."""
-
-    key: str
-    label: int
-    pixels: np.ndarray
-
-
-def render_pixels(task: PixelTask) -> Sample:
-    return Sample(task.key, lossless(task.pixels), "png", task.label)
-
-
 def lossless(image: np.ndarray) -> bytes:
     """Encode uint8 pixels, RGB [H, W, 3] or gray [H, W], as PNG."""
     if image.ndim == 3:

@@ -6,12 +6,13 @@ needed.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import ConfigDict
@@ -26,6 +27,11 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
 _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
+
+
+S = TypeVar("S", bound="Source")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,8 @@ class Source(ABC):
     `data/sources/__init__.py` lists the sources that `kway shard KIND` offers. Each is a frozen
     pydantic dataclass. Its fields define the command's options, with their defaults, bounds and
     descriptions, and its docstring is the command's help. A field marked `Supplied` is not an
-    option. The command supplies `work` (a folder for temporary files), `workers`, `ray` (the
-    address of a Ray cluster), and `report` (a callback for the progress of the work that precedes
-    writing).
+    option. The command supplies `work` (a folder for temporary files), `workers`, and `report` (a
+    callback for the progress of the work that precedes writing).
 
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all
@@ -105,9 +110,7 @@ class Source(ABC):
         return []
 
     def clean_up(self) -> None:
-        """Delete temporary files. This is called when the shards have been written or the input is
-        invalid.
-        """
+        """Delete temporary files after the shards have been written, or after an error."""
         return
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,17 +129,31 @@ def num_workers(workers: int | None, num_tasks: int) -> int:
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yield the samples of `tasks` in order. `workers` processes render them.
+    """Yield the samples of `tasks` in order. `workers` processes render them."""
+    chosen = iter(tasks)
+    size = _TASKS_AT_ONCE if workers > 1 else 1
+    chunks = iter(lambda: list(islice(chosen, size)), [])
+    with in_workers(source, _rendered, chunks, workers) as samples:
+        yield chain.from_iterable(samples)
 
-    workers: the number of processes. With 0 or 1, this process renders the samples.
+
+def _rendered(source: Source, tasks: list[Any]) -> list[Sample | Skipped]:
+    return [source.render(task) for task in tasks]
+
+
+@contextmanager
+def in_workers(
+    source: S, work: Callable[[S, Job], Result], jobs: Iterable[Job], workers: int
+) -> Iterator[Iterator[Result]]:
+    """Yield the results of `work(source, job)` in order. The source is sent to each process once.
+
+    workers: the number of processes. With 0 or 1, this process runs the jobs.
     """
     if workers < 2:
-        yield map(source.render, tasks)
+        yield (work(source, job) for job in jobs)
         return
-    chosen = iter(tasks)
-    chunks = iter(lambda: list(islice(chosen, _TASKS_AT_ONCE)), [])
     with spawned(workers, _start_worker, source) as pool:
-        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
+        yield in_order(pool, partial(_with_source, work), jobs, ahead=4 * workers)
 
 
 _source: Source
@@ -148,5 +165,5 @@ def _start_worker(source: Source) -> None:
     end_with_parent()
 
 
-def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
-    return [_source.render(task) for task in tasks]
+def _with_source(work: Callable[[Any, Job], Result], job: Job) -> Result:
+    return work(_source, job)

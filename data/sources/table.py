@@ -26,10 +26,9 @@ from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.parquet import ParquetFile
-from data.sources.selection import ConflictError, Row, Rules, Selected, Task
+from data.sources.selection import Row, Rules, Task
 from data.sources.source import STRICT, Modality, Sample
-from data.tars.labels import label_order
-from data.text.records import Fields, digest, field_value, text_field
+from data.text.records import Fields, Record, digest, field_value, text_field
 
 _IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}
 _URLS = ("http://", "https://", "s3://", "gs://")
@@ -92,7 +91,6 @@ class Table(PackedImages, RecordSource):
     )
     min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
     workers: Annotated[int | None, Supplied()] = None
-    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")
@@ -109,7 +107,7 @@ class Table(PackedImages, RecordSource):
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
-        self._check_columns(self._columns)
+        self._check_columns(self.columns)
         for one in self._opened:
             if isinstance(one, ParquetFile) and one.has_class_names(self.label):
                 raise ValueError(
@@ -165,32 +163,17 @@ class Table(PackedImages, RecordSource):
             key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
 
-    @cached_property
-    def _selected(self) -> Selected:
+    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
+        one = self._opened[file]
+        counts["rows read"] += 1
         try:
-            return super()._selected
-        except ConflictError as error:
-            one, other = (self._opened[file].where(at) for file, at, _ in error.rows)
-            label, other_label = (shown(label) for *_, label in error.rows)
-            raise ValueError(
-                f"{one} and {other}: the same image has the labels {label} and {other_label}: "
-                "remove one of the rows"
-            ) from None
-
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[number]
-        for position, values in one.rows(first, last, self._columns):
-            counts["rows read"] += 1
-            if isinstance(values, ValueError):
-                raise ValueError(f"{one.where(position)}: the row {values}: correct it")
-            try:
-                row = self._row(number, position, values)
-            except ValueError as error:
-                raise ValueError(f"{one.where(position)}: the row {error}") from error
-            if row is None:
-                counts["rows without text, path or label skipped"] += 1
-            else:
-                yield row
+            row = self._row(file, record.position, one.fields(record))
+        except ValueError as error:
+            raise ValueError(f"{one.where(record.position)}: the row {error}") from error
+        if row is None:
+            counts["rows without text, path or label skipped"] += 1
+        else:
+            yield row
 
     def _row(self, file: int, position: int, values: Fields) -> Row | None:
         """Return a row, or None if it has no content or label."""
@@ -219,35 +202,27 @@ class Table(PackedImages, RecordSource):
 
     def rules(self) -> Rules:
         return Rules(
-            self._choose,
-            self.test_fraction,
+            self.choose,
+            self.where,
             drop_duplicates=self.duplicates == "drop",
             drop_across=self.across == "drop",
             one_label=self.image is not None,
             noun=f"{self.modality}s",
         )
 
-    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels, sorted by number if all labels are numbers, otherwise by name."""
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:
             raise ValueError(
                 f"{self.files[0]}: label {shown(several)} joins other labels of column "
                 f"{self.label!r}: {_ONE_LABEL}"
             )
         names = [name for name in samples if samples[name] >= self.min_count]
-        if untrained := sorted(name for name in names if not trained[name]):
-            if self.split is not None:
-                raise ValueError(
-                    f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add "
-                    "some, or remove the class"
-                )
-            names = [name for name in names if trained[name]]
-        if len(names) < 2:
+        if self.split is not None and (untrained := sorted(set(names) - trained.keys())):
             raise ValueError(
-                f"{self.files[0]}: column {self.label!r} has {len(names)} classes with "
-                f"{self.min_count} or more rows: at least 2 are required"
+                f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add some, or "
+                "remove the class"
             )
-        return label_order(names)
+        return super().choose(samples, trained)
 
     def _found(self, text: str) -> str:
         """Return the path of an image relative to the folder of the images.
@@ -304,7 +279,7 @@ class Table(PackedImages, RecordSource):
         return name
 
     @property
-    def _columns(self) -> list[str]:
+    def columns(self) -> list[str]:  # type: ignore[override]
         names = (self._content, self.label, self.split, self.group, self.hierarchy)
         return list(dict.fromkeys(name for name in names if name is not None))
 

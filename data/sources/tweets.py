@@ -25,7 +25,7 @@ from data.sources.source import STRICT, Sample
 from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
-from data.text.records import Fields, digest, text_field
+from data.text.records import Fields, Record, digest, text_field
 
 # In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
@@ -105,7 +105,6 @@ class Tweets(RecordSource):
         description="fraction of texts to hold out, chosen by a hash of the text",
     )
     workers: Annotated[int | None, Supplied()] = None
-    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
     report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -164,29 +163,28 @@ class Tweets(RecordSource):
         key = f"{task.key}-{task.label}" if self.policy == "each" else task.key
         return Sample(key, task.content, "txt", task.label)
 
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[number]
-        for offset, fields in one.rows(first, last, one.columns or ()):
-            counts["records read"] += 1
-            try:
-                if isinstance(fields, ValueError):
-                    raise fields
-                text = _first(fields, self.text, _TEXT_NAMES)
-                labels, cleaned = self._labels_and_text(text, fields, counts)
-            except ValueError as error:
-                if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
-                counts[DAMAGED] += 1
-                continue
-            if not labels:
-                continue
-            try:
-                split = self._split_of(fields)
-            except ValueError as error:
-                raise ValueError(f"{one.where(offset)} {error}") from error
-            key = self._key(fields, number, offset)
-            for label in labels:
-                yield Row(number, offset, key, cleaned.encode(), label, label, split)
+    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
+        one = self._opened[file]
+        counts["records read"] += 1
+        try:
+            fields = one.fields(record)
+            text = _first(fields, self.text, _TEXT_NAMES)
+            labels, cleaned = self._labels_and_text(text, fields, counts)
+        except ValueError as error:
+            if not counts[DAMAGED]:
+                where = f"{one.path}, byte {record.position}"
+                counts[f"{FIRST_DAMAGED}{where}: {one_line(error, 120)}"] += 1
+            counts[DAMAGED] += 1
+            return
+        if not labels:
+            return
+        try:
+            split = self._split_of(fields)
+        except ValueError as error:
+            raise ValueError(f"{one.where(record.position)} {error}") from error
+        key = self._key(fields, file, record.position)
+        for label in labels:
+            yield Row(file, record.position, key, cleaned.encode(), label, label, split)
 
     def _labels_and_text(
         self, text: str | None, fields: Fields, counts: Counter[str]
@@ -235,21 +233,18 @@ class Tweets(RecordSource):
             suffix = f"{identity}-{suffix}"
         return f"{self._language(fields)}/{suffix}"
 
-    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, most frequent first. Ties are sorted by code points."""
-        names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
-        names.sort(key=lambda name: (-samples[name], name))
-        if len(names) < 2:
-            raise ValueError(
-                f"{self.files[0]}{' and others' if self.files[1:] else ''}: found {len(names)} "
-                f"classes with a training text and at least {self.min_count} texts in total, but "
-                "at least 2 are required: check --text, --label, --languages and --min-count"
-            )
-        return names[: self.top]
+        names = super().choose(samples, trained)
+        return sorted(names, key=lambda name: (-samples[name], name))[: self.top]
 
     def rules(self) -> Rules:
-        drop = self.duplicates == "drop"
-        return Rules(self._choose, self.test_fraction, drop, drop_across=self.across == "drop")
+        return Rules(
+            self.choose,
+            self.where,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+        )
 
 
 def _first(fields: Fields, name: str | None, usual: Sequence[str]) -> str | None:

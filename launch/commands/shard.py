@@ -33,8 +33,7 @@ Shards = Annotated[
 _ALL_CLASSES = 30  # up to this many classes, list every class
 _ENDS = 5  # with more classes, list this many of the largest and the smallest
 _BAR = 28
-_NUM_TEXTS, _NUM_IMAGES = 12, 48
-_OTHER_CHARACTERS = 10  # listed by `check` in addition to suspect ones
+_NUM_TEXTS = 12
 
 
 class _Sources(TyperGroup):
@@ -61,41 +60,13 @@ app = typer.Typer(
 
 
 @app.command()
-def check(
-    shards: Shards,
-    split: Annotated[str, typer.Option(help="split of texts to check for leaks")] = "train",
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit with code 2 if a character is suspect")
-    ] = False,
-) -> None:
-    """Count duplicates, and find characters that leak the label of texts."""
-    from data.inspection.leaks import check_leaks
+def check(shards: Shards) -> None:
+    """Count duplicates in each split, and samples that are also in the training split."""
     from data.remote.config import folder_or_url
     from data.shards.duplicates import find_duplicates
-    from data.shards.manifest import Manifest
 
-    folder = folder_or_url(shards)
-    is_text = Manifest.load(folder).modality == "text"
-    leaks = check_leaks(folder, split=split) if is_text else []
-    for found in find_duplicates(folder):
+    for found in find_duplicates(folder_or_url(shards)):
         print(printable(f"duplicates: {found}"))
-    if not is_text:
-        return
-    suspects = [leak for leak in leaks if leak.suspect is not None]
-    table = _table("characters by gain", "character", "texts", "class", "gain", "suspect")
-    for leak in leaks[: len(suspects) + _OTHER_CHARACTERS]:
-        row = f"{leak.texts:,}", table_cell(leak.class_name), f"{leak.gain:+.3f}"
-        table.add_row(leak.name, *row, leak.suspect or "")
-    Console().print(table)
-    names = ", ".join(leak.name for leak in suspects)
-    if not names:
-        print(printable(f"{folder}: no character leaks the label"))
-        return
-    print(printable(f"{folder}: suspect: {names}"))
-    if strict:
-        error = f"error: {folder}: {names}: remove it from the texts and write the shards again"
-        print(printable(error), file=sys.stderr)
-        raise typer.Exit(2)
 
 
 @app.command()
@@ -148,24 +119,14 @@ def show(
     split: Annotated[
         str | None, typer.Option(help="split to show examples from; default: the first split")
     ] = None,
-    sheet: Annotated[
-        Path | None,
-        typer.Option(
-            "--contact-sheet", metavar="FILE.png", help="output file for a contact sheet of images"
-        ),
-    ] = None,
 ) -> None:
-    """Print counts, samples per class and example texts, or write a contact sheet."""
+    """Print counts, samples per class and example texts."""
     from data.inspection.contents import open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
 
     folder = folder_or_url(shards)
     manifest = Manifest.load(folder)
-    if sheet is not None and (sheet.suffix.lower() != ".png" or manifest.modality == "text"):
-        is_png = sheet.suffix.lower() == ".png"
-        why = "texts have no contact sheet" if is_png else "pass a file name that ends in .png"
-        raise ValueError(f"--contact-sheet {sheet}: {why}")
     console = Console()
     with open_all(folder, manifest, split or manifest.splits[0]) as opened:
         kind = "texts" if manifest.modality == "text" else "images"
@@ -196,12 +157,6 @@ def show(
             for name, text in texts(opened, _NUM_TEXTS):
                 table.add_row(table_cell(name), table_cell(text, 200))
             console.print(table)
-        if sheet is not None:
-            from data.inspection.contact_sheet import contact_sheet
-
-            with explain_write_errors(sheet, "--contact-sheet"):
-                contact_sheet(opened, _NUM_IMAGES).save(sheet, "PNG")
-            print(printable(f"{sheet}: {opened.name}"))
 
 
 def _class_table(names: Sequence[str], counts: np.ndarray) -> Table:

@@ -90,7 +90,7 @@ def _shard(
     output = OutputFolder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
+        source = _source(source_class, given, work_folder(output.folder), workers, report)
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
@@ -109,10 +109,8 @@ def _shard(
                 notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
             )
-        except ValueError:
-            source.clean_up()  # the input must be fixed first, so this run cannot be resumed
-            raise
-        source.clean_up()
+        finally:
+            source.clean_up()
     if source.compares_splits and isinstance(output.folder, Path):
         _print_duplicates(output.folder)
 
@@ -122,16 +120,9 @@ def _source(
     given: Given,
     work: Path,
     workers: int | None,
-    ray: str | None,
     report: Report,
 ) -> Source:
-    values = {
-        **given,
-        "work": work,
-        "workers": workers,
-        "ray": ray,
-        "report": report,
-    }
+    values = {**given, "work": work, "workers": workers, "report": report}
     fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
     return build(source_class, {name: values[name] for name in values if name in fields})
 

@@ -4,16 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from typer.testing import CliRunner, Result
 
-from data.inspection.contact_sheet import contact_sheet
 from data.inspection.contents import examples
 from data.shards.split import open_split
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
-from tests.data.foreign_tars import planted_shards, png, write_tar
+from tests.data.foreign_tars import write_tar
 
 
 def kway_shard(*arguments: object) -> Result:
@@ -73,57 +71,3 @@ def test_control_characters_of_texts_are_escaped(texts: Path) -> None:
     assert "\x1b" not in shown
     assert "\u202e" not in shown
     assert len(table_cell("x" * 99, 10)) == 10
-
-
-def test_a_contact_sheet_has_each_image_above_its_class(tmp_path: Path) -> None:
-    white = Image.new("RGB", (128, 128), "white")
-    members = []
-    for number, color in enumerate(((255, 0, 0), (0, 0, 255))):
-        solid = Image.new("RGB", (128, 64), color)
-        solid.save(tmp_path / "solid.png")
-        members += [
-            (f"{number}.png", (tmp_path / "solid.png").read_bytes()),
-            (f"{number}.cls", f"class {number} of a long, long, long, long name".encode()),
-        ]
-    write_tar(tmp_path / "all.tar", members)
-    index_shards(tmp_path)
-    with open_split(tmp_path, "train") as split:
-        sheet = np.asarray(contact_sheet(split, 48))
-    for left, color in ((10, (255, 0, 0)), (148, (0, 0, 255))):
-        assert (sheet[26 + 32 : 26 + 96, left : left + 128] == color).all()
-        caption = sheet[154:170, left : left + 138]
-        assert (caption < 100).any()
-        assert (caption[:, 131:] == np.asarray(white)[0, 0]).all()  # does not overlap the next tile
-
-
-@pytest.mark.parametrize("name", ["猫", "a\u202eb"])
-def test_names_in_any_script_are_drawn_or_escaped(tmp_path: Path, name: str) -> None:
-    members = [("0.png", png(0)), ("0.cls", name.encode())]
-    write_tar(tmp_path / "all.tar", members)
-    index_shards(tmp_path)
-    with open_split(tmp_path, "train") as split:
-        sheet = np.asarray(contact_sheet(split, 1))
-    assert (sheet[154:170] < 100).any()
-
-
-def test_a_damaged_image_is_drawn_as_a_crossed_tile(tmp_path: Path) -> None:
-    shards = planted_shards(tmp_path / "out", {4: b"this is text"})
-    with open_split(shards, "train") as split:
-        sheet = np.asarray(contact_sheet(split, 30))
-    corners = sum(
-        (sheet[26 + 154 * row + 64, 10 + 138 * column + 64] == (120, 120, 120)).all()
-        for row in range(4)
-        for column in range(8)
-        if 8 * row + column < 30
-    )
-    assert corners == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "message"), [("a.jpg", "ends in .png"), ("a.png", "texts have no")]
-)
-def test_a_contact_sheet_of_texts_raises(
-    texts: Path, tmp_path: Path, name: str, message: str
-) -> None:
-    done = kway_shard("show", texts, "--contact-sheet", tmp_path / name)
-    assert message in str(done.exception)
