@@ -7,7 +7,6 @@ are not supported.
 
 import hashlib
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np

@@ -88,7 +88,7 @@ def test_every_column_of_a_single_file_can_be_selected(tmp_path: Path) -> None:
 def test_class_folders_keep_their_splits_and_bytes(tmp_path: Path) -> None:
     for number, path in enumerate(("train/cat/1", "train/dog/2", "validation/dog/3")):
         write_image(tmp_path / "in" / f"{path}.png", number)
-    source = HuggingFace(str(tmp_path / "in"), original=True)
+    source = HuggingFace(str(tmp_path / "in"), tmp_path / "work", original=True)
     write_shards(source, tmp_path / "out", workers=0)
     content = (tmp_path / "in/validation/dog/3.png").read_bytes()
     assert read(tmp_path / "out", "test") == {content: "dog"}
@@ -99,7 +99,7 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
     for number, path in enumerate(("train/1", "train/2", "test/3")):
         write_image(tmp_path / "in" / f"{path}.png", number)
     with pytest.raises(ValueError, match=r"label|are the names of splits"):
-        HuggingFace(str(tmp_path / "in")).classes()
+        HuggingFace(str(tmp_path / "in"), tmp_path / "work").classes()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
         (
             {"label": (Value("int64"), [1, 1])},
             {"text_column": "text", "test_fraction": 0},
-            "has 1 classes",
+            "found 1 classes",
         ),
     ],
 )
@@ -135,18 +135,18 @@ def test_other_columns_raise(
     values = {name: content for name, (_, content) in columns.items()}
     file = write_parquet(tmp_path / "a.parquet", Features(kinds), text=["a", "b"], **values)
     with pytest.raises(ValueError, match=message):
-        HuggingFace(str(file), **options).splits()
+        HuggingFace(str(file), tmp_path / "work", **options).splits()
 
 
 def test_what_the_library_cannot_open_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged")
     with pytest.raises(ValueError, match=r"a\.parquet cannot be opened") as error:
-        HuggingFace(str(tmp_path / "a.parquet")).classes()
+        HuggingFace(str(tmp_path / "a.parquet"), tmp_path / "work").classes()
     assert "\n" not in str(error.value)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/in.py").write_text("raise SystemExit('this code must not run')")
     with pytest.raises(ValueError, match="cannot be opened"):
-        HuggingFace(str(tmp_path / "in")).classes()
+        HuggingFace(str(tmp_path / "in"), tmp_path / "work").classes()
 
 
 def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
@@ -155,10 +155,10 @@ def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
     good = {"bytes": (tmp_path / "0.png").read_bytes(), "path": None}
     rows = [good, good, {"bytes": b"text", "path": None}]
     file = write_parquet(tmp_path / "a.parquet", features, image=rows, label=["a", "b", "b"])
-    source = HuggingFace(str(file), test_fraction=0)
+    source = HuggingFace(str(file), tmp_path / "work", test_fraction=0)
     with pytest.raises(ValueError, match=r"a\.parquet, split train, row 2: not an image"):
         write_shards(source, tmp_path / "out", workers=0)
-    source = HuggingFace(str(file), test_fraction=0, skip_bad=True)
+    source = HuggingFace(str(file), tmp_path / "work", test_fraction=0, skip_bad=True)
     assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
 
 

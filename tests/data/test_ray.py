@@ -60,7 +60,7 @@ def test_ray_workers_write_the_same_bytes(cluster: RayCluster, mixed: Path, tmp_
     assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
 
-def test_texts_with_a_first_pass_on_ray_equal_local_texts(
+def test_texts_of_a_first_pass_on_ray_equal_local_texts(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
     cluster.resize(2)
@@ -70,7 +70,7 @@ def test_texts_with_a_first_pass_on_ray_equal_local_texts(
         path.write_text("".join(lines) + "the same in all files 🔥\n")
     local = Tweets(files, tmp_path / "first-pass")
     write_shards(local, tmp_path / "local", samples_per_shard=10, workers=0)
-    remote = Tweets(files, tmp_path / "ray-pass", ray=cluster.address)
+    remote = Tweets(files, tmp_path / "ray-pass")
     assert on_ray(cluster, tmp_path, remote, tmp_path / "out").finish() == ""
     assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
