@@ -220,7 +220,7 @@ def select(folder: Path, batches: Iterable[Batch], rules: Rules) -> Selected:
 
 
 def _store(rows: duckdb.DuckDBPyConnection, batches: Iterable[Batch], path: Path) -> Counter[str]:
-    """Insert the rows and append their contents to the file `path`. Return the sum of the counts."""
+    """Insert the rows, append their contents to the file `path`, and return the total counts."""
     rows.execute(
         "CREATE TABLE rows (high UBIGINT, low UBIGINT, label VARCHAR, spelling VARCHAR,"
         " split VARCHAR, path VARCHAR, file UINTEGER, position UBIGINT, start UBIGINT,"

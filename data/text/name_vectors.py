@@ -35,7 +35,7 @@ def name_vectors(words: Sequence[Sequence[str]]) -> np.ndarray:
     noise = np.random.Generator(np.random.Philox(key=0)).standard_normal((len(column), _REST_DIM))
     vectors = np.hstack([shared @ basis, rest @ noise / _REST_DIM**0.5])
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    # Adding 0 turns -0 into 0, because the sign of a rounded number near 0 depends on the processor.
+    # Adding 0 turns -0 into 0: the sign of a rounded number near 0 depends on the processor.
     return (vectors.round(6) + 0.0).astype(np.float32)
 
 

@@ -234,10 +234,3 @@ def test_folders_that_look_like_splits_can_be_stated_to_be_classes(tmp_path: Pat
         ImageFolder(tmp_path).classes()
     source = ImageFolder(tmp_path, has_splits=False)
     assert [info.name for info in source.classes()] == ["bullet train", "test tube"]
-
-
-def test_a_split_may_share_only_some_classes_but_not_none(tmp_path: Path) -> None:
-    for path in ("train/a", "train/b", "test/c"):
-        write_image(tmp_path / path / "0.png", 0)
-    with pytest.raises(ValueError, match="test has a class 'c' that is not in train"):
-        ImageFolder(tmp_path).classes()
