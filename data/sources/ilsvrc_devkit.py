@@ -37,14 +37,11 @@ _DAMAGE = (
 
 @dataclass(frozen=True)
 class Synset:
-    """A synset. parents: the synsets directly above it, in order. num_images: the number of
-    training images, or 0 if unknown.
-    """
+    """A synset. parents: the synsets directly above it, in order."""
 
     words: str
     gloss: str
     parents: tuple[str, ...]
-    num_images: int
 
 
 @dataclass(frozen=True)
@@ -130,13 +127,11 @@ def _synsets(content: bytes) -> tuple[dict[int, str], dict[str, Synset]]:
     for row in table:
         for child in np.atleast_1d(row["children"])[: int(row["num_children"])]:
             parents[wnids[int(child)]].append(str(row["WNID"]))
-    counted = "num_train_images" in (table.dtype.names or ())
     return wnids, {
         wnid: Synset(
             words=_text(row["words"]),
             gloss=_text(row["gloss"]),
             parents=tuple(parents[wnid]),
-            num_images=int(row["num_train_images"]) if counted else 0,
         )
         for wnid, row in zip(wnids.values(), table, strict=True)
     }

@@ -6,7 +6,6 @@ The training tar contains a tar for each class, and the validation images are la
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
@@ -33,7 +32,6 @@ VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
 _THREADS = 8  # the threads mostly wait for the disk
-_NAMED = 3
 
 
 class _Image(NamedTuple):
@@ -146,8 +144,6 @@ class ImageNet(PackedImages, Source):
                 f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
                 "pass --devkit"
             )
-        else:
-            notes += _differences(self._devkit, self._training, self._validation)
         if self._validation is None:
             notes.append(f"there is no test split, because {VAL_TAR} is missing")
         return notes + by_reason(self.skipped())
@@ -261,28 +257,6 @@ class ImageNet(PackedImages, Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "report": silent}
-
-
-def _differences(
-    devkit: Devkit, training: list[_Image], validation: list[_Image] | None
-) -> Iterator[str]:
-    """Yield one line for each difference from the devkit. Images may have been lost, or the folder
-    may contain a subset.
-    """
-    found = Counter(image.synset for image in training)
-    differ = [
-        f"{wnid} has {found[wnid]:,} images instead of {synset.num_images:,}"
-        for wnid, synset in sorted(devkit.synsets.items())
-        if synset.num_images and synset.num_images != found[wnid]
-    ]
-    if differ:
-        more = f" and {len(differ) - _NAMED:,} more" if len(differ) > _NAMED else ""
-        named = ", ".join(differ[:_NAMED])
-        yield f"training differs from the devkit in {len(differ):,} classes: {named}{more}"
-    if validation is not None and len(validation) != len(devkit.truth):
-        yield (
-            f"validation has {len(validation):,} of the {len(devkit.truth):,} images in the devkit"
-        )
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:

@@ -54,9 +54,7 @@ def train_tokenizer(
     split: str = "train",
     vocab_size: int = 30_000,
     max_texts: int = 2_000_000,
-    alphabet: int | None = None,
     lowercase: bool = False,
-    threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
     """Train a WordPiece tokenizer on text shards and write it atomically to `out`.
@@ -100,13 +98,7 @@ def train_tokenizer(
                 report(done, 2 * len(training))
                 yield text
 
-        backend = train_wordpiece(
-            read,
-            vocab_size=vocab_size,
-            alphabet=alphabet,
-            lowercase=lowercase,
-            threads=threads,
-        )
+        backend = train_wordpiece(read, vocab_size=vocab_size, lowercase=lowercase)
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
             tokenizer.save(folder)

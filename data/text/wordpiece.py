@@ -4,11 +4,9 @@ Training is deterministic. `data/text/tokenizer_training.py` selects the texts a
 tokenizer.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
@@ -20,28 +18,25 @@ ROLES = dict(
 )
 _PREFIX = "##"
 _MIN_FREQUENCY = 2
-_ALPHABET_SHARE = 4  # the default alphabet is at most a quarter of the vocabulary
+_ALPHABET_SHARE = 4  # the alphabet is at most a quarter of the vocabulary
 # The maximum length of a word; longer words become unknown tokens. In languages without spaces, a
 # sentence is one word.
 _MAX_WORD_CHARS = 300
 _LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
-_THREADS = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
 
 
 def train_wordpiece(
     texts: Callable[[], Iterable[str]],
     *,
     vocab_size: int = 30_000,
-    alphabet: int | None = None,
     lowercase: bool = False,
-    threads: int | None = None,
 ) -> tokenizers.Tokenizer:
     """Train a tokenizer that splits words as BERT's does, but keeps accents.
 
-    texts: a function that is called twice and returns the same texts both times. alphabet: how many
-    of the most frequent characters to keep, by default a quarter of the vocabulary size. A word
-    that contains any other character becomes an unknown token. Raises ValueError if there are no
-    texts or the alphabet does not fit in the vocabulary.
+    texts: a function that is called twice and returns the same texts both times. The most frequent
+    characters are kept, up to a quarter of the vocabulary size. A word that contains any other
+    character becomes an unknown token. Raises ValueError if there are no texts or the characters
+    do not fit in the vocabulary.
     """
 
     def usable() -> Iterator[str]:
@@ -54,30 +49,29 @@ def train_wordpiece(
             counts.update(text)
             yield text
 
-    with _library_threads(threads):
-        pieces = _learn(counted(), vocab_size=1, lowercase=lowercase).get_vocab()
-        limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
-        chars = _most_frequent(counts, _normalizer(lowercase), limit)
-        # The trainer numbers single-character pieces in hash-table order, which varies between
-        # runs, and resolves ties between equally frequent pairs in favor of the lower number.
-        # Listing these pieces as special tokens fixes their numbers.
-        chars = sorted(char for char in chars if char in pieces)
-        single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
-        if not single:
-            raise ValueError("the shards contain no text to train on: choose other shards")
-        if (needed := len(SPECIAL) + len(single)) > vocab_size:
-            raise ValueError(
-                f"--vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters "
-                f"requires {needed}: raise --vocab-size, or lower --alphabet"
-            )
-        learned = _learn(
-            usable(),
-            vocab_size=vocab_size,
-            special_tokens=[*SPECIAL, *single],
-            initial_alphabet=chars,
-            limit_alphabet=len(chars),
-            lowercase=lowercase,
+    pieces = _learn(counted(), vocab_size=1, lowercase=lowercase).get_vocab()
+    limit = max(1, vocab_size // _ALPHABET_SHARE)
+    chars = _most_frequent(counts, _normalizer(lowercase), limit)
+    # The trainer numbers single-character pieces in hash-table order, which varies between
+    # runs, and resolves ties between equally frequent pairs in favor of the lower number.
+    # Listing these pieces as special tokens fixes their numbers.
+    chars = sorted(char for char in chars if char in pieces)
+    single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
+    if not single:
+        raise ValueError("the shards contain no text to train on: choose other shards")
+    if (needed := len(SPECIAL) + len(single)) > vocab_size:
+        raise ValueError(
+            f"--vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters "
+            f"requires {needed}: raise it"
         )
+    learned = _learn(
+        usable(),
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL, *single],
+        initial_alphabet=chars,
+        limit_alphabet=len(chars),
+        lowercase=lowercase,
+    )
     return _finished(learned.get_vocab(), lowercase)
 
 
@@ -148,22 +142,3 @@ def _most_frequent(
             if not normal.isspace():
                 total[normal] += count
     return sorted(total, key=lambda char: (-total[char], char))[:limit]
-
-
-@contextmanager
-def _library_threads(threads: int | None) -> Iterator[None]:
-    """Enable `threads` threads of the library inside the block, by default one per core.
-
-    The threads are disabled again afterwards, because a process that is forked while they run would
-    hang.
-    """
-    before = {name: value for name, value in os.environ.items() if name in _THREADS}
-    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
-    if threads is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        for name in _THREADS:
-            os.environ.pop(name, None)
-        os.environ.update(before)

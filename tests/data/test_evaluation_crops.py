@@ -1,6 +1,5 @@
 """Five or ten crops of an image for evaluation."""
 
-import json
 
 import numpy as np
 import pytest
@@ -41,12 +40,6 @@ def test_identical_crops_raise() -> None:
     for resize in (None, 24):
         with pytest.raises(ValueError, match="set resize above size 24"):
             ImageConfig(size=24, resize=resize, crops=5)
-
-
-def test_settings_without_the_crops_field_still_load() -> None:
-    old = json.loads(config(1).model_dump_json())
-    del old["crops"]
-    assert ImageConfig.model_validate(old) == config(1)
 
 
 def test_the_offset_of_the_center_crop_is_rounded_down_or_to_the_nearest_integer():

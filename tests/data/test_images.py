@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data.augment.base import Draws
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig
 from data.images.config import ImageConfig
 from data.images.decode import decode, for_evaluation, resize_short_side
 
@@ -114,15 +114,6 @@ def test_training_crops_stay_inside_the_image_and_reach_its_edges() -> None:
 def test_an_extreme_aspect_ratio_still_gets_a_crop() -> None:
     config = AugmentConfig(crop_area=(0.9, 1.0))
     assert config.box(4, 400, Draws().at(0, 0, 1)) == (0, 197, 4, 5)
-
-
-def test_flip_and_center_crop_can_be_configured() -> None:
-    image = smooth(30, 30)
-    config = ImageConfig(size=16)
-    plain = for_evaluation(image, config)
-    for flip, expected in ((0.0, plain), (1.0, plain[:, :, ::-1])):
-        augment = AugmentConfig(crop_area=None, flip=flip)
-        assert np.array_equal(for_training(image, config, augment, Draws().at(0, 0, 0)), expected)
 
 
 def test_draws_depend_on_seed_epoch_and_sample() -> None:

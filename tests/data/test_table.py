@@ -96,22 +96,6 @@ def test_a_column_determines_the_split(tmp_path: Path) -> None:
     }
 
 
-def test_tables_of_images_pack_the_images(tmp_path: Path) -> None:
-    for i, (height, width) in enumerate([(20, 30), (90, 60), (20, 20)]):
-        write_image(tmp_path / f"p/{i}.png", i, height, width)
-    (tmp_path / "a.csv").write_text("file,kind\np/0.png,a\np/1.png,b\np/2.png,a\n")
-    done = kway(
-        "table", tmp_path / "a.csv", "-o", tmp_path / "out", "--image", "file",
-        "--label", "kind", "--short-side", 40, "--test-fraction", 0,
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert Manifest.load(tmp_path / "out").modality == "image"
-    with open_split(tmp_path / "out", "train") as split:
-        found = {split.read(i)[0]: split.read(i)[1:] for i in range(3)}
-    assert sorted(extension for extension, _ in found.values()) == ["jpg", "png", "png"]
-    assert found[(tmp_path / "p/0.png").read_bytes()] == ("png", 0)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -238,15 +222,6 @@ def test_a_class_with_two_hierarchies_raises(tmp_path: Path) -> None:
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
     with pytest.raises(ValueError, match="class 'x' has two hierarchies, 'one' and 'one > two'"):
         source.classes()
-
-
-def test_the_random_split_is_announced_in_the_first_line(tmp_path: Path) -> None:
-    rows = [f"text {i},{'ab'[i % 2]},{'train' if i < 30 else 'test'}" for i in range(40)]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,s", *rows]))
-    named = ("table", tmp_path / "a.csv", "--text", "t", "--label", "y", "-o")
-    done = kway(*named, tmp_path / "random")
-    assert "there is no --split: 10% of the rows" in done.stderr.splitlines()[0]
-    assert "no --split" not in kway(*named, tmp_path / "given", "--split", "s").output
 
 
 def image_table(folder: Path, *rows: str, **options: object) -> Table:
