@@ -1,1 +1,1 @@
-"""Inspection of shards: damage, counts and examples."""
+"""Inspection of shards."""

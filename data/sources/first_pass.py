@@ -7,19 +7,25 @@ import os
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from shutil import rmtree
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.input_path import Input
 from data.messages import Report, shown, silent
+from data.option import Argument, Option, Supplied
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile
 from data.sources.selection import Batch, Row, Rules, Selected, Task, gather, select
-from data.sources.source import Source, in_workers, num_workers
+from data.sources.source import STRICT, Source, in_workers, num_workers
 from data.tars.labels import label_order
 from data.text.records import Fields, Record, RecordFile, open_records, text_field
 
@@ -96,16 +102,48 @@ class FirstPassSource(Source):
         return {**super().__getstate__(), "report": silent}
 
 
+@dataclass(frozen=True, config=STRICT)
 class RecordSource(FirstPassSource):
     """A source of record files or Parquet tables. This process reads the records, and several
     processes parse them.
     """
 
-    files: Sequence[Path]
-    split: str | None
-    test_fraction: float
-    workers: int | None
-    columns: Sequence[str] = ()  # of a Parquet table, the columns to read; by default, all
+    files: Annotated[
+        tuple[Input, ...],
+        Argument(),
+        Field(description=".csv, .tsv, .jsonl or .parquet files, or .txt with one text per line"),
+    ]
+    work: Annotated[Path, Supplied()]
+    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
+    split: str | None = Field(
+        default=None,
+        kw_only=True,
+        description="column that contains the split; default: --test-fraction is held out",
+    )
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of rows to hold out, chosen by a hash of the text or image",
+    )
+    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
+        default="keep",
+        kw_only=True,
+        description="drop training rows that also occur in another split",
+    )
+    min_count: int = Field(
+        default=1, ge=1, kw_only=True, description="minimum number of rows per class"
+    )
+    workers: Annotated[int | None, Supplied()] = Field(default=None, kw_only=True)
+    report: Annotated[Report, Supplied()] = field(
+        default=silent, kw_only=True, compare=False, repr=False
+    )
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of a Parquet table to read; by default, all."""
+        return ()
 
     @abstractmethod
     def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
@@ -116,12 +154,12 @@ class RecordSource(FirstPassSource):
     def where(self, file: int, position: int) -> str:
         return self._opened[file].where(position)
 
-    def _announced(self, what: str, column: str) -> str | None:
+    def announcement(self) -> str | None:
         if self.split is not None or not self.test_fraction:
             return None
         return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the {what}, "
-            f"by a hash of {column}, become `test`"
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows "
+            "become `test`"
         )
 
     def _split_of(self, fields: Fields) -> str | None:

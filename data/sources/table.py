@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import field, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,8 +17,8 @@ from pydantic_core import ArgsKwargs
 
 from data.files import is_hidden, walk_directory
 from data.input_path import Input
-from data.messages import Report, shown, silent
-from data.option import Argument, Option, Supplied
+from data.messages import shown
+from data.option import Option
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.first_pass import RecordSource
@@ -47,20 +47,11 @@ class Table(PackedImages, RecordSource):
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
     held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
-    files: Annotated[
-        tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
-    ]
-    work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column that contains the label")]
     text: str | None = Field(default=None, description="column that contains the text")
     image: str | None = Field(
         default=None,
         description="column that contains the image path or, in Parquet, the image file",
-    )
-    split: str | None = Field(
-        default=None,
-        description="column that contains the split; by default, --test-fraction of the rows is "
-        "held out",
     )
     group: str | None = Field(
         default=None,
@@ -76,22 +67,9 @@ class Table(PackedImages, RecordSource):
         description="folder that contains the images; a path without an extension is searched in "
         "its subfolders too; default: the folder of the first file",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of rows to hold out, chosen by a hash of the text or image "
-        "column, or of --group",
-    )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")
     )
-    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="drop training rows that also occur in another split"
-    )
-    min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
-    workers: Annotated[int | None, Supplied()] = None
-    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -142,9 +120,6 @@ class Table(PackedImages, RecordSource):
                 "skip_bad": self.skip_bad,
             }
         return SourceInfo(kind=self.kind, parameters=parameters)
-
-    def announcement(self) -> str | None:
-        return self._announced("rows", f"column {self.group or self._content!r}")
 
     def render(self, task: Task) -> Sample | Skipped:
         if self.text is not None:

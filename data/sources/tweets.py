@@ -5,8 +5,6 @@ text.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import emoji
@@ -14,9 +12,8 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.input_path import Input
-from data.messages import Report, one_line, silent
-from data.option import Argument, Option, Supplied
+from data.messages import one_line
+from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
@@ -50,12 +47,6 @@ class Tweets(RecordSource):
     reads = "raw tweets"
     held_out = "--test-fraction of the texts, chosen by a hash of the text"
 
-    files: Annotated[
-        tuple[Input, ...],
-        Argument(),
-        Field(description="files of tweets (.jsonl, .csv, .tsv, or .txt with one tweet per line)"),
-    ]
-    work: Annotated[Path, Supplied()]
     text: str | None = Field(
         default=None,
         description="column or field that contains the text; dots select nested fields",
@@ -71,10 +62,6 @@ class Tweets(RecordSource):
         description="column or field that contains the label, such as an emoji; default: the emoji "
         "in the text",
     )
-    split: str | None = Field(
-        default=None,
-        description="column or field that contains the split; default: --test-fraction is held out",
-    )
     languages: tuple[str, ...] = Field(
         default=(), description="comma-separated languages to use; default: all"
     )
@@ -87,25 +74,11 @@ class Tweets(RecordSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
         Field(default="drop", description="keep duplicate texts within the same class and split")
     )
-    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="drop training texts that also occur in another split"
-    )
-    min_count: int = Field(
-        default=1, ge=1, description="minimum number of texts per class, not counting duplicates"
-    )
     top: int | None = Field(
         default=None,
         ge=2,
         description="maximum number of classes (the most frequent are kept); default: all",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of texts to hold out, chosen by a hash of the text",
-    )
-    workers: Annotated[int | None, Supplied()] = None
-    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for one in self._opened:
@@ -154,9 +127,6 @@ class Tweets(RecordSource):
     def _are_emoji(self) -> bool:
         """Whether all classes are emoji. The labels of a column may be names."""
         return set(self._selected.labels) <= emoji.EMOJI_DATA.keys()
-
-    def announcement(self) -> str | None:
-        return self._announced("texts", "the text")
 
     def render(self, task: Task) -> Sample:
         # A record with several labels becomes several samples.

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,14 +122,16 @@ def show(
     ] = None,
 ) -> None:
     """Print counts, samples per class and example texts."""
-    from data.inspection.contents import open_all, texts
     from data.remote.config import folder_or_url
     from data.shards.manifest import Manifest
+    from data.shards.split import open_split
 
     folder = folder_or_url(shards)
     manifest = Manifest.load(folder)
     console = Console()
-    with open_all(folder, manifest, split or manifest.splits[0]) as opened:
+    # Bad labels are counted below, so there is no limit on their number.
+    opening = partial(open_split, folder, max_bad_labels=sys.maxsize, manifest=manifest)
+    with opening(split or manifest.splits[0]) as opened:
         kind = "texts" if manifest.modality == "text" else "images"
         sources = ", ".join(dict.fromkeys(source.kind for source in manifest.sources))
         title = f"{folder}: {kind} of {len(manifest.classes):,} classes, from {sources}"
@@ -137,7 +140,7 @@ def show(
         for name in manifest.splits:
             shards_of_split = manifest.of_split(name)
             size = sum(shard.bytes for shard in shards_of_split)
-            with open_all(folder, manifest, name) as one:
+            with opening(name) as one:
                 samples, found = len(one), one.class_counts()
             counts += found
             without = samples - int(found.sum())
@@ -154,8 +157,15 @@ def show(
         console.print(_class_table([info.name for info in manifest.classes], counts))
         if manifest.modality == "text":
             table = _table(f"texts of {opened.name}")
-            for name, text in texts(opened, _NUM_TEXTS):
-                table.add_row(table_cell(name), table_cell(text, 200))
+            # Evenly spaced, because tars of other sources may be sorted by class.
+            last = len(opened) - 1
+            for index in np.linspace(0, last, min(_NUM_TEXTS, len(opened))).astype(int).tolist():
+                try:
+                    data, _, label = opened.read(index)
+                    row = opened.classes[label].name, data.decode("utf-8", "replace")
+                except ValueError as error:
+                    row = "damaged", str(error)
+                table.add_row(table_cell(row[0]), table_cell(row[1], 200))
             console.print(table)
 
 

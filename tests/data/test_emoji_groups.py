@@ -1,6 +1,5 @@
 """The table of Unicode's emoji groups is complete."""
 
-
 from data.text.emoji_table import OTHER, emoji_group, fold, fully_qualified
 
 

@@ -1,6 +1,5 @@
 """Five or ten crops of an image for evaluation."""
 
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from data.inspection.contents import examples
-from data.shards.split import open_split
 from data.tars.indexing import index_shards
 from launch.commands.shard import app
 from launch.terminal import table_cell
@@ -35,16 +32,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_tar(folder / "all.tar", members)
     index_shards(folder)
     return folder
-
-
-def test_examples_are_spread_evenly_over_the_classes(texts: Path) -> None:
-    with open_split(texts, "train") as split:
-        labels = split.labels
-        assert labels[examples(split, 4)].tolist() == [0, 13, 26, 39]
-        assert labels[examples(split, 1)].tolist() == [0]
-        many = examples(split, 400)
-        assert len(set(many)) == len(many)
-        assert np.bincount(labels[many]).tolist() == [min(10, k + 1) for k in range(40)]
 
 
 def test_show_prints_the_count_of_every_class(shards: Path) -> None:
