@@ -30,8 +30,7 @@ def train_wordpiece(
     """Train a tokenizer that splits words as BERT's does, but keeps accents.
 
     The most frequent characters are kept, up to a quarter of the vocabulary size. A word that
-    contains any other character becomes an unknown token. Raises ValueError if there are no texts
-    or the characters do not fit in the vocabulary.
+    contains any other character becomes an unknown token. Raises ValueError if there are no texts.
     """
     # As BERT's, this removes control characters and separates Chinese characters into words.
     normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
@@ -53,11 +52,6 @@ def train_wordpiece(
     single = chars + [_PREFIX + char for char in chars if char in later]
     if not single:
         raise ValueError("the shards contain no text to train on: choose other shards")
-    if (needed := len(SPECIAL) + len(single)) > vocab_size:
-        raise ValueError(
-            f"--vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters requires "
-            f"{needed}: raise it"
-        )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
     learner.normalizer, learner.pre_tokenizer = normalizer, cutter
     trainer = trainers.WordPieceTrainer(

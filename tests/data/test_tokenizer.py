@@ -332,7 +332,7 @@ def test_the_command_lists_and_counts_damaged_texts(kway, capsys, names, tmp_pat
     assert "held-out" in printed.out.splitlines()[-1]
 
 
-def test_the_command_rejects_images_existing_folders_and_small_vocabularies(
+def test_the_command_rejects_images_and_existing_folders(
     kway, capsys, names, folder, tmp_path
 ) -> None:
     images = image_shards(tmp_path)
@@ -340,10 +340,6 @@ def test_the_command_rejects_images_existing_folders_and_small_vocabularies(
     for arguments, message in (
         ((images, "-o", tmp_path / "t"), "contains images: kway tokenizer requires texts"),
         ((names, "-o", folder), "already exists: choose another folder, or delete it"),
-        (
-            (names, "-o", tmp_path / "t", "--vocab-size", 10),
-            "vocab-size is 10, but an alphabet of 2 characters requires",
-        ),
         ((names, "-o", tmp_path / "t", "--split", "none"), "none"),
     ):
         assert kway("tokenizer", *arguments) == 2
