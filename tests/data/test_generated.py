@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
 from data.sources.generated import LabeledSample, write_shards
-from tests.data.conftest import write_image
+from tests.data.conftest import read, write_image
 from tests.data.killed import contents
 
 
@@ -18,12 +17,6 @@ def pictures(folder: Path, number: int = 12) -> Iterator[LabeledSample]:
         write_image(path, i)
         split = "val" if i % 4 == 3 else "train"
         yield LabeledSample(path.read_bytes(), f"class {i % 2}", split, "things")
-
-
-def read(shards: Path, split: str) -> dict[bytes, str]:
-    with open_split(shards, split) as opened:
-        found = [opened.read(i) for i in range(len(opened))]
-        return {data: opened.classes[label].name for data, _, label in found}
 
 
 def test_generated_images_become_shards_once(

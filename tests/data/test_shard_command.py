@@ -6,20 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from data.shards.writing.output import OutputFolder
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
-from launch.commands.shard import app
+from tests.data.conftest import kway_shard
 from tests.data.killed import contents
 from tests.dispositions import ignored, is_ignored
 from tests.system.processes import ROOT
 from tests.waiting import wait_until
-
-
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> None:

@@ -3,16 +3,11 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from data.tars.indexing import index_shards
-from launch.commands.shard import app
 from launch.terminal import table_cell
+from tests.data.conftest import kway_shard
 from tests.data.foreign_tars import write_tar
-
-
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

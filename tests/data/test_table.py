@@ -6,28 +6,15 @@ from pathlib import Path
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner, Result
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Table
 from data.sources.parquet import ParquetFile
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, read, write_image
 
 TEXTS = [("so, good", "yes"), ("no\ttabs", "no"), ('"quoted" ❤️', "yes"), ("ende", "10")]
-
-
-def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def read(shards: Path, split: str = "train") -> dict[str, str]:
-    """Return a mapping from text to class name."""
-    with open_split(shards, split) as opened:
-        read = [opened.read(i) for i in range(len(opened))]
-        return {data.decode(): opened.classes[label].name for data, _, label in read}
 
 
 def write_csv(path: Path) -> Path:
@@ -45,27 +32,16 @@ def write_jsonl(path: Path) -> Path:
 @pytest.mark.parametrize(("name", "make"), [("a.csv", write_csv), ("a.jsonl", write_jsonl)])
 def test_tables_of_texts_store_every_text_unchanged(tmp_path: Path, name: str, make) -> None:
     file = make(tmp_path / name)
-    done = kway(
+    done = kway_shard(
         "table", file, "-o", tmp_path / "out", "--text", "text", "--label", "label",
         "--test-fraction", 0,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert read(tmp_path / "out") == dict(TEXTS)
+    assert read(tmp_path / "out") == {text.encode(): label for text, label in TEXTS}
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.modality == "text"
     assert manifest.class_names == ("10", "no", "yes")
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "out"]
-
-
-def test_parquet_and_csv_give_the_same_samples(tmp_path: Path) -> None:
-    texts, labels = zip(*TEXTS, strict=True)
-    columns = {"text": list(texts), "label": list(labels), "unused": [b"\xff"] * len(TEXTS)}
-    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
-    source = Table(
-        (tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", test_fraction=0
-    )
-    write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == dict(TEXTS)
 
 
 def test_a_column_determines_the_split(tmp_path: Path) -> None:
@@ -73,9 +49,9 @@ def test_a_column_determines_the_split(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["t,y,part", *rows]))
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", split="part")
     write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == {"a": "x", "b": "y"}
-    assert read(tmp_path / "out", "validation") == {"a": "x"}
-    assert read(tmp_path / "out", "test") == {"c": "x"}
+    assert read(tmp_path / "out") == {b"a": "x", b"b": "y"}
+    assert read(tmp_path / "out", "validation") == {b"a": "x"}
+    assert read(tmp_path / "out", "test") == {b"c": "x"}
     assert set(source.notes()) == {
         "rows read: 5",
         "duplicates kept: 1",
@@ -157,7 +133,7 @@ def test_options_for_another_kind_of_table_raise(
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
     named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
-    failed = kway("table", tmp_path / "a.csv", *named, *options)
+    failed = kway_shard("table", tmp_path / "a.csv", *named, *options)
     assert isinstance(failed.exception, ValueError)
     assert message in str(failed.exception)
 
@@ -181,7 +157,7 @@ def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f't,y\n"{long}\n{long}",a\nshort,b\n')
     source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == {f"{long}\n{long}": "a", "short": "b"}
+    assert read(tmp_path / "out") == {f"{long}\n{long}".encode(): "a", b"short": "b"}
 
 
 def test_an_unclosed_quote_raises_even_at_the_end_of_the_file(tmp_path: Path) -> None:
@@ -272,12 +248,6 @@ def images(folder: Path, number: int) -> list[bytes]:
     return [(folder / f"{i}.png").read_bytes() for i in range(number)]
 
 
-def read_images(shards: Path, split: str) -> dict[bytes, str]:
-    with open_split(shards, split) as opened:
-        found = [opened.read(i) for i in range(len(opened))]
-        return {data: opened.classes[label].name for data, _, label in found}
-
-
 def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is the layout that img2dataset writes, with empty images where a download failed."""
     monkeypatch.setattr("data.sources.first_pass._CHUNK_ROWS", 2)
@@ -291,7 +261,7 @@ def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.Mon
     options = {"image": "jpg", "test_fraction": 0, "original": True, "workers": 2}
     source = Table((tmp_path / "a.parquet",), tmp_path / "work", "topic", **options)
     write_shards(source, tmp_path / "out", workers=2)
-    assert read_images(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
+    assert read(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
     assert "rows without text, path or label skipped: 1" in source.notes()
     url = Table((tmp_path / "a.parquet",), tmp_path / "work2", "topic", image="url")
     with pytest.raises(ValueError, match=r"has a URL outside .*, which kway does not"):
@@ -307,7 +277,7 @@ def test_a_struct_column_contains_images_or_paths(tmp_path: Path) -> None:
     options = {"image": "image", "test_fraction": 0, "original": True}
     source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", **options)
     write_shards(source, tmp_path / "out", workers=0)
-    assert read_images(tmp_path / "out", "train") == {found[0]: "x", found[1]: "y"}
+    assert read(tmp_path / "out", "train") == {found[0]: "x", found[1]: "y"}
 
 
 def test_numbers_with_names_of_the_datasets_library_raise(tmp_path: Path) -> None:

@@ -5,20 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Tweets
-from launch.commands.shard import app
+from tests.data.conftest import kway_shard
 
 ZWJ = "\u200d"
-
-
-def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def jsonl(path: Path, *tweets: dict | str) -> Path:
@@ -185,7 +180,7 @@ def test_a_file_without_tweets_raises(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    done = kway("tweets", tmp_path / name, "-o", tmp_path / "out")
+    done = kway_shard("tweets", tmp_path / name, "-o", tmp_path / "out")
     assert isinstance(done.exception, ValueError)
     with pytest.raises(ValueError, match=message):
         raise done.exception
