@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -65,11 +64,6 @@ class Source(ABC):
     held_out: ClassVar[str]
     reads_first: ClassVar[bool] = False
     compares_splits: ClassVar[bool] = False
-
-    @property
-    def origin(self) -> Path | None:
-        """The file or folder that notes refer to."""
-        return None
 
     @abstractmethod
     def describe(self) -> SourceInfo:

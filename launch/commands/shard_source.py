@@ -94,10 +94,8 @@ def _shard(
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        if not source.reads_first:
-            _print_notes(source)
-            if with_vectors is not None:
-                with_vectors.label_vectors()  # report a bad file before writing anything
+        if with_vectors is not None and not source.reads_first:
+            with_vectors.label_vectors()  # report a bad file before writing anything
         try:
             write(
                 source,
@@ -106,7 +104,7 @@ def _shard(
                 workers=workers,
                 ray=ray,
                 vectors=with_vectors,
-                notes=source.notes if source.reads_first else tuple,
+                notes=source.notes,
                 ignored=source.skipped(),
             )
         finally:
@@ -131,11 +129,6 @@ def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
     from heads.tree import load_label_vectors
 
     return load_label_vectors(file, names, missing="zero")
-
-
-def _print_notes(source: Source) -> None:
-    for note in source.notes():
-        print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
 def _print_duplicates(out: Path) -> None:
