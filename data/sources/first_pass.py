@@ -43,6 +43,7 @@ class FirstPassSource(Source):
     work: Path
     report: Report
     min_count = 1
+    needs_training = True  # a class without training samples is an error, not excluded
 
     @abstractmethod
     def rules(self) -> Rules:
@@ -61,7 +62,13 @@ class FirstPassSource(Source):
 
         They are sorted by number if all labels are numbers, otherwise by name.
         """
-        names = [name for name in trained if samples[name] >= self.min_count]
+        names = [name for name in samples if samples[name] >= self.min_count]
+        if self.needs_training and (untrained := sorted(set(names) - trained.keys())):
+            raise ValueError(
+                f"class {shown(untrained[0])} has no training samples: add some, remove the class, "
+                "or lower the fraction of test samples"
+            )
+        names = [name for name in names if trained[name]]
         if len(names) < 2:
             raise ValueError(
                 f"found {len(names)} classes with training samples and at least {self.min_count} "

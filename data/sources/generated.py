@@ -137,13 +137,5 @@ class _Generated(PackedImages, FirstPassSource):
         is_image = self.modality == "image"
         return Rules(self.choose, self.where, one_label=is_image, noun=f"{self.modality}s")
 
-    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        if untrained := sorted(samples.keys() - trained.keys()):
-            raise ValueError(
-                f"class {shown(untrained[0])} has no training samples: add some, or lower "
-                "test_fraction"
-            )
-        return super().choose(samples, trained)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "samples": ()}

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import one_line, shown
+from data.messages import one_line
 from data.option import Argument, Supplied
 from data.shards.manifest import SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, split_name
@@ -158,11 +158,6 @@ class HuggingFace(PackedImages, FirstPassSource):
 
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, in the order of a ClassLabel."""
-        if untrained := sorted(samples.keys() - trained.keys()):
-            raise ValueError(
-                f"{self.name}: class {shown(untrained[0])} has no training rows: pass another "
-                "--label-column or a smaller --test-fraction"
-            )
         names = super().choose(samples, trained)
         if self._stored is None:
             return names

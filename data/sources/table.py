@@ -191,13 +191,11 @@ class Table(PackedImages, RecordSource):
                 f"{self.files[0]}: label {shown(several)} joins other labels of column "
                 f"{self.label!r}: {_ONE_LABEL}"
             )
-        names = [name for name in samples if samples[name] >= self.min_count]
-        if self.split is not None and (untrained := sorted(set(names) - trained.keys())):
-            raise ValueError(
-                f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add some, or "
-                "remove the class"
-            )
         return super().choose(samples, trained)
+
+    @property
+    def needs_training(self) -> bool:  # type: ignore[override]
+        return self.split is not None
 
     def _found(self, text: str) -> str:
         """Return the path of an image relative to the folder of the images.

@@ -44,6 +44,7 @@ class Tweets(RecordSource):
 
     kind = "tweets"
     modality = "text"
+    needs_training = False
     reads = "raw tweets"
     held_out = "--test-fraction of the texts, chosen by a hash of the text"
 
