@@ -189,18 +189,11 @@ class ImageFolder(PackedImages, Source):
         if self.split or not self.has_splits:
             return {path: split_name(name) for name, path in self.split.items()}
         folders = _folders(self.folder)
-        found: defaultdict[str, list[str]] = defaultdict(list)
-        for path in folders:
-            if (split := split_name(path.name)) in _SPLITS:
-                found[split].append(path.name)
-        for split, names in found.items():
-            if len(names) > 1:
-                raise ValueError(
-                    f"{self.folder} has both {names[0]}/ and {names[1]}/ for split {split}: pass "
-                    f"the splits to read, such as --split {split}={names[0]}"
-                )
-        if TRAIN in found and len(found) > 1:
-            return {names[0]: split for split, names in found.items()}
+        found = {path.name: split_name(path.name) for path in folders}
+        found = {name: split for name, split in found.items() if split in _SPLITS}
+        # Two folders for one split, such as val/ and dev/, are an error below.
+        if TRAIN in found.values() and len(found) == len(set(found.values())) > 1:
+            return found
         # A class may be named `bullet train`, but a folder with this name that contains folders is
         # a split.
         similar = [path for path in folders if split_in_name(path.name) is not None]

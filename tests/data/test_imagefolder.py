@@ -127,7 +127,7 @@ def test_an_unreadable_folder_raises(tmp_path: Path, injected: Callable[..., Non
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (("train/a", "train/b", "val/a", "dev/a"), "dev/ and val/ for split validation"),
+        (("train/a", "train/b", "val/a", "dev/a"), "dev looks like a split"),
         (("train/a", "train/b"), "train looks like a split"),
         (("valid/a", "valid/b"), "valid looks like a split"),
         (("train", "valid"), "train has no classes"),

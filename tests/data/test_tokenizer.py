@@ -150,12 +150,6 @@ def test_a_tokenizer_without_a_usable_unknown_token_raises() -> None:
         Tokenizer.of(backend, {"pad_token": "[PAD]"}, max_length=4, name="x")
 
 
-def test_a_text_without_tokens_becomes_one_pad_token() -> None:
-    backend = Backend(models.WordLevel({"<pad>": 0, "a": 1}, unk_token="a"))
-    tokenizer = Tokenizer.of(backend, {"pad_token": "<pad>"}, max_length=1, name="x")
-    assert tokenizer.encode(["", "a"]) == [[0], [1]]
-
-
 def test_an_unpaired_surrogate_raises_an_error_that_states_its_position(folder: Path) -> None:
     tokenizer = open_tokenizer(str(folder), max_length=6)
     with pytest.raises(ValueError, match=r"text 1 is not valid Unicode: .* at character 2"):
@@ -259,13 +253,6 @@ def test_an_oversized_file_raises_before_it_is_read(copy: Path) -> None:
 
 
 # ---------------------------------------------------------------------------- training
-
-
-def test_the_same_shards_give_the_same_bytes(names: Path, tmp_path: Path) -> None:
-    """The library alone is not deterministic: it numbers characters in hash-table order."""
-    for name in ("a", "b"):
-        small_tokenizer(names, tmp_path / name, max_texts=300)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
 
 
 def test_special_tokens_come_first_followed_by_single_characters(folder: Path) -> None:
