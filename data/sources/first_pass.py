@@ -43,11 +43,8 @@ class FirstPassSource(Source):
     work: Path
     report: Report
     min_count = 1
+    duplicates = across = "keep"  # or "drop", as in `Rules`
     needs_training = True  # a class without training samples is an error, not excluded
-
-    @abstractmethod
-    def rules(self) -> Rules:
-        """Return the rules for selecting classes and handling duplicates."""
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
@@ -78,7 +75,15 @@ class FirstPassSource(Source):
 
     @cached_property
     def _selected(self) -> Selected:
-        return select(self.work, self.batches(), self.rules())
+        rules = Rules(
+            self.choose,
+            self.where,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+            one_label=self.modality == "image",
+            noun=f"{self.modality}s",
+        )
+        return select(self.work, self.batches(), rules)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths

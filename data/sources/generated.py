@@ -27,7 +27,7 @@ from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource, in_chunks, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import Batch, Row, Rules, Task, gather
+from data.sources.selection import Batch, Row, Task, gather
 from data.sources.source import STRICT, Modality, Sample
 
 
@@ -132,10 +132,6 @@ class _Generated(PackedImages, FirstPassSource):
             data = content.encode() if isinstance(content, str) else content
             given = None if split is None else checked_split(split)
             yield Row(0, number, f"{number:08d}", data, name, label, given, None, path)
-
-    def rules(self) -> Rules:
-        is_image = self.modality == "image"
-        return Rules(self.choose, self.where, one_label=is_image, noun=f"{self.modality}s")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "samples": ()}

@@ -24,7 +24,7 @@ from data.skipped import Skipped
 from data.sources.first_pass import FirstPassSource, in_chunks
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import Batch, Row, Rules, Task, gather
+from data.sources.selection import Batch, Row, Task, gather
 from data.sources.source import STRICT, Modality, Sample
 from data.text.records import digest
 
@@ -152,9 +152,6 @@ class HuggingFace(PackedImages, FirstPassSource):
 
     def where(self, file: int, position: int) -> str:
         return f"{self.name}, split {[*self._labels][file]}, row {position}"
-
-    def rules(self) -> Rules:
-        return Rules(self.choose, self.where, noun="rows")
 
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, in the order of a ClassLabel."""

@@ -26,7 +26,7 @@ from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.parquet import ParquetFile
-from data.sources.selection import Row, Rules, Task
+from data.sources.selection import Row, Task
 from data.sources.source import STRICT, Modality, Sample
 from data.text.records import Fields, Record, digest, field_value, text_field
 
@@ -174,16 +174,6 @@ class Table(PackedImages, RecordSource):
         path = None if self.hierarchy is None else text_field(values, self.hierarchy) or ""
         split = self._split_of(values)
         return Row(file, position, key, content, name, spelling, split, group, path)
-
-    def rules(self) -> Rules:
-        return Rules(
-            self.choose,
-            self.where,
-            drop_duplicates=self.duplicates == "drop",
-            drop_across=self.across == "drop",
-            one_label=self.image is not None,
-            noun=f"{self.modality}s",
-        )
 
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:

@@ -17,7 +17,7 @@ from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
-from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Rules, Task
+from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task
 from data.sources.source import STRICT, Sample
 from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
@@ -208,14 +208,6 @@ class Tweets(RecordSource):
         """Return the classes, most frequent first. Ties are sorted by code points."""
         names = super().choose(samples, trained)
         return sorted(names, key=lambda name: (-samples[name], name))[: self.top]
-
-    def rules(self) -> Rules:
-        return Rules(
-            self.choose,
-            self.where,
-            drop_duplicates=self.duplicates == "drop",
-            drop_across=self.across == "drop",
-        )
 
 
 def _first(fields: Fields, name: str | None, usual: Sequence[str]) -> str | None:
