@@ -54,6 +54,11 @@ class FirstPassSource(Source):
     def where(self, file: int, position: int) -> str:
         """Describe the location of a row for errors."""
 
+    @property
+    def input(self) -> object:
+        """What the source reads, for errors."""
+        return "the samples"
+
     def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes: the labels with enough samples, of which one is a training sample.
 
@@ -62,14 +67,14 @@ class FirstPassSource(Source):
         names = [name for name in samples if samples[name] >= self.min_count]
         if self.needs_training and (untrained := sorted(set(names) - trained.keys())):
             raise ValueError(
-                f"class {shown(untrained[0])} has no training samples: add some, remove the class, "
-                "or lower the fraction of test samples"
+                f"{self.input}: class {shown(untrained[0])} has no training samples: add some, "
+                "remove the class, or lower the fraction of test samples"
             )
         names = [name for name in names if trained[name]]
         if len(names) < 2:
             raise ValueError(
-                f"found {len(names)} classes with training samples and at least {self.min_count} "
-                "samples in total, but at least 2 are required: check the labels"
+                f"{self.input}: found {len(names)} classes with training samples and at least "
+                f"{self.min_count} samples in total, but at least 2 are required: check the labels"
             )
         return label_order(names)
 
@@ -162,6 +167,10 @@ class RecordSource(FirstPassSource):
         """Yield the labeled rows of a record, or count it in `counts` by the reason why it has
         none.
         """
+
+    @property
+    def input(self) -> object:
+        return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
 
     def where(self, file: int, position: int) -> str:
         return self._opened[file].where(position)

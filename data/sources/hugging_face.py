@@ -150,6 +150,10 @@ class HuggingFace(PackedImages, FirstPassSource):
                     content, name = f"{split} {row}".encode(), class_name(label)
                     yield Row(file, row, f"{key}-{row}", content, name, label, given)
 
+    @property
+    def input(self) -> object:
+        return self.name
+
     def where(self, file: int, position: int) -> str:
         return f"{self.name}, split {[*self._labels][file]}, row {position}"
 
