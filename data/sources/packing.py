@@ -55,16 +55,12 @@ class PackedImages:
         """`short_side`, or None if all image files are stored unchanged."""
         return None if self.original else self.short_side
 
-    def packed(self, data: bytes) -> Packed:
-        """Return a packed image file. Raises the errors of `packed`."""
-        return packed(data, short_side=self.target_side, quality=self.quality)
-
     def image_sample(
         self, key: str, label: int, read: Callable[[], bytes], *, name: str, where: object, fix: str
     ) -> Sample | Skipped:
         """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
         try:
-            image = self.packed(read())
+            image = packed(read(), short_side=self.target_side, quality=self.quality)
         except FileNotFoundError:
             return self.bad_sample(name, "the file does not exist", where=where, fix=fix)
         except ValueError as error:

@@ -111,9 +111,7 @@ def load_languages(languages: tuple[str, ...]) -> None:
                 f"language {language!r} is not supported by the emoji library: choose from "
                 f"{', '.join(emoji.LANGUAGES)}"
             )
-    # The library's type annotations require a list or a literal, but it accepts a single name.
-    for language in languages:
-        emoji.config.load_language(language)
+        emoji.config.load_language([language])
 
 
 def fully_qualified() -> list[str]:
