@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ _PR_SET_PDEATHSIG = 1
 
 def over_jobs(
     work: Callable[[Job], Result],
-    jobs: Sequence[Job],
+    jobs: Iterable[Job],
     *,
     total_bytes: int,
     workers: int | None,
@@ -37,7 +37,7 @@ def over_jobs(
     process per core if there is enough to read. ray: the address of a Ray cluster that runs the
     jobs instead. `work` must be picklable, such as a module-level function.
     """
-    if ray is not None and jobs:
+    if ray is not None:
         from data.ray_pool import ray_pool
 
         with ray_pool(ray) as pool:
@@ -45,7 +45,6 @@ def over_jobs(
         return
     if workers is None:
         workers = min(len(os.sched_getaffinity(0)), 1 + total_bytes // _BYTES_PER_WORKER)
-    workers = min(workers, len(jobs))
     if workers < 2:
         yield from map(work, jobs)
         return

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any, Literal, TypeVar
@@ -19,19 +19,20 @@ from pydantic.dataclasses import dataclass
 from data.input_path import Input
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
+from data.processes import over_jobs
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile
 from data.sources.selection import Batch, Row, Rules, Selected, Task, gather, select
-from data.sources.source import STRICT, Source, in_workers, num_workers
+from data.sources.source import STRICT, Source
 from data.tars.labels import label_order
 from data.text.records import Fields, Record, RecordFile, open_records, text_field
 
 _CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
-_BYTES_PER_TASK = 1 << 17  # reading this much takes about as long as rendering a sample
 
+AnyFile = RecordFile | ParquetFile
 T = TypeVar("T")
 
 
@@ -163,9 +164,11 @@ class RecordSource(FirstPassSource):
         return ()
 
     @abstractmethod
-    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
-        """Yield the labeled rows of a record, or count it in `counts` by the reason why it has
-        none.
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
+        """Yield the labeled rows of a record of file `number`, or count the record in `counts` by
+        the reason why it has none.
         """
 
     @property
@@ -206,7 +209,7 @@ class RecordSource(FirstPassSource):
                 )
 
     @cached_property
-    def _opened(self) -> list[RecordFile | ParquetFile]:
+    def _opened(self) -> list[AnyFile]:
         return [
             ParquetFile(path) if path.suffix.lower() == PARQUET else open_records(path)
             for path in self.files
@@ -215,23 +218,22 @@ class RecordSource(FirstPassSource):
     def batches(self) -> Iterator[Batch]:
         total = sum(path.stat().st_size for path in self.files)
         chunks = (
-            (file, chunk)
-            for file, one in enumerate(self._opened)
-            for chunk in in_chunks(one.records(self.columns), lambda record: record.size)
+            (number, file, chunk)
+            for number, file in enumerate(self._opened)
+            for chunk in in_chunks(file.records(self.columns), lambda record: record.size)
         )
-        workers = num_workers(self.workers, total // _BYTES_PER_TASK)
         done = 0
-        with in_workers(self, _parsed, chunks, workers) as found:
-            for batch in found:
-                yield batch
-                done += batch.size
-                self.report(done, total)
+        work = partial(_parsed, self)
+        for batch in over_jobs(work, chunks, total_bytes=total, workers=self.workers):
+            yield batch
+            done += batch.size
+            self.report(done, total)
 
 
-def _parsed(source: RecordSource, chunk: tuple[int, list[Record]]) -> Batch:
-    file, records = chunk
+def _parsed(source: RecordSource, chunk: tuple[int, AnyFile, list[Record]]) -> Batch:
+    number, file, records = chunk
     counts = Counter[str]()
-    rows = (row for record in records for row in source.row(file, record, counts))
+    rows = (row for record in records for row in source.row(number, file, record, counts))
     return gather(rows, source.test_fraction, counts, sum(record.size for record in records))
 
 

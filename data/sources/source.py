@@ -6,12 +6,11 @@ needed.
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict
@@ -26,11 +25,6 @@ STRICT = ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed
 Modality = Literal["image", "text"]
 _TASKS_AT_ONCE = 64
 _TASKS_PER_WORKER = 2_000  # for fewer tasks, starting a process is not worthwhile
-
-
-S = TypeVar("S", bound="Source")
-Job = TypeVar("Job")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -123,31 +117,17 @@ def num_workers(workers: int | None, num_tasks: int) -> int:
 def rendered(
     source: Source, tasks: Iterable[Any], workers: int
 ) -> Iterator[Iterator[Sample | Skipped]]:
-    """Yield the samples of `tasks` in order. `workers` processes render them."""
-    chosen = iter(tasks)
-    size = _TASKS_AT_ONCE if workers > 1 else 1
-    chunks = iter(lambda: list(islice(chosen, size)), [])
-    with in_workers(source, _rendered, chunks, workers) as samples:
-        yield chain.from_iterable(samples)
+    """Yield the samples of `tasks` in order. `workers` processes render them.
 
-
-def _rendered(source: Source, tasks: list[Any]) -> list[Sample | Skipped]:
-    return [source.render(task) for task in tasks]
-
-
-@contextmanager
-def in_workers(
-    source: S, work: Callable[[S, Job], Result], jobs: Iterable[Job], workers: int
-) -> Iterator[Iterator[Result]]:
-    """Yield the results of `work(source, job)` in order. The source is sent to each process once.
-
-    workers: the number of processes. With 0 or 1, this process runs the jobs.
+    workers: the number of processes. With 0 or 1, this process renders the samples.
     """
     if workers < 2:
-        yield (work(source, job) for job in jobs)
+        yield map(source.render, tasks)
         return
+    chosen = iter(tasks)
+    chunks = iter(lambda: list(islice(chosen, _TASKS_AT_ONCE)), [])
     with spawned(workers, _start_worker, source) as pool:
-        yield in_order(pool, partial(_with_source, work), jobs, ahead=4 * workers)
+        yield chain.from_iterable(in_order(pool, _render_chunk, chunks, ahead=4 * workers))
 
 
 _source: Source
@@ -159,5 +139,5 @@ def _start_worker(source: Source) -> None:
     end_with_parent()
 
 
-def _with_source(work: Callable[[Any, Job], Result], job: Job) -> Result:
-    return work(_source, job)
+def _render_chunk(tasks: list[Any]) -> list[Sample | Skipped]:
+    return [_source.render(task) for task in tasks]

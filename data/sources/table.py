@@ -21,7 +21,7 @@ from data.messages import shown
 from data.option import Option
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
-from data.sources.first_pass import RecordSource
+from data.sources.first_pass import AnyFile, RecordSource
 from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
@@ -138,13 +138,14 @@ class Table(PackedImages, RecordSource):
             key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
 
-    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[file]
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
         counts["rows read"] += 1
         try:
-            row = self._row(file, record.position, one.fields(record))
+            row = self._row(number, record.position, file.fields(record))
         except ValueError as error:
-            raise ValueError(f"{one.where(record.position)}: the row {error}") from error
+            raise ValueError(f"{file.where(record.position)}: the row {error}") from error
         if row is None:
             counts["rows without text, path or label skipped"] += 1
         else:
@@ -242,7 +243,7 @@ class Table(PackedImages, RecordSource):
         return name
 
     @property
-    def columns(self) -> list[str]:  # type: ignore[override]
+    def columns(self) -> list[str]:
         names = (self._content, self.label, self.split, self.group, self.hierarchy)
         return list(dict.fromkeys(name for name in names if name is not None))
 

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from data.messages import one_line
 from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.first_pass import RecordSource
+from data.sources.first_pass import AnyFile, RecordSource
 from data.sources.names import class_name
 from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task
 from data.sources.source import STRICT, Sample
@@ -134,16 +134,17 @@ class Tweets(RecordSource):
         key = f"{task.key}-{task.label}" if self.policy == "each" else task.key
         return Sample(key, task.content, "txt", task.label)
 
-    def row(self, file: int, record: Record, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[file]
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
         counts["records read"] += 1
         try:
-            fields = one.fields(record)
+            fields = file.fields(record)
             text = _first(fields, self.text, _TEXT_NAMES)
             labels, cleaned = self._labels_and_text(text, fields, counts)
         except ValueError as error:
             if not counts[DAMAGED]:
-                where = f"{one.path}, byte {record.position}"
+                where = f"{file.path}, byte {record.position}"
                 counts[f"{FIRST_DAMAGED}{where}: {one_line(error, 120)}"] += 1
             counts[DAMAGED] += 1
             return
@@ -152,10 +153,10 @@ class Tweets(RecordSource):
         try:
             split = self._split_of(fields)
         except ValueError as error:
-            raise ValueError(f"{one.where(record.position)} {error}") from error
-        key = self._key(fields, file, record.position)
+            raise ValueError(f"{file.where(record.position)} {error}") from error
+        key = self._key(fields, number, record.position)
         for label in labels:
-            yield Row(file, record.position, key, cleaned.encode(), label, label, split)
+            yield Row(number, record.position, key, cleaned.encode(), label, label, split)
 
     def _labels_and_text(
         self, text: str | None, fields: Fields, counts: Counter[str]
