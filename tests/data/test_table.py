@@ -29,6 +29,12 @@ def write_jsonl(path: Path) -> Path:
     return path
 
 
+def text_table(folder: Path, *lines: str, **options: object) -> Table:
+    """Return a table of texts whose columns include `t` and the label `y`."""
+    (folder / "a.csv").write_text("\n".join(lines))
+    return Table((folder / "a.csv",), folder / "work", "y", text="t", **options)
+
+
 @pytest.mark.parametrize(("name", "make"), [("a.csv", write_csv), ("a.jsonl", write_jsonl)])
 def test_tables_of_texts_store_every_text_unchanged(tmp_path: Path, name: str, make) -> None:
     file = make(tmp_path / name)
@@ -46,8 +52,7 @@ def test_tables_of_texts_store_every_text_unchanged(tmp_path: Path, name: str, m
 
 def test_a_column_determines_the_split(tmp_path: Path) -> None:
     rows = ["a,x,train", "b,y,Train", "c,x,test", "a,x,dev", "a,x,train"]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,part", *rows]))
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", split="part")
+    source = text_table(tmp_path, "t,y,part", *rows, split="part")
     write_shards(source, tmp_path / "out", workers=0)
     assert read(tmp_path / "out") == {b"a": "x", b"b": "y"}
     assert read(tmp_path / "out", "validation") == {b"a": "x"}
@@ -57,15 +62,8 @@ def test_a_column_determines_the_split(tmp_path: Path) -> None:
         "duplicates kept: 1",
         "training texts that also occur in another split, kept: 2",
     }
-    dropped = Table(
-        (tmp_path / "a.csv",),
-        tmp_path / "work",
-        "y",
-        text="t",
-        split="part",
-        duplicates="drop",
-    )
-    assert {name: len(tasks) for name, tasks in dropped.splits().items()} == {
+    dropped = text_table(tmp_path, "t,y,part", *rows, split="part", duplicates="drop").splits()
+    assert {split: len(tasks) for split, tasks in dropped.items()} == {
         "train": 2,
         "test": 1,
         "validation": 1,
@@ -147,23 +145,20 @@ def test_options_for_another_kind_of_table_raise(
     ],
 )
 def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], message: str) -> None:
-    (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]))
     with pytest.raises(ValueError, match=message):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t").classes()
+        text_table(tmp_path, "t,y", *rows).classes()
 
 
 def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:
     long = "x" * 300_000
-    (tmp_path / "a.csv").write_text(f't,y\n"{long}\n{long}",a\nshort,b\n')
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
+    source = text_table(tmp_path, "t,y", f'"{long}\n{long}",a', "short,b", test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
     assert read(tmp_path / "out") == {f"{long}\n{long}".encode(): "a", b"short": "b"}
 
 
 def test_an_unclosed_quote_raises_even_at_the_end_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('t,y\na,x\n"b,y\nc,x\n')
     with pytest.raises(ValueError, match=r"a\.csv, byte 8: .*: check for an unclosed quote"):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t").classes()
+        text_table(tmp_path, "t,y", "a,x", '"b,y', "c,x").classes()
 
 
 def test_spellings_of_the_same_class_are_merged_and_reported(tmp_path: Path) -> None:
@@ -180,9 +175,7 @@ def test_spellings_of_the_same_class_are_merged_and_reported(tmp_path: Path) -> 
 
 def test_rows_of_a_group_stay_in_the_same_split(tmp_path: Path) -> None:
     rows = [f"text {i},{'ab'[i % 2]},patient {i % 40}" for i in range(400)]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,who", *rows]))
-    options = {"text": "t", "group": "who", "test_fraction": 0.3}
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
+    source = text_table(tmp_path, "t,y,who", *rows, group="who", test_fraction=0.3)
     groups = {
         split: {int(task.content.split()[1]) % 40 for task in tasks}
         for split, tasks in source.splits().items()
@@ -193,9 +186,8 @@ def test_rows_of_a_group_stay_in_the_same_split(tmp_path: Path) -> None:
 
 
 def test_a_class_with_two_hierarchies_raises(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("t,y,up\na,x,one > two\nb,x,one\nc,z,one\n")
-    options = {"text": "t", "hierarchy": "up", "test_fraction": 0}
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
+    rows = ("a,x,one > two", "b,x,one", "c,z,one")
+    source = text_table(tmp_path, "t,y,up", *rows, hierarchy="up", test_fraction=0)
     with pytest.raises(ValueError, match="class 'x' has two hierarchies, 'one' and 'one > two'"):
         source.classes()
 
