@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -59,6 +60,11 @@ class Source(ABC):
     reads_first: ClassVar[bool] = False
     compares_splits: ClassVar[bool] = False
 
+    @property
+    def origin(self) -> Path | None:
+        """The file or folder that notes refer to."""
+        return None
+
     @abstractmethod
     def describe(self) -> SourceInfo:
         """Return the kind and parameters.
@@ -98,7 +104,9 @@ class Source(ABC):
         return []
 
     def clean_up(self) -> None:
-        """Delete temporary files after the shards have been written, or after an error."""
+        """Delete temporary files. This is called when the shards have been written or the input is
+        invalid.
+        """
         return
 
     def __getstate__(self) -> dict[str, Any]:

@@ -90,12 +90,14 @@ def _shard(
     output = OutputFolder(out)
     task = ("reading", "bytes") if source_class.reads_first else ("listing", "classes")
     with connected(workers, ray), progress(*task) as report:
-        source = _source(source_class, given, work_folder(output.folder), workers, report)
+        source = _source(source_class, given, work_folder(output.folder), workers, ray, report)
         if (line := source.announcement()) is not None:
             print(printable(line), file=sys.stderr)
         with_vectors = None if vectors is None else WithLabelVectors(source, vectors, _find)
-        if with_vectors is not None and not source.reads_first:
-            with_vectors.label_vectors()  # report a bad file before writing anything
+        if not source.reads_first:
+            _print_notes(source)
+            if with_vectors is not None:
+                with_vectors.label_vectors()  # report a bad file before writing anything
         try:
             write(
                 source,
@@ -104,11 +106,13 @@ def _shard(
                 workers=workers,
                 ray=ray,
                 vectors=with_vectors,
-                notes=source.notes,
+                notes=source.notes if source.reads_first else tuple,
                 ignored=source.skipped(),
             )
-        finally:
-            source.clean_up()
+        except ValueError:
+            source.clean_up()  # the input must be fixed first, so this run cannot be resumed
+            raise
+        source.clean_up()
     if source.compares_splits and isinstance(output.folder, Path):
         _print_duplicates(output.folder)
 
@@ -118,9 +122,16 @@ def _source(
     given: Given,
     work: Path,
     workers: int | None,
+    ray: str | None,
     report: Report,
 ) -> Source:
-    values = {**given, "work": work, "workers": workers, "report": report}
+    values = {
+        **given,
+        "work": work,
+        "workers": workers,
+        "ray": ray,
+        "report": report,
+    }
     fields = source_class.__pydantic_fields__.keys()  # type: ignore[attr-defined]
     return build(source_class, {name: values[name] for name in values if name in fields})
 
@@ -129,6 +140,11 @@ def _find(file: Path, names: Sequence[str]) -> "tuple[np.ndarray, list[str]]":
     from heads.tree import load_label_vectors
 
     return load_label_vectors(file, names, missing="zero")
+
+
+def _print_notes(source: Source) -> None:
+    for note in source.notes():
+        print(printable(f"note: {source.origin}: {note}"), file=sys.stderr)
 
 
 def _print_duplicates(out: Path) -> None:
