@@ -188,15 +188,6 @@ def test_a_damaged_devkit_raises_an_error_that_names_its_path(
     assert message in found
 
 
-def test_a_synset_that_is_its_own_ancestor_raises(tars: Path) -> None:
-    rows = [*ilsvrc.SYNSETS]
-    rows[3] = ("n00001740", "entity", "", (), 0)
-    rows[4] = ("n02083346", "canine", "", (7,), 0)
-    rows[6] = ("n02084071", "dog", "", (2, 5), 0)
-    (tars / DEVKIT).write_bytes(ilsvrc.devkit(ilsvrc.meta_mat(rows)))
-    assert "n02084071, an ancestor of class n02100735, is its own ancestor" in error_of(tars)
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
