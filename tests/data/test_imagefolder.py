@@ -16,6 +16,13 @@ from tests.data.conftest import write_image
 from tests.faults.sitecustomize import error
 
 
+def write_folders(root: Path, *folders: str) -> Path:
+    """Write an image to each folder."""
+    for path in folders:
+        write_image(root / path / "0.png", 0)
+    return root
+
+
 def names(source: ImageFolder) -> dict[str, set[str]]:
     return {split: {task.path for task in tasks} for split, tasks in source.splits().items()}
 
@@ -71,17 +78,14 @@ def test_the_hash_split_is_stable_and_keeps_a_training_image_per_class(tmp_path:
 def test_folders_named_like_splits_are_splits(
     tmp_path: Path, folders: tuple[str, ...], splits: set[str]
 ) -> None:
-    for folder in folders:
-        for name in "ab":
-            write_image(tmp_path / folder / name / "0.png", 0)
+    write_folders(tmp_path, *(f"{folder}/{name}" for folder in folders for name in "ab"))
     source = ImageFolder(tmp_path)
     assert names(source).keys() == splits
     assert [info.name for info in source.classes()] == ["a", "b"]
 
 
 def test_a_class_without_training_images_raises(tmp_path: Path) -> None:
-    for path in ("train/a", "train/b", "test/a", "test/c"):
-        write_image(tmp_path / path / "0.png", 0)
+    write_folders(tmp_path, "train/a", "train/b", "test/a", "test/c")
     with pytest.raises(ValueError, match="class 'c' has test images, but none in"):
         ImageFolder(tmp_path).classes()
 
@@ -137,23 +141,20 @@ def test_an_unreadable_folder_raises(tmp_path: Path, injected: Callable[..., Non
 def test_folders_that_look_like_splits_raise(
     tmp_path: Path, paths: tuple[str, ...], message: str
 ) -> None:
-    for path in paths:
-        write_image(tmp_path / path / "0.png", 0)
+    write_folders(tmp_path, *paths)
     with pytest.raises(ValueError, match=message):
         ImageFolder(tmp_path).classes()
 
 
 def test_a_test_folder_without_images_raises(tmp_path: Path) -> None:
-    for name in "ab":
-        write_image(tmp_path / "train" / name / "0.png", 0)
+    write_folders(tmp_path, "train/a", "train/b")
     (tmp_path / "test" / "a").mkdir(parents=True)
     with pytest.raises(ValueError, match="test has no classes"):
         ImageFolder(tmp_path).classes()
 
 
 def test_other_entries_beside_the_split_folders_are_reported(tmp_path: Path) -> None:
-    for path in ("train/a", "train/b", "test/a", "extra/a"):
-        write_image(tmp_path / path / "0.png", 0)
+    write_folders(tmp_path, "train/a", "train/b", "test/a", "extra/a")
     write_image(tmp_path / "loose.png", 0)
     (tmp_path / "val").symlink_to(tmp_path / "gone")
     assert dict(ImageFolder(tmp_path).skipped()) == {
