@@ -170,7 +170,7 @@ class Trials:
         self._data = {**problem.recipe.get("data", {}), "shards": str(shards)}
         if problem.text:
             tokenizer = folder / "tokenizer"
-            train_tokenizer(str(shards), tokenizer, vocab_size=_VOCABULARY, threads=1)
+            train_tokenizer(str(shards), tokenizer, vocab_size=_VOCABULARY)
             self._data["text"] = {**problem.text, "tokenizer": str(tokenizer)}
 
     def rates(self) -> tuple[float, float]:

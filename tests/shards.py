@@ -59,7 +59,7 @@ def text_shards(folder: Path) -> Path:
     source = Table((table,), folder / "work", text="text", label="label", split="split", workers=0)
     write_shards(source, folder / "shards", samples_per_shard=30, workers=0)
     source.clean_up()
-    train_tokenizer(folder / "shards", folder / "tokenizer", vocab_size=120, threads=1)
+    train_tokenizer(folder / "shards", folder / "tokenizer", vocab_size=120)
     return folder
 
 

@@ -40,7 +40,7 @@ def tiny_backbone() -> Backbone:
 
 
 def tiny_tokenizer() -> Tokenizer:
-    backend = train_wordpiece(lambda: ["a cat and a dog", "猫 und hund 🐶"], threads=1)
+    backend = train_wordpiece(["a cat and a dog", "猫 und hund 🐶"])
     return Tokenizer.of(backend, ROLES, max_length=MAX_LENGTH, name="tiny")
 
 

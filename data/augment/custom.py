@@ -1,14 +1,12 @@
 """User-defined augmentations, given by import path in the recipe's `data.augment.custom`."""
 
-from abc import ABC, abstractmethod
-
 import numpy as np
 
-from data.augment.base import Fill
+from data.augment.base import Augmentation, Fill
 from data.base_config import FrozenConfig
 
 
-class CustomAugmentation(FrozenConfig, ABC):
+class CustomAugmentation(FrozenConfig, Augmentation):
     """A user-defined augmentation. `kind` is its import path, and the other fields are its
     options.
 
@@ -18,13 +16,6 @@ class CustomAugmentation(FrozenConfig, ABC):
     """
 
     kind: str
-
-    @abstractmethod
-    def __call__(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
-        """Return an image of the same shape as `image`, which is not modified.
-
-        image: uint8 [H, W, 3], or gray [H, W]. All random numbers come from `rng`.
-        """
 
     def checked(self, image: np.ndarray, fill: Fill, rng: np.random.Generator) -> np.ndarray:
         """Call the augmentation and check its result.

@@ -220,7 +220,7 @@ def for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
 
     Evaluation and serving both call this, so that a model sees the same pixels in both.
     """
-    return planes(center_crop(image, config))
+    return contiguous(channels_first(center_crop(image, config)))
 
 
 def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
@@ -234,7 +234,8 @@ def crops_for_evaluation(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     image = resize_for_evaluation(image, config)
     bottom, right = (side - config.size for side in image.shape[:2])
     positions = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
-    crops = np.stack([planes(_square(image, *position, config.size)) for position in positions])
+    drawn, side = channels_first(image), config.size
+    crops = np.stack([contiguous(drawn[:, y : y + side, x : x + side]) for y, x in positions])
     return crops if config.crops == 5 else np.concatenate([crops, crops[..., ::-1]])
 
 
@@ -245,16 +246,7 @@ def center_crop(image: np.ndarray, config: ImageConfig) -> np.ndarray:
     top, left = (
         round(pixels / 2) if config.crop_offset == "nearest" else pixels // 2 for pixels in spare
     )
-    return _square(image, top, left, config.size)
-
-
-def _square(image: np.ndarray, top: int, left: int, size: int) -> np.ndarray:
-    return image[top : top + size, left : left + size]
-
-
-def planes(image: np.ndarray) -> np.ndarray:
-    """Map [H, W, C] or gray [H, W] to a new array [C, H, W]."""
-    return contiguous(channels_first(image))
+    return image[top : top + config.size, left : left + config.size]
 
 
 def channels_first(image: np.ndarray) -> np.ndarray:

@@ -94,7 +94,18 @@ def damages(
     manifest = Manifest.read(folder) if manifest is None else manifest
     total = sum(shard.samples for shard in manifest.shards)
     size = sum(shard.bytes for shard in manifest.shards) * (_DECODING_COST if decode else 1)
-    work = partial(_check, _rules(folder, manifest, decode=decode, named=named))
+    about, is_indexed = manifest.source.parameters, manifest.source.kind == INDEXED
+    rules = _Rules(
+        folder=folder,
+        text=manifest.modality == "text",
+        num_classes=len(manifest.classes),
+        classes=ClassList.of_manifest(manifest) if is_indexed else None,
+        label_field=str(about.get("label_field")),
+        decode=decode,
+        named=named,
+        max_bytes=2 * max(shard.bytes for shard in manifest.shards),
+    )
+    work = partial(_check, rules)
     done = 0
     found = over_jobs(work, manifest.shards, total_bytes=size, workers=workers, ray=ray)
     for shard, found_here in zip(manifest.shards, found, strict=True):
@@ -128,41 +139,22 @@ def recorded_losses(folder: Path | str, manifest: Manifest) -> list[str]:
     return lines
 
 
-def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int | None) -> _Rules:
-    about = manifest.source.parameters
-    is_indexed = manifest.source.kind == INDEXED
-    return _Rules(
-        folder=folder,
-        text=manifest.modality == "text",
-        num_classes=len(manifest.classes),
-        classes=ClassList.of_manifest(manifest) if is_indexed else None,
-        label_field=str(about.get("label_field")),
-        decode=decode,
-        named=named,
-        max_bytes=2 * max(shard.bytes for shard in manifest.shards),
-    )
-
-
 def _check(rules: _Rules, shard: ShardInfo) -> list[Damage]:
     """Return all damage in one shard. A shard at a URL is first downloaded to a temporary file."""
     folder = rules.folder
-    if isinstance(folder, Path):
-        path = folder / shard.file
-        return _check_tar(rules, shard, path, str(path)) if path.is_file() else [_lost(path, shard)]
-    url = file_url(folder, shard.file)
+    where = folder / shard.file if isinstance(folder, Path) else file_url(folder, shard.file)
+    lost = [Damage("missing shard", f"{where} is missing: {shard.samples:,} samples are lost")]
+    if isinstance(where, Path):
+        return _check_tar(rules, shard, where, str(where)) if where.is_file() else lost
     # The file has no name, so its space is freed even if this process is killed.
     with TemporaryFile() as tar:
         try:
-            fetch(url, tar, attempts=DEFAULT_CACHE.attempts, max_bytes=rules.max_bytes)
+            fetch(where, tar, attempts=DEFAULT_CACHE.attempts, max_bytes=rules.max_bytes)
         except FileNotFoundError:
-            return [_lost(url, shard)]
+            return lost
         except (PermissionError, ValueError) as error:
             return [Damage("shard", str(error))]
-        return _check_tar(rules, shard, Path(f"/proc/self/fd/{tar.fileno()}"), url)
-
-
-def _lost(name: Path | str, shard: ShardInfo) -> Damage:
-    return Damage("missing shard", f"{name} is missing: {shard.samples:,} samples are lost")
+        return _check_tar(rules, shard, Path(f"/proc/self/fd/{tar.fileno()}"), where)
 
 
 def _check_tar(rules: _Rules, shard: ShardInfo, path: Path, name: str) -> list[Damage]:

@@ -6,9 +6,7 @@ are not supported.
 """
 
 import hashlib
-from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -20,15 +18,14 @@ from data.option import Argument
 from data.shards.hierarchy import PATH, join_path
 from data.shards.manifest import ClassInfo, SourceInfo
 from data.sources.archive import published_files
-from data.sources.packing import PixelTask, render_pixels
-from data.sources.source import STRICT, Sample, Source
+from data.sources.pixels import PixelSource
+from data.sources.source import STRICT
 
 _SIDE = 32
-_PIXELS = 3 * _SIDE * _SIDE
 
 
 @dataclass(frozen=True, config=STRICT)
-class _Cifar(Source):
+class _Cifar(PixelSource):
     """The base class of CIFAR-10 and CIFAR-100.
 
     path: the tar.gz archive, or a folder that contains either its files or the unpacked folder.
@@ -40,67 +37,45 @@ class _Cifar(Source):
         Field(description="binary version: the tar.gz archive or its unpacked folder"),
     ]
 
-    modality = "image"
     held_out = "the published test images"
-    compares_splits = True
     archive: ClassVar[str]
     unpacked: ClassVar[str]
     files: ClassVar[dict[str, tuple[str, ...]]]  # the files of each split
     labels: ClassVar[tuple[str, ...]]  # name file of each label byte; the last is the class
-    published: ClassVar[int] = 60_000  # the number of records in all files
 
     def describe(self) -> SourceInfo:
         content = hashlib.sha256(b"".join(self._contents.values()))
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._names(self.labels[-1]))
-
-    def splits(self) -> dict[str, Sequence[PixelTask]]:
-        num_labels = len(self.labels)
-        return {
-            split: [
-                PixelTask(f"{split}-{i:05d}", int(record[num_labels - 1]), record[num_labels:])
-                for i, record in enumerate(self._records(split))
-            ]
-            for split in self.files
-        }
-
-    def render(self, task: PixelTask) -> Sample:
-        planes = task.pixels.reshape(3, _SIDE, _SIDE)
-        return render_pixels(task._replace(pixels=planes.transpose(1, 2, 0)))
+    @property
+    def class_names(self) -> list[str]:
+        return self._names(self.labels[-1])
 
     @property
-    def origin(self) -> Path:
-        return self.path
-
-    def notes(self) -> list[str]:
-        """Return a line if the number of images differs from the published number."""
-        found = sum(len(self._records(split)) for split in self.files)
-        if found == self.published:
-            return []
-        return [f"found {found:,} images, but {self.kind} was published with {self.published:,}"]
+    def arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        num_labels = len(self.labels)
+        arrays = {}
+        for split in self.files:
+            records = self._records(split)
+            planes = records[:, num_labels:].reshape(-1, 3, _SIDE, _SIDE)
+            arrays[split] = planes.transpose(0, 2, 3, 1), records[:, num_labels - 1]
+        return arrays
 
     def _records(self, split: str) -> np.ndarray:
         """Return the records of a split, uint8 [N, size], after checking their labels."""
-        size = len(self.labels) + _PIXELS
+        size = len(self.labels) + 3 * _SIDE * _SIDE
         limits = [len(self._names(file)) for file in self.labels]
-        records = []
+        found = []
         for file in self.files[split]:
             content = np.frombuffer(self._contents[file], np.uint8)
-            if not len(content) or len(content) % size:
+            whole = content[: len(content) // size * size].reshape(-1, size)
+            if not whole.size or len(content) % size or (whole[:, : len(limits)] >= limits).any():
                 raise ValueError(
-                    f"{self.path}: {file} has {len(content):,} bytes, which is not a multiple of "
-                    f"the record size, {size:,}: download it again"
+                    f"{self.path}: {file} is damaged: its size is not a multiple of {size:,} "
+                    "bytes, or a label has no name: download it again"
                 )
-            records.append(content.reshape(-1, size))
-            wrong = np.argwhere(records[-1][:, : len(limits)] >= limits)
-            for i, byte in wrong[:1]:
-                raise ValueError(
-                    f"{self.path}: image {i} of {file} has label {records[-1][i, byte]}, but "
-                    f"{self.labels[byte]} contains only {limits[byte]} names: download it again"
-                )
-        return np.concatenate(records)
+            found.append(whole)
+        return np.concatenate(found)
 
     def _names(self, file: str) -> list[str]:
         lines = self._contents[file].decode("utf-8", "replace").splitlines()
@@ -146,15 +121,10 @@ class Cifar100(_Cifar):
     labels = ("coarse_label_names.txt", "fine_label_names.txt")
 
     def classes(self) -> tuple[ClassInfo, ...]:
-        coarse_names, fine_names = map(self._names, self.labels)
+        coarse = self._names(self.labels[0])
         records = np.concatenate([self._records(split)[:, :2] for split in self.files])
-        found: dict[int, int] = {}
-        for coarse, fine in np.unique(records, axis=0).tolist():
-            if found.setdefault(fine, coarse) != coarse:
-                raise ValueError(
-                    f"{self.path}: {fine_names[fine]!r} is in two coarse classes: download it again"
-                )
-        paths = {fine: {PATH: join_path([coarse_names[one]])} for fine, one in found.items()}
+        above = {fine: coarse[one] for one, fine in np.unique(records, axis=0).tolist()}
         return tuple(
-            ClassInfo(name=name, attributes=paths.get(i, {})) for i, name in enumerate(fine_names)
+            ClassInfo(name=name, attributes={PATH: join_path([above[i]])} if i in above else {})
+            for i, name in enumerate(self.class_names)
         )

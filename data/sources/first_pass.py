@@ -3,33 +3,37 @@
 """
 
 import hashlib
-import json
 import os
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from shutil import rmtree
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from data.input_path import Input
 from data.messages import Report, shown, silent
+from data.option import Argument, Option, Supplied
 from data.processes import over_jobs
 from data.shards.hierarchy import PATH
 from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile
-from data.sources.selection import (
-    Batch,
-    Row,
-    Rules,
-    Selected,
-    SelectionFolder,
-    Task,
-    gather,
-)
-from data.sources.source import Source
-from data.text.records import Fields, RecordFile, open_records, text_field
+from data.sources.selection import Batch, Row, Rules, Selected, Task, gather, select
+from data.sources.source import STRICT, Source
+from data.tars.labels import label_order
+from data.text.records import Fields, Record, RecordFile, open_records, text_field
+
+_CHUNK_BYTES, _CHUNK_ROWS = 8 << 20, 10_000
+
+AnyFile = RecordFile | ParquetFile
+T = TypeVar("T")
 
 
 class FirstPassSource(Source):
@@ -39,15 +43,53 @@ class FirstPassSource(Source):
 
     work: Path
     report: Report
+    min_count = 1
+    duplicates = across = "keep"  # or "drop", as in `Rules`
+    needs_training = True  # a class without training samples is an error, not excluded
 
     @abstractmethod
-    def rules(self) -> Rules:
-        """Return the rules for selecting classes and handling duplicates."""
+    def batches(self) -> Iterator[Batch]:
+        """Yield all rows."""
+
+    @abstractmethod
+    def where(self, file: int, position: int) -> str:
+        """Describe the location of a row for errors."""
 
     @property
-    @abstractmethod
+    def input(self) -> object:
+        """What the source reads, for errors."""
+        return "the samples"
+
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """Return the classes: the labels with enough samples, of which one is a training sample.
+
+        They are sorted by number if all labels are numbers, otherwise by name.
+        """
+        names = [name for name in samples if samples[name] >= self.min_count]
+        if self.needs_training and (untrained := sorted(set(names) - trained.keys())):
+            raise ValueError(
+                f"{self.input}: class {shown(untrained[0])} has no training samples: add some, "
+                "remove the class, or lower the fraction of test samples"
+            )
+        names = [name for name in names if trained[name]]
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.input}: found {len(names)} classes with training samples and at least "
+                f"{self.min_count} samples in total, but at least 2 are required: check the labels"
+            )
+        return label_order(names)
+
+    @cached_property
     def _selected(self) -> Selected:
-        """The result of the first pass."""
+        rules = Rules(
+            self.choose,
+            self.where,
+            drop_duplicates=self.duplicates == "drop",
+            drop_across=self.across == "drop",
+            one_label=self.modality == "image",
+            noun=f"{self.modality}s",
+        )
+        return select(self.work, self.batches(), rules)
 
     def classes(self) -> tuple[ClassInfo, ...]:
         paths = self._selected.paths
@@ -57,9 +99,9 @@ class FirstPassSource(Source):
         )
 
     def splits(self) -> dict[str, Sequence[Task]]:
-        folder = SelectionFolder(self.work)
-        in_shards = shard_splits(self._selected.splits)
-        return {in_shards[split]: folder.tasks(split) for split in self._selected.splits}
+        found = self._selected.splits
+        in_shards = shard_splits(found)
+        return {in_shards[split]: tasks for split, tasks in found.items()}
 
     def notes(self) -> list[str]:
         """Return one line for each item that was skipped, found or renamed.
@@ -71,36 +113,77 @@ class FirstPassSource(Source):
 
     def clean_up(self) -> None:
         """Delete the results of the first pass."""
-        SelectionFolder(self.work).remove()
+        rmtree(self.work, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         # Workers need neither the result of the first pass nor the progress callback.
         return {**super().__getstate__(), "report": silent}
 
 
+@dataclass(frozen=True, config=STRICT)
 class RecordSource(FirstPassSource):
-    """A source of record files or Parquet tables, which several processes or Ray tasks read in
-    spans. A source is pickled for them.
+    """A source of record files or Parquet tables. This process reads the records, and several
+    processes parse them.
     """
 
-    files: Sequence[Path]
-    split: str | None
-    test_fraction: float
-    workers: int | None
-    ray: str | None
+    files: Annotated[
+        tuple[Input, ...],
+        Argument(),
+        Field(description=".csv, .tsv, .jsonl or .parquet files, or .txt with one text per line"),
+    ]
+    work: Annotated[Path, Supplied()]
+    # For inherited fields, pydantic reads `kw_only` from each field, not from the decorator.
+    split: str | None = Field(
+        default=None,
+        kw_only=True,
+        description="column that contains the split; default: --test-fraction is held out",
+    )
+    test_fraction: float = Field(
+        default=0.1,
+        ge=0,
+        lt=1,
+        kw_only=True,
+        description="fraction of rows to hold out, chosen by a hash of the text or image",
+    )
+    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
+        default="keep",
+        kw_only=True,
+        description="drop training rows that also occur in another split",
+    )
+    min_count: int = Field(
+        default=1, ge=1, kw_only=True, description="minimum number of rows per class"
+    )
+    workers: Annotated[int | None, Supplied()] = Field(default=None, kw_only=True)
+    report: Annotated[Report, Supplied()] = field(
+        default=silent, kw_only=True, compare=False, repr=False
+    )
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of a Parquet table to read; by default, all."""
+        return ()
 
     @abstractmethod
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        """Yield the labeled rows of a span of file `number`, and count the other records in
-        `counts` by reason.
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
+        """Yield the labeled rows of a record of file `number`, or count the record in `counts` by
+        the reason why it has none.
         """
 
-    def _announced(self, what: str, column: str) -> str | None:
+    @property
+    def input(self) -> object:
+        return self.files[0] if len(self.files) == 1 else f"{self.files[0]} and others"
+
+    def where(self, file: int, position: int) -> str:
+        return self._opened[file].where(position)
+
+    def announcement(self) -> str | None:
         if self.split is not None or not self.test_fraction:
             return None
         return (
-            f"random split, because there is no --split: {self.test_fraction:.0%} of the {what}, "
-            f"by a hash of {column}, become `test`"
+            f"random split, because there is no --split: {self.test_fraction:.0%} of the rows "
+            "become `test`"
         )
 
     def _split_of(self, fields: Fields) -> str | None:
@@ -126,44 +209,46 @@ class RecordSource(FirstPassSource):
                 )
 
     @cached_property
-    def _opened(self) -> list[RecordFile | ParquetFile]:
+    def _opened(self) -> list[AnyFile]:
         return [
             ParquetFile(path) if path.suffix.lower() == PARQUET else open_records(path)
             for path in self.files
         ]
 
-    @cached_property
-    def _selected(self) -> Selected:
-        # Include the absolute paths in order, because rows identify files by their position in the
-        # list.
-        files = [str(path.resolve()) for path in self.files]
-        about = json.dumps([self.describe().model_dump(), files])
-        return SelectionFolder(self.work).select(about, self.rules(), self._batches)
-
-    def _batches(self, done: Collection[int]) -> Iterator[Batch]:
-        """Yield a batch for each span whose number is not in `done`, and report bytes."""
-        spans = [
-            (file, first, last, size)
-            for file, one in enumerate(self._opened)
-            for first, last, size in one.spans()
-        ]
-        left = [(number, *span[:3]) for number, span in enumerate(spans) if number not in done]
-        total, read = sum(span[3] for span in spans), sum(spans[number][3] for number in done)
-        self.report(read, total)
-        work = partial(_read_span, self)
-        batches = over_jobs(
-            work, left, total_bytes=total - read, workers=self.workers, ray=self.ray
+    def batches(self) -> Iterator[Batch]:
+        total = sum(path.stat().st_size for path in self.files)
+        chunks = (
+            (number, file, chunk)
+            for number, file in enumerate(self._opened)
+            for chunk in in_chunks(file.records(self.columns), lambda record: record.size)
         )
-        for (number, *_), batch in zip(left, batches, strict=True):
+        done = 0
+        work = partial(_parsed, self)
+        for batch in over_jobs(work, chunks, total_bytes=total, workers=self.workers):
             yield batch
-            read += spans[number][3]
-            self.report(read, total)
+            done += batch.size
+            self.report(done, total)
 
 
-def _read_span(source: RecordSource, job: tuple[int, int, int, int]) -> Batch:
-    number, file, first, last = job
+def _parsed(source: RecordSource, chunk: tuple[int, AnyFile, list[Record]]) -> Batch:
+    number, file, records = chunk
     counts = Counter[str]()
-    return gather(number, source.rows(file, first, last, counts), source.test_fraction, counts)
+    rows = (row for record in records for row in source.row(number, file, record, counts))
+    return gather(rows, source.test_fraction, counts, sum(record.size for record in records))
+
+
+def in_chunks(items: Iterable[T], size: Callable[[T], int]) -> Iterator[list[T]]:
+    """Divide items into lists of a limited length and size in bytes."""
+    chunk: list[T] = []
+    num_bytes = 0
+    for one in items:
+        chunk.append(one)
+        num_bytes += size(one)
+        if len(chunk) == _CHUNK_ROWS or num_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
 
 
 def work_folder(out: Path | str) -> Path:

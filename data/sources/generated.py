@@ -11,11 +11,8 @@ write_shards(samples(), "shards/photos", original=True)
 
 import hashlib
 import json
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,22 +24,11 @@ from data.shards.split_names import checked_split
 from data.shards.writing import writer
 from data.shards.writing.output import OutputFolder
 from data.skipped import Skipped
-from data.sources.first_pass import FirstPassSource, work_folder
+from data.sources.first_pass import FirstPassSource, in_chunks, work_folder
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import (
-    Batch,
-    ConflictError,
-    Row,
-    Rules,
-    Selected,
-    SelectionFolder,
-    Task,
-    gather,
-)
+from data.sources.selection import Batch, Row, Task, gather
 from data.sources.source import STRICT, Modality, Sample
-from data.tars.labels import label_order
-from data.text.records import SPAN_BYTES
 
 
 class LabeledSample(NamedTuple):
@@ -126,23 +112,12 @@ class _Generated(PackedImages, FirstPassSource):
             task.key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
 
-    @cached_property
-    def _selected(self) -> Selected:
-        # The samples may have changed, so the result of an earlier run is not used.
-        about = secrets.token_hex(8)
-        try:
-            return SelectionFolder(self.work).select(about, self.rules(), lambda _: self._batches())
-        except ConflictError as error:
-            (_, one, label), (_, other, other_label) = error.rows
-            raise ValueError(
-                f"samples {one} and {other} are the same image with the labels {shown(label)} and "
-                f"{shown(other_label)}: remove one of them"
-            ) from None
+    def batches(self) -> Iterator[Batch]:
+        for rows in in_chunks(self._rows(), lambda row: len(row.content)):
+            yield gather(rows, self.test_fraction, Counter())
 
-    def _batches(self) -> Iterator[Batch]:
-        rows = self._rows()
-        for number, row in enumerate(rows):
-            yield gather(number, _up_to(row, rows), self.test_fraction, Counter())
+    def where(self, file: int, position: int) -> str:
+        return f"sample {position}"
 
     def _rows(self) -> Iterator[Row]:
         kind = str if self.modality == "text" else bytes
@@ -158,35 +133,5 @@ class _Generated(PackedImages, FirstPassSource):
             given = None if split is None else checked_split(split)
             yield Row(0, number, f"{number:08d}", data, name, label, given, None, path)
 
-    def rules(self) -> Rules:
-        is_image = self.modality == "image"
-        return Rules(
-            self._choose,
-            self.test_fraction,
-            drop_duplicates=False,
-            one_label=is_image,
-            noun=f"{self.modality}s",
-        )
-
-    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        if untrained := sorted(samples.keys() - trained.keys()):
-            raise ValueError(
-                f"class {shown(untrained[0])} has no training samples: add some, or lower "
-                "test_fraction"
-            )
-        if len(samples) < 2:
-            raise ValueError(f"the samples have {len(samples)} classes: at least 2 are required")
-        return label_order(samples)
-
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "samples": ()}
-
-
-def _up_to(first: Row, rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield `first` and the next rows, up to the size of a span."""
-    size = 0
-    for row in chain([first], rows):
-        yield row
-        size += len(row.content)
-        if size >= SPAN_BYTES:
-            return

@@ -141,7 +141,7 @@ class Glyphs(Source):
         test = [
             _Task(label, group.faces[face], face, -1)
             for label, group in enumerate(self._groups)
-            for face in self._test_faces(group)
+            for face in self._held_out(group)
         ]
         return {"train": train, "test": test}
 
@@ -151,18 +151,14 @@ class Glyphs(Source):
         change = PLAIN
         key = f"{task.code:04x}-{task.face}"
         if task.variant >= 0:
-            change = Distortion.draw(self._rng(task))
+            # The key is the character, not its class, so that --classes does not affect the images.
+            words = [0, task.code, crc32(task.face.encode()), task.variant]
+            philox = np.random.Philox(key=self.seed, counter=np.array(words, np.uint64))
+            change = Distortion.draw(np.random.Generator(philox))
             key = f"{key}-{task.variant}"
         return Sample(key, lossless(self._pen.draw(glyph, change)), "png", task.label)
 
-    def _rng(self, task: _Task) -> np.random.Generator:
-        """Return a generator that is keyed by the character, not by its class, so that --classes
-        does not affect the images.
-        """
-        counter = np.array([0, task.code, crc32(task.face.encode()), task.variant], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=self.seed, counter=counter))
-
-    def _test_faces(self, group: _GlyphClass) -> list[str]:
+    def _held_out(self, group: _GlyphClass) -> list[str]:
         drawings = self._drawings
         trained = {drawings[c][f] for f, c in group.faces.items() if f not in TEST_FACES}
         held_out = [face for face in group.faces if face in TEST_FACES]
@@ -179,8 +175,11 @@ class Glyphs(Source):
 
     @cached_property
     def _groups(self) -> list[_GlyphClass]:
-        drawings = self._drawings
-        classes = [_glyph_class(group, drawings) for group in look_alikes(drawings)]
+        drawings, classes = self._drawings, []
+        for codes in look_alikes(drawings):
+            faces = sorted({face for code in codes for face in drawings[code]})
+            chosen = {face: next(c for c in codes if face in drawings[c]) for face in faces}
+            classes.append(_GlyphClass(tuple(codes), chosen))
         classes.sort(key=lambda group: (-len(group.faces), group.codes[0]))
         return classes[: self.classes_limit]
 
@@ -246,9 +245,3 @@ def _path(character: str) -> str:
     category = unicodedata.category(character)
     kind = _KINDS.get(category, _KINDS[category[0]])
     return join_path((block(character), f"{block(character)}, {kind}"))
-
-
-def _glyph_class(codes: Sequence[int], drawings: Drawings) -> _GlyphClass:
-    faces = sorted({face for code in codes for face in drawings[code]})
-    chosen = {face: next(c for c in codes if face in drawings[c]) for face in faces}
-    return _GlyphClass(tuple(codes), chosen)

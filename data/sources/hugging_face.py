@@ -7,38 +7,32 @@ reads single rows from them. It does not run the code of a dataset.
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.messages import one_line, shown
-from data.option import Argument
-from data.shards.manifest import ClassInfo, SourceInfo
-from data.shards.split_names import SPLIT_OF_WORD, TEST, TRAIN, shard_splits, split_name
+from data.messages import one_line
+from data.option import Argument, Supplied
+from data.shards.manifest import SourceInfo
+from data.shards.split_names import SPLIT_OF_WORD, split_name
 from data.skipped import Skipped
-from data.sources.names import class_name, spelling_notes
+from data.sources.first_pass import FirstPassSource, in_chunks
+from data.sources.names import class_name
 from data.sources.packing import PackedImages
-from data.sources.selection import content_hash
-from data.sources.source import STRICT, Modality, Sample, Source
-from data.tars.labels import label_order
+from data.sources.selection import Batch, Row, Task, gather
+from data.sources.source import STRICT, Modality, Sample
 from data.text.records import digest
 
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".jsonl": "json"}
 
 
-class _Task(NamedTuple):
-    split: str  # the name in the dataset
-    row: int
-    label: int
-
-
 @dataclass(frozen=True, config=STRICT)
-class HuggingFace(PackedImages, Source):
+class HuggingFace(PackedImages, FirstPassSource):
     """A dataset of the Hugging Face Hub, or a local folder or file that `datasets` opens.
 
     Images are stored just as `imagefolder` stores them, and texts unchanged. The names of a
@@ -55,6 +49,7 @@ class HuggingFace(PackedImages, Source):
         Argument(),
         Field(description="name on the Hub, such as ylecun/mnist, or a local folder or file"),
     ]
+    work: Annotated[Path, Supplied()]
     config: str | None = Field(default=None, description="configuration of the dataset")
     revision: str | None = Field(default=None, description="revision on the Hub")
     image_column: str | None = Field(
@@ -82,7 +77,7 @@ class HuggingFace(PackedImages, Source):
         return "image" if self.text_column is None else "text"
 
     def describe(self) -> SourceInfo:
-        content = hashlib.sha256(json.dumps(self._all_names).encode())
+        content = hashlib.sha256(json.dumps([self._stored, "ordered by a hash"]).encode())
         for split, rows in self._rows.items():
             content.update(repr((split, len(rows), self._version(split))).encode())
             content.update(json.dumps(self._labels[split]).encode())
@@ -109,33 +104,22 @@ class HuggingFace(PackedImages, Source):
             sorted(Path(f["filename"]).parent.name for f in self._rows[split].cache_files)
         )
 
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._class_names)
-
-    def splits(self) -> dict[str, Sequence[_Task]]:
-        label = {name: i for i, name in enumerate(self._class_names)}
-        return {
-            split: [_Task(original, row, label[name]) for original, row, name in rows]
-            for split, rows in self._labeled.items()
-        }
-
-    def render(self, task: _Task) -> Sample | Skipped:
-        # A dot would begin the extension of the file.
-        key = f"{task.split.replace('.', '_')}-{task.row}"
-        content = self._rows[task.split][task.row][self._content]
-        where = f"{self.name}, split {task.split}, row {task.row}"
+    def render(self, task: Task) -> Sample | Skipped:
+        split, _, row = task.content.decode().rpartition(" ")
+        content = self._rows[split][int(row)][self._content]
+        where = f"{self.name}, split {split}, row {row}"
         fix = "correct the row, or pass --skip-bad"
         if self.modality == "text":
             if content is None or not str(content).strip():
                 return self.bad_sample(where, "there is no text", where=where, fix=fix)
-            return Sample(key, str(content).encode(), "txt", task.label)
+            return Sample(task.key, str(content).encode(), "txt", task.label)
 
         def read() -> bytes:
             if content is None:
                 raise ValueError("there is no image")
             return content["bytes"] or Path(content["path"]).read_bytes()
 
-        return self.image_sample(key, task.label, read, name=where, where=where, fix=fix)
+        return self.image_sample(task.key, task.label, read, name=where, where=where, fix=fix)
 
     def announcement(self) -> str | None:
         if len(self._used) > 1 or not self.test_fraction:
@@ -146,71 +130,47 @@ class HuggingFace(PackedImages, Source):
         )
 
     def notes(self) -> list[str]:
-        """Return one line for each split with rows without a label, and for similar class names."""
-        notes = [
-            f"split {split!r}: {names.count(None):,} rows without a label are skipped"
-            for split, names in self._labels.items()
-            if None in names
+        """Return also one line for each split with rows without a label."""
+        return super().notes() + [
+            f"split {split!r}: {labels.count(None):,} rows without a label are skipped"
+            for split, labels in self._labels.items()
+            if None in labels
         ]
-        spellings: defaultdict[str, set[str]] = defaultdict(set)
-        for spelling in {one for found in self._spellings.values() for one in found if one}:
-            spellings[class_name(spelling)].add(spelling)
-        return notes + spelling_notes(spellings, self._class_names)
 
-    @cached_property
-    def _class_names(self) -> list[str]:
-        trained = {name for _, _, name in self._labeled.get(TRAIN, ())}
-        present = {name for rows in self._labeled.values() for _, _, name in rows}
-        if untrained := sorted(present - trained):
-            raise ValueError(
-                f"{self.name}: class {shown(untrained[0])} has no training rows: pass another "
-                "--label-column or a smaller --test-fraction"
-            )
-        if len(trained) < 2:
-            raise ValueError(
-                f"{self.name}: column {self._label!r} has {len(trained)} classes: at least 2 are "
-                "required"
-            )
-        return [name for name in self._all_names if name in trained]
+    def batches(self) -> Iterator[Batch]:
+        for rows in in_chunks(self._labeled_rows(), lambda row: len(row.content)):
+            yield gather(rows, self.test_fraction, Counter())
+
+    def _labeled_rows(self) -> Iterator[Row]:
+        for file, (split, labels) in enumerate(self._labels.items()):
+            given = split_name(split) if len(self._used) > 1 else None
+            key = split.replace(".", "_")  # a dot would begin the extension of the file
+            for row, label in enumerate(labels):
+                if label is not None:
+                    content, name = f"{split} {row}".encode(), class_name(label)
+                    yield Row(file, row, f"{key}-{row}", content, name, label, given)
+
+    @property
+    def input(self) -> object:
+        return self.name
+
+    def where(self, file: int, position: int) -> str:
+        return f"{self.name}, split {[*self._labels][file]}, row {position}"
+
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+        """Return the classes, in the order of a ClassLabel."""
+        names = super().choose(samples, trained)
+        if self._stored is None:
+            return names
+        return [name for name in dict.fromkeys(map(class_name, self._stored)) if name in samples]
 
     @cached_property
     def _used(self) -> list[str]:
         """The splits of the dataset that have labels."""
-        return [split for split, names in self._labels.items() if any(names)]
-
-    @cached_property
-    def _labeled(self) -> dict[str, list[tuple[str, int, str]]]:
-        """For each split in the shards, the labeled rows: split, row and class name."""
-        in_shards = shard_splits(map(split_name, self._used))
-        found: defaultdict[str, list[tuple[str, int, str]]] = defaultdict(list)
-        for original in self._used:
-            split = in_shards[split_name(original)]
-            for row, name in enumerate(self._labels[original]):
-                if name is None:
-                    continue
-                if len(self._used) == 1:
-                    high, _ = content_hash(f"{original} {row}".encode())
-                    split = TEST if high < self.test_fraction * 2.0**64 else TRAIN
-                found[split].append((original, row, name))
-        return dict(found)
+        return [split for split, labels in self._labels.items() if any(labels)]
 
     @cached_property
     def _labels(self) -> dict[str, list[str | None]]:
-        """The class name of each row by split, or None without a label."""
-        return {
-            split: [class_name(one or "") or None for one in found]
-            for split, found in self._spellings.items()
-        }
-
-    @cached_property
-    def _all_names(self) -> list[str]:
-        """The class names, in order, including those without rows."""
-        if self._stored is not None:
-            return list(dict.fromkeys(map(class_name, self._stored)))
-        return label_order({name for names in self._labels.values() for name in names if name})
-
-    @cached_property
-    def _spellings(self) -> dict[str, list[str | None]]:
         """The label of each row by split, as stored, or None without a label."""
         found = {}
         for split, rows in self._rows.items():
@@ -219,7 +179,8 @@ class HuggingFace(PackedImages, Source):
                 # The rows of an unlabeled split have a negative number.
                 found[split] = [None if v is None or v < 0 else stored[v] for v in values]
             else:
-                found[split] = [None if v is None else str(v) for v in values]
+                texts = [None if v is None else str(v) for v in values]
+                found[split] = [text if text and class_name(text) else None for text in texts]
         return found
 
     @cached_property

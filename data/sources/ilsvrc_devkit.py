@@ -4,8 +4,6 @@ It is read from the published `ILSVRC2012_devkit_t12.tar.gz` or its unpacked fol
 """
 
 import io
-import struct
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,38 +11,23 @@ from pathlib import Path
 
 import numpy as np
 from scipy.io import loadmat
-from scipy.io.matlab import MatReadError
 
+from data.messages import one_line
 from data.shards.hierarchy import PATH, join_path
 from data.sources.archive import published_files
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-# Exceptions that scipy raises for a damaged file or a different version of the file.
-_DAMAGE = (
-    MatReadError,
-    ValueError,
-    TypeError,
-    LookupError,
-    OSError,
-    EOFError,
-    NotImplementedError,
-    struct.error,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True)
 class Synset:
-    """A synset. parents: the synsets directly above it, in order. num_images: the number of
-    training images, or 0 if unknown.
-    """
+    """A synset. parents: the synsets directly above it, in order."""
 
     words: str
     gloss: str
     parents: tuple[str, ...]
-    num_images: int
 
 
 @dataclass(frozen=True)
@@ -77,14 +60,9 @@ class Devkit:
         return attributes
 
     def _chain(self, wnid: str) -> list[str]:
-        """Return the synsets from the root down to a synset. Raises ValueError for a cycle."""
+        """Return the synsets from the root down to a synset."""
         chain = [wnid]
         while parents := self.synsets[chain[0]].parents:
-            if parents[0] in chain:
-                raise ValueError(
-                    f"{self.path}: {parents[0]}, an ancestor of class {wnid}, is its own ancestor: "
-                    "download it again"
-                )
             chain.insert(0, parents[0])
         return chain
 
@@ -108,9 +86,10 @@ def read_devkit(path: Path) -> Devkit:
     found = published_files(path, "data", (_META, _TRUTH), f"the published {DEVKIT}.tar.gz")
     try:
         wnids, synsets = _synsets(found[_META])
-    except _DAMAGE as error:
-        about = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"{path}: {_META} is damaged ({about}): download it again") from error
+    except Exception as error:  # scipy raises arbitrary errors for a damaged or different file
+        raise ValueError(
+            f"{path}: {_META} is damaged ({one_line(error, 100)}): download it again"
+        ) from error
     truth = []
     for number, line in enumerate(found[_TRUTH].decode("ascii", "replace").split(), 1):
         if not line.isdecimal() or int(line) not in wnids:
@@ -130,13 +109,11 @@ def _synsets(content: bytes) -> tuple[dict[int, str], dict[str, Synset]]:
     for row in table:
         for child in np.atleast_1d(row["children"])[: int(row["num_children"])]:
             parents[wnids[int(child)]].append(str(row["WNID"]))
-    counted = "num_train_images" in (table.dtype.names or ())
     return wnids, {
         wnid: Synset(
             words=_text(row["words"]),
             gloss=_text(row["gloss"]),
             parents=tuple(parents[wnid]),
-            num_images=int(row["num_train_images"]) if counted else 0,
         )
         for wnid, row in zip(wnids.values(), table, strict=True)
     }

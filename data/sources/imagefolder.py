@@ -1,7 +1,7 @@
 """A folder with one subfolder of images per class, in the folder itself or in its split folders."""
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -193,18 +193,11 @@ class ImageFolder(PackedImages, Source):
         if self.split or not self.has_splits:
             return {path: split_name(name) for name, path in self.split.items()}
         folders = _folders(self.folder)
-        found: defaultdict[str, list[str]] = defaultdict(list)
-        for path in folders:
-            if (split := split_name(path.name)) in _SPLITS:
-                found[split].append(path.name)
-        for split, names in found.items():
-            if len(names) > 1:
-                raise ValueError(
-                    f"{self.folder} has both {names[0]}/ and {names[1]}/ for split {split}: pass "
-                    f"the splits to read, such as --split {split}={names[0]}"
-                )
-        if TRAIN in found and len(found) > 1:
-            return {names[0]: split for split, names in found.items()}
+        found = {path.name: split_name(path.name) for path in folders}
+        found = {name: split for name, split in found.items() if split in _SPLITS}
+        # Two folders for one split, such as val/ and dev/, are an error below.
+        if TRAIN in found.values() and len(found) == len(set(found.values())) > 1:
+            return found
         # A class may be named `bullet train`, but a folder with this name that contains folders is
         # a split.
         similar = [path for path in folders if split_in_name(path.name) is not None]
@@ -222,27 +215,22 @@ class ImageFolder(PackedImages, Source):
     def _listing(self) -> "_Listing":
         listing = _Listing(self.folder)
         parts = self._split_folders
-        if parts:
-            used = {path.split("/")[0] for path in parts}
-            for path in _folders(self.folder):
-                if path.name not in used:
-                    listing.skip(path, "folder next to train/ that is not a split")
-            listing.skip_outside(self.folder)
+        if not parts:
+            listing.add_classes(self.folder, None)
         in_shards = shard_splits(parts.values())
-        trained: set[str] = set()
-        # Training comes first, because the classes of the others are compared with its classes.
-        for part, split in sorted(parts.items(), key=lambda item: item[1] != TRAIN) or [("", "")]:
-            base = self.folder / part if part else self.folder
-            found = listing.add_classes(base, in_shards[split] if split else None)
-            if split == TRAIN:
-                trained = found
-            elif split and not trained & found:
-                have = f"a class {min(found)!r} that is not in train" if found else "no classes"
+        for part, split in parts.items():
+            if not listing.add_classes(self.folder / part, in_shards[split]):
                 raise ValueError(
-                    f"{base} has {have}: add class folders, or pass the splits that have them, "
-                    "such as --split train=train; if a file lists its labels, write a table "
-                    "(docs/layouts.md)"
+                    f"{self.folder / part} has no classes: add class folders, or pass the splits "
+                    "that have them, such as --split train=train; if a file lists its labels, "
+                    "write a table (docs/layouts.md)"
                 )
+        used = {part.split("/")[0] for part in parts}
+        for path in self.folder.iterdir() if parts else ():
+            if path.name not in used:
+                is_folder = path.is_dir() and not is_hidden(path.name)
+                why = "folder next to train/ that is not a split"
+                listing.skip(path, why if is_folder else _why_not_class(path))
         listing.files.sort()
         listing.skipped.sort()
         return listing
@@ -262,61 +250,56 @@ class _Listing:
     def skip(self, path: Path, reason: str) -> None:
         self.skipped.append(Skipped(str(path.relative_to(self.root)), reason))
 
-    def skip_outside(self, folder: Path) -> None:
-        """Skip the entries of `folder` that are not class folders. A broken link among them may
-        represent a class.
-        """
-        for path in folder.iterdir():
-            if not path.is_dir():
-                self.skip(path, "outside the class folders" if path.is_file() else not_file(path))
-            elif is_hidden(path.name):
-                self.skip(path, HIDDEN_FOLDER)
-
-    def add_classes(self, base: Path, split: str | None) -> set[str]:
-        """Add the images of each class folder in `base`, and return the classes.
+    def add_classes(self, base: Path, split: str | None) -> bool:
+        """Add the images of each class folder in `base`. Return whether there are any.
 
         Raises ValueError for a class folder with several subfolders of images, because these may be
         the classes, and for a name that is not UTF-8.
         """
-        found = set()
-        for class_folder in _folders(base):
-            with_images = Counter[str]()
-            name = class_name(class_folder.name)
-            for parent, folders, names in walk_directory(class_folder):
-                self._remove_links(parent, folders)
-                for path in [parent / one for one in names]:
-                    if (reason := why_not_image(path)) is not None:
-                        self.skip(path, reason)
-                        continue
-                    with_images[str(parent.relative_to(class_folder))] += 1
-                    self.files.append(File(path.relative_to(self.root).as_posix(), name, split))
-            if not with_images:
-                self.skip(class_folder, "class folder without images")
-                continue
-            if class_folder.name.encode(errors="replace").decode() != class_folder.name:
+        before = len(self.files)
+        for path in sorted(base.iterdir()):
+            if not path.is_dir() or is_hidden(path.name):
+                self.skip(path, _why_not_class(path))
+            elif not (folders := self._add_class(path, split)):
+                self.skip(path, "class folder without images")
+            elif len(below := sorted(folders - {"."})) > 1:
                 raise ValueError(
-                    f"{self.root}: the name of class folder {class_folder.name!r} is not UTF-8: "
-                    "rename it"
+                    f"{path} has images in several subfolders, such as {below[0]} and {below[1]}: "
+                    "if these are the classes, move them up, or write a table with one row per "
+                    "image (docs/layouts.md)"
                 )
-            found.add(name)
-            self.spellings[name].add(class_folder.name)
-            if len(below := sorted(with_images.keys() - {"."})) > 1:
+            elif path.name.encode(errors="replace").decode() != path.name:
                 raise ValueError(
-                    f"{class_folder} has images in several subfolders, such as {below[0]} and "
-                    f"{below[1]}: if these are the classes, move them up, or write a table with "
-                    "one row per image (docs/layouts.md)"
+                    f"{self.root}: the name of class folder {path.name!r} is not UTF-8: rename it"
                 )
-        self.skip_outside(base)
-        return found
+        return len(self.files) > before
 
-    def _remove_links(self, parent: Path, folders: list[str]) -> None:
-        """Remove links and hidden folders from `folders`, so that they are not walked."""
-        for name in list(folders):
-            path = parent / name
-            if path.is_symlink() or is_hidden(name):
-                link = "link to a folder below a class folder"
-                self.skip(path, link if path.is_symlink() else HIDDEN_FOLDER)
-                folders.remove(name)
+    def _add_class(self, class_folder: Path, split: str | None) -> set[str]:
+        """Add the images below a folder. Return the subfolders that contain them."""
+        name, with_images = class_name(class_folder.name), set()
+        for parent, folders, files in walk_directory(class_folder):
+            for path in [parent / one for one in folders]:
+                if path.is_symlink() or is_hidden(path.name):
+                    link = "link to a folder below a class folder"
+                    self.skip(path, link if path.is_symlink() else HIDDEN_FOLDER)
+                    folders.remove(path.name)
+            for path in [parent / one for one in files]:
+                if (reason := why_not_image(path)) is not None:
+                    self.skip(path, reason)
+                    continue
+                self.files.append(File(path.relative_to(self.root).as_posix(), name, split))
+                self.spellings[name].add(class_folder.name)
+                with_images.add(str(parent.relative_to(class_folder)))
+        return with_images
+
+
+def _why_not_class(path: Path) -> str:
+    """Return the reason to skip an entry next to the class folders. A broken link may represent a
+    class.
+    """
+    if path.is_dir():
+        return HIDDEN_FOLDER
+    return "outside the class folders" if path.is_file() else not_file(path)
 
 
 def _folders(folder: Path) -> list[Path]:

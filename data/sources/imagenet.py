@@ -6,7 +6,6 @@ The training tar contains a tar for each class, and the validation images are la
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
@@ -33,7 +32,6 @@ VAL_TAR = "ILSVRC2012_img_val.tar"
 _SYNSET = re.compile(r"n\d{8}")
 _NUMBER = re.compile(r"_(\d{8})$")
 _THREADS = 8  # the threads mostly wait for the disk
-_NAMED = 3
 
 
 class _Image(NamedTuple):
@@ -48,9 +46,7 @@ class _Image(NamedTuple):
 
 class _Task(NamedTuple):
     key: str
-    file: str
-    offset: int
-    size: int
+    image: _Image
     label: int
 
 
@@ -110,26 +106,19 @@ class ImageNet(PackedImages, Source):
         label = {synset: i for i, synset in enumerate(self._synsets)}
         return {
             split: [
-                _Task(key, p.file, p.offset, p.size, label[p.synset])
-                for key, p in zip(webdataset_keys(p.name for p in found), found, strict=True)
+                _Task(key, image, label[image.synset])
+                for key, image in zip(webdataset_keys(p.name for p in found), found, strict=True)
             ]
             for split, found in self._splits.items()
         }
 
     def render(self, task: _Task) -> Sample | Skipped:
-        path = self.folder / task.file
-
-        def read() -> bytes:
-            data = read_range(path, task.offset, task.size)
-            if len(data) != task.size:
-                raise ValueError(f"it is truncated to {len(data)} of {task.size} bytes")
-            return data
-
+        path, image = self.folder / task.image.file, task.image
         return self.image_sample(
             task.key,
             task.label,
-            read,
-            name=f"{task.file}: {task.key}",
+            lambda: read_range(path, image.offset, image.size),
+            name=f"{image.file}: {task.key}",
             where=f"{path}: {task.key}",
             fix="download it again, or pass --skip-bad",
         )
@@ -146,8 +135,6 @@ class ImageNet(PackedImages, Source):
                 f"{DEVKIT}.tar.gz is missing, so the classes have neither words nor a hierarchy: "
                 "pass --devkit"
             )
-        else:
-            notes += _differences(self._devkit, self._training, self._validation)
         if self._validation is None:
             notes.append(f"there is no test split, because {VAL_TAR} is missing")
         return notes + by_reason(self.skipped())
@@ -190,13 +177,10 @@ class ImageNet(PackedImages, Source):
         with ThreadPoolExecutor(_THREADS) as pool:
             listings = pool.map(lambda synset: tar_members(tar, classes[synset]), synsets)
             for done, (synset, members) in enumerate(zip(synsets, listings, strict=True), start=1):
-                found = list(self._image_members(members, f"{tar.name}: {synset}/"))
+                found = list(self._images(tar, synset, members))
                 if not found:
                     raise ValueError(f"{tar}: class {synset} is empty: add images, or remove it")
-                images += [
-                    _Image(f"{synset}/{name}", tar.name, one.offset, one.size, synset)
-                    for name, one in found
-                ]
+                images += found
                 self.report(done, len(synsets))
         return images
 
@@ -214,28 +198,26 @@ class ImageNet(PackedImages, Source):
                 "its path with --devkit"
             )
         images, truth = [], self._devkit.truth
-        for name, one in self._image_members(tar_members(tar), f"{tar.name}: "):
-            number = _NUMBER.search(PurePosixPath(name).stem)
+        for image in self._images(tar, "val", tar_members(tar)):
+            number = _NUMBER.search(PurePosixPath(image.name).stem)
             position = int(number[1]) if number else 0
             if not 1 <= position <= len(truth):
                 raise ValueError(
                     f"{tar}: {self._devkit.path} has labels for validation images 1 to "
-                    f"{len(truth):,}, but not for {name}: remove the image, or pass another devkit"
+                    f"{len(truth):,}, but not for {image.name}: remove the image, or pass another "
+                    "devkit"
                 )
-            synset = truth[position - 1]
-            images.append(_Image(f"val/{name}", tar.name, one.offset, one.size, synset))
+            images.append(image._replace(synset=truth[position - 1]))
         return images
 
-    def _image_members(
-        self, members: Iterable[Member], prefix: str
-    ) -> Iterator[tuple[str, Member]]:
-        """Yield (file name, member) of the images, sorted by name. The others are skipped."""
-        for name, member in sorted((PurePosixPath(one.name).name, one) for one in members):
+    def _images(self, tar: Path, folder: str, members: Iterable[Member]) -> Iterator[_Image]:
+        """Yield the images among the members of a tar, sorted by name. The others are skipped."""
+        for name, one in sorted((PurePosixPath(one.name).name, one) for one in members):
             if is_image_name(name):
-                yield name, member
+                yield _Image(f"{folder}/{name}", tar.name, one.offset, one.size, folder)
             else:
                 reason = HIDDEN_FILE if name.startswith(".") else NOT_AN_IMAGE
-                self._ignored.append(Skipped(f"{prefix}{member.name}", reason))
+                self._ignored.append(Skipped(f"{tar.name}: {folder}/{one.name}", reason))
 
     @cached_property
     def _synsets(self) -> list[str]:
@@ -261,28 +243,6 @@ class ImageNet(PackedImages, Source):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "report": silent}
-
-
-def _differences(
-    devkit: Devkit, training: list[_Image], validation: list[_Image] | None
-) -> Iterator[str]:
-    """Yield one line for each difference from the devkit. Images may have been lost, or the folder
-    may contain a subset.
-    """
-    found = Counter(image.synset for image in training)
-    differ = [
-        f"{wnid} has {found[wnid]:,} images instead of {synset.num_images:,}"
-        for wnid, synset in sorted(devkit.synsets.items())
-        if synset.num_images and synset.num_images != found[wnid]
-    ]
-    if differ:
-        more = f" and {len(differ) - _NAMED:,} more" if len(differ) > _NAMED else ""
-        named = ", ".join(differ[:_NAMED])
-        yield f"training differs from the devkit in {len(differ):,} classes: {named}{more}"
-    if validation is not None and len(validation) != len(devkit.truth):
-        yield (
-            f"validation has {len(validation):,} of the {len(devkit.truth):,} images in the devkit"
-        )
 
 
 def tar_members(path: Path, inside: Member | None = None) -> list[Member]:

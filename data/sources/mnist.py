@@ -5,9 +5,9 @@ An idx file contains a magic number, the sizes of its axes (big-endian) and byte
 
 import gzip
 import hashlib
+import math
 import struct
 import zlib
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +18,9 @@ from pydantic.dataclasses import dataclass
 
 from data.input_path import Input, check_folder
 from data.option import Argument
-from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.packing import PixelTask, render_pixels
-from data.sources.source import STRICT, Sample, Source
+from data.shards.manifest import SourceInfo
+from data.sources.pixels import PixelSource
+from data.sources.source import STRICT
 from data.tars.labels import read_class_names
 
 _STEMS = {"train": "train", "test": "t10k"}
@@ -28,14 +28,12 @@ _BYTES = 0x08  # the element type uint8 in the third byte of the magic number
 
 
 @dataclass(frozen=True, config=STRICT)
-class Mnist(Source):
+class Mnist(PixelSource):
     """MNIST, or a dataset that consists of the same four idx files, such as Fashion-MNIST."""
 
     kind = "mnist"
-    modality = "image"
     reads = "four idx files, plain or .gz (an 11 MB download for MNIST)"
     held_out = "the t10k files"
-    compares_splits = True
 
     folder: Annotated[
         Input,
@@ -52,30 +50,15 @@ class Mnist(Source):
         check_folder(self.folder, "pass the folder that contains train-images-idx3-ubyte.gz")
 
     def describe(self) -> SourceInfo:
-        content = hashlib.sha256(repr(self._class_names).encode())
-        for images, labels in self._arrays.values():
+        content = hashlib.sha256(repr(self.class_names).encode())
+        for images, labels in self.arrays.values():
             content.update(repr(images.shape).encode())
             content.update(images.tobytes() + labels.tobytes())
         return SourceInfo(kind=self.kind, parameters={"content": content.hexdigest()[:16]})
 
-    def classes(self) -> tuple[ClassInfo, ...]:
-        return tuple(ClassInfo(name=name) for name in self._class_names)
-
-    def splits(self) -> dict[str, Sequence[PixelTask]]:
-        return {
-            split: [
-                PixelTask(f"{split}-{i:05d}", int(label), image)
-                for i, (image, label) in enumerate(zip(images, labels, strict=True))
-            ]
-            for split, (images, labels) in self._arrays.items()
-        }
-
-    def render(self, task: PixelTask) -> Sample:
-        return render_pixels(task)
-
     @cached_property
-    def _class_names(self) -> list[str]:
-        number = 1 + max(int(labels.max()) for _, labels in self._arrays.values())
+    def class_names(self) -> list[str]:
+        number = 1 + max(int(labels.max()) for _, labels in self.arrays.values())
         names = [*map(str, range(number))] if self.names is None else read_class_names(self.names)
         if len(names) < max(2, number):
             raise ValueError(
@@ -85,8 +68,7 @@ class Mnist(Source):
         return names
 
     @cached_property
-    def _arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Map each split to images uint8 [N, H, W] and labels uint8 [N]."""
+    def arrays(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         arrays = {}
         for split, stem in _STEMS.items():
             images = _read_idx(self.folder, f"{stem}-images", 3)
@@ -115,17 +97,10 @@ def _read_idx(folder: Path, stem: str, num_axes: int) -> np.ndarray:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is damaged ({error}): download it again") from error
     start = 4 + 4 * num_axes
+    shape = struct.unpack_from(f">{num_axes}I", content.ljust(start, b"\0"), 4)
     magic = bytes((0, 0, _BYTES, num_axes))
-    if content[:4] != magic or len(content) < start:
+    if content[:4] != magic or len(content) != start + math.prod(shape):
         raise ValueError(
-            f"{path} is not an idx file of bytes with {num_axes} axes (it begins with "
-            f"{content[:4].hex()}, not {magic.hex()}): download it again"
-        )
-    shape = struct.unpack(f">{num_axes}I", content[4:start])
-    wanted = start + int(np.prod(shape, dtype=np.float64))
-    if len(content) != wanted:
-        raise ValueError(
-            f"{path} has {len(content):,} bytes, but with header {shape} it must have {wanted:,}: "
-            "download it again"
+            f"{path} is not a complete idx file of bytes with {num_axes} axes: download it again"
         )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -5,7 +5,6 @@ All image sources use this module. `data/images/decode.py` decodes images and en
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -20,13 +19,6 @@ from data.sources.source import STRICT, Sample
 _PNG = [cv2.IMWRITE_PNG_COMPRESSION, 6]
 # A tar header stores names of up to 100 bytes, and the extension needs some of them.
 _MAX_KEY_BYTES = 90
-
-
-class Packed(NamedTuple):
-    """A packed image file."""
-
-    data: bytes
-    extension: str
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -55,21 +47,17 @@ class PackedImages:
         """`short_side`, or None if all image files are stored unchanged."""
         return None if self.original else self.short_side
 
-    def packed(self, data: bytes) -> Packed:
-        """Return a packed image file. Raises the errors of `packed`."""
-        return packed(data, short_side=self.target_side, quality=self.quality)
-
     def image_sample(
         self, key: str, label: int, read: Callable[[], bytes], *, name: str, where: object, fix: str
     ) -> Sample | Skipped:
         """Pack the image file that `read` returns. A bad one is a `bad_sample`."""
         try:
-            image = self.packed(read())
+            data, extension = packed(read(), short_side=self.target_side, quality=self.quality)
         except FileNotFoundError:
             return self.bad_sample(name, "the file does not exist", where=where, fix=fix)
         except ValueError as error:
             return self.bad_sample(name, str(error), where=where, fix=fix)
-        return Sample(key, image.data, image.extension, label)
+        return Sample(key, data, extension, label)
 
     def bad_sample(self, name: str, problem: str, *, where: object, fix: str) -> Skipped:
         """Return the bad sample `name` and its problem if `skip_bad` is set. Otherwise, raises
@@ -79,8 +67,9 @@ class PackedImages:
         raise ValueError(f"{where}: {problem}: {fix}")
 
 
-def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
-    """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`.
+def packed(data: bytes, *, short_side: int | None, quality: int) -> tuple[bytes, str]:
+    """Return a JPEG whose short side is `short_side` if the image is larger, otherwise `data`, and
+    the extension.
 
     The extension follows the format of the bytes, not the file name. Raises ValueError for data
     that `data.images` cannot decode, and for a JPEG without an end marker.
@@ -91,23 +80,11 @@ def packed(data: bytes, *, short_side: int | None, quality: int) -> Packed:
         raise ValueError("the image is truncated: the end marker of the JPEG is missing")
     image = decode(data, 3, MAX_PIXELS)
     if short_side is None or min(image.shape[:2]) <= short_side:
-        return Packed(data, extension)
+        return data, extension
     image = cv2.cvtColor(resize_short_side(image, short_side), cv2.COLOR_RGB2BGR)
     written, jpeg = cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, quality])
     assert written
-    return Packed(jpeg.tobytes(), "jpg")
-
-
-class PixelTask(NamedTuple):
-    """A sample of decoded pixels, uint8, RGB [H, W, 3] or gray [H, W]."""
-
-    key: str
-    label: int
-    pixels: np.ndarray
-
-
-def render_pixels(task: PixelTask) -> Sample:
-    return Sample(task.key, lossless(task.pixels), "png", task.label)
+    return jpeg.tobytes(), "jpg"
 
 
 def lossless(image: np.ndarray) -> bytes:

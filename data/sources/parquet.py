@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 
 from data.messages import one_line
-from data.text.records import SPAN_BYTES, Fields
+from data.text.records import Fields, Record
 
 PARQUET = ".parquet"
 _AT_ONCE = 256  # rows; images make a row large
@@ -52,33 +52,34 @@ class ParquetFile:
                 return True
         return False
 
-    def spans(self) -> list[tuple[int, int, int]]:
+    def records(self, columns: Sequence[str]) -> Iterator[Record]:
+        """Yield the rows with the given columns, by default all. Their order does not matter,
+        because each has its number.
+        """
+        columns = columns or self.columns
         query = "SELECT num_rows FROM parquet_file_metadata(?)"
         total, size = int(next(_query(self.path, query))[0]), self.path.stat().st_size
-        step = max(1, total * SPAN_BYTES // size)
-        ends = [(first, min(first + step, total)) for first in range(0, total, step)]
-        return [(first, last, (last - first) * size // total) for first, last in ends]
-
-    def rows(
-        self, first: int, last: int, columns: Sequence[str]
-    ) -> Iterator[tuple[int, Fields | ValueError]]:
-        """Yield the number and the fields of rows [first, last)."""
         names = ", ".join('"{}"'.format(name.replace('"', '""')) for name in columns)
-        query = f"SELECT {_ROW}, {names} FROM {_FILE.format(True)} WHERE {_ROW} >= ? AND {_ROW} < ?"
-        for number, *values in _query(self.path, query, first, last):
-            yield number, dict(zip(columns, values, strict=True))
+        query = f"SELECT {_ROW}, {names} FROM {_FILE.format(True)}"
+        for number, *values in _query(self.path, query):
+            share = size * (number + 1) // total - size * number // total
+            yield Record(number, share, dict(zip(columns, values, strict=True)))
+
+    def fields(self, record: Record) -> Fields:
+        fields: Fields = record.content
+        return fields
 
     def where(self, row: int) -> str:
         return f"{self.path}, row {row}"
 
 
-def _query(path: Path, query: str, *parameters: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of a query whose first parameter is the name of the file."""
+def _query(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query whose parameter is the name of the file."""
     with duckdb.connect(config={"threads": "1"}) as connection:
         # DuckDB reads a name as a glob pattern.
         name = re.sub(r"([*?\[])", r"[\1]", str(path))
         try:
-            connection.execute(query, [name, *parameters])
+            connection.execute(query, [name])
             while rows := connection.fetchmany(_AT_ONCE):
                 yield from rows
         except (duckdb.Error, ValueError, OverflowError) as error:

@@ -1,37 +1,47 @@
 """Selects labeled rows in a first pass over the input: duplicates, classes, order and splits.
 
-Several processes read the input in spans. The driver appends the content of each row to one file
-and inserts 60 bytes about it into a DuckDB database, which groups and sorts on disk, so memory use
-does not grow with the number of rows. Order and split depend only on a hash of the content, not on
-DuckDB. Contents with equal 128-bit hashes are considered identical: the probability of a collision
-among 5e9 different texts is 4e-20.
+The content of each row is appended to one file, and 60 bytes about it are inserted into a DuckDB
+database, which groups and sorts on disk, so memory use does not grow with the number of rows. Order
+and split depend only on a hash of the content, not on DuckDB. Contents with equal 128-bit hashes
+are considered identical: the probability of a collision among 5e9 different texts is 4e-20.
 """
 
 import hashlib
-import json
-import shutil
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
 
-from data.files import commit, flush
 from data.messages import shown
 from data.shards.hierarchy import PATH, SEPARATOR, join_path
+from data.shards.split_names import TEST, TRAIN
 
-TRAIN, TEST = "train", "test"
 # Keys of counts: the number of damaged records, and a prefix for the location of the first damaged
-# record in a span.
+# record.
 DAMAGED = "damaged records"
 FIRST_DAMAGED = "first damaged: "
-_ABOUT, _RESULT, _ROWS, _CONTENTS = "about.json", "selected.json", "rows.duckdb", "contents"
+_CONTENTS = "contents"
 _MEMORY, _THREADS = "1GB", 4
 _FETCHED = 100_000
 _TASK = np.dtype([("start", "<u8"), ("size", "<u4"), ("key_size", "<u4"), ("label", "<u4")])
+_COLUMNS = {
+    "high": np.uint64,
+    "low": np.uint64,
+    "label": object,
+    "spelling": object,
+    "split": object,
+    "path": object,
+    "file": np.uint32,
+    "position": np.uint64,
+    "start": np.uint64,
+    "size": np.uint32,
+    "key_size": np.uint32,
+}
 
 
 class Row(NamedTuple):
@@ -53,15 +63,14 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Rows that are stored at once. number: the number of the span, so that an interrupted pass can
-    be continued. columns: `_COLUMNS` by name. data: the keys and contents. counts: the records that
-    were read or skipped, by reason.
+    """Rows that are stored at once. columns: `_COLUMNS` by name. data: the keys and contents.
+    counts: the records that were read or skipped, by reason. size: the number of bytes read.
     """
 
-    number: int
     columns: dict[str, np.ndarray]
     data: bytes
     counts: Counter[str]
+    size: int = 0
 
 
 class Task(NamedTuple):
@@ -77,38 +86,30 @@ class Rules:
     """Rules that turn rows into tasks.
 
     choose: a function that receives, for each label, the number of samples and the number of
-    training samples, and returns the labels that become classes, in order. test_fraction: the
-    fraction to hold out of the rows without a split. drop_duplicates: whether to keep only the
-    first of several rows with the same content, label and split. drop_across: whether to remove
-    training rows whose content also occurs in another split. one_label: whether rows with the same
-    content must have the same label. noun: the plural of a sample, for counts.
+    training samples, and returns the labels that become classes, in order. where: a function that
+    describes a file and a position for errors. drop_duplicates: whether to keep only the first of
+    several rows with the same content, label and split. drop_across: whether to remove training
+    rows whose content also occurs in another split. one_label: whether rows with the same content
+    must have the same label. noun: the plural of a sample, for counts.
     """
 
     choose: Callable[[Counter[str], Counter[str]], list[str]]
-    test_fraction: float = 0.1
-    drop_duplicates: bool = True
+    where: Callable[[int, int], str]
+    drop_duplicates: bool = False
     drop_across: bool = False
     one_label: bool = False
     noun: str = "texts"
 
 
-class ConflictError(ValueError):
-    """Two rows (file, position, label) with the same content and different labels."""
-
-    def __init__(self, rows: list[tuple[int, int, str]]) -> None:
-        super().__init__(str(rows))
-        self.rows = rows
-
-
 @dataclass
 class Selected:
-    """The result of the first pass. splits: the splits that have samples. spellings: the spellings
-    of the labels that have several. paths: the hierarchy above each label that has one. counts: a
-    map from readable descriptions to numbers.
+    """The result of the first pass. splits: the tasks of the splits that have samples. spellings:
+    the spellings of the labels that have several. paths: the hierarchy above each label that has
+    one. counts: a map from readable descriptions to numbers.
     """
 
     labels: list[str]
-    splits: list[str]
+    splits: dict[str, "Tasks"]
     spellings: dict[str, list[str]] = field(default_factory=dict)
     paths: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
@@ -149,170 +150,18 @@ class Tasks(Sequence[Task]):
         return Tasks.open, (self._rows.filename, self._contents.filename)
 
 
-class SelectionFolder:
-    """A folder next to the shards with the result of the first pass.
+def gather(rows: Iterable[Row], test_fraction: float, counts: Counter[str], size: int = 0) -> Batch:
+    """Return a batch of `rows`, which counts records in `counts` while it is read.
 
-    It exists until the shards have been written. `select` fills it, and `tasks` reads it.
+    test_fraction: the fraction to hold out of the rows without a split.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def select(
-        self, about: str, rules: Rules, read: Callable[[Collection[int]], Iterator[Batch]]
-    ) -> Selected:
-        """Run the first pass, or continue that of an interrupted run with the same `about`.
-
-        about: a description of the inputs and parameters. read: a function that yields all batches
-        except those with the given numbers. Raises `ConflictError`, and ValueError if no classes
-        remain.
-        """
-        self._claim(about)
-        done = self.folder / _RESULT
-        if not done.is_file():
-            with self._database() as rows:
-                self._store(rows, read)
-                selected = self._select(rows, rules)
-            commit(done, json.dumps(asdict(selected)).encode())
-            (self.folder / _ROWS).unlink()
-        return Selected(**json.loads(done.read_bytes()))
-
-    def tasks(self, split: str) -> Tasks:
-        """Return the tasks of one of the splits that `select` returned."""
-        return Tasks.open(self.folder / f"{split}.tasks", self.folder / _CONTENTS)
-
-    def remove(self) -> None:
-        """Delete the folder after the shards have been written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _claim(self, about: str) -> None:
-        """Prepare the folder, deleting the results for other inputs or parameters.
-
-        Raises ValueError for an unrelated folder.
-        """
-        note = self.folder / _ABOUT
-        if self.folder.exists() and not note.is_file() and any(self.folder.iterdir()):
-            raise ValueError(
-                f"{self.folder} contains unrelated files: choose another folder for the shards"
-            )
-        if not note.is_file() or note.read_text() != about:
-            self.remove()
-            self.folder.mkdir(parents=True)
-            commit(note, about.encode())
-
-    def _database(self) -> duckdb.DuckDBPyConnection:
-        rows = duckdb.connect(
-            str(self.folder / _ROWS),
-            # Each thread needs memory to sort. Every query that depends on an order states it.
-            config={
-                "memory_limit": _MEMORY,
-                "threads": _THREADS,
-                "temp_directory": str(self.folder / "sorting"),
-                "preserve_insertion_order": False,
-            },
-        )
-        rows.execute(
-            "CREATE TABLE IF NOT EXISTS rows (high UBIGINT, low UBIGINT, label VARCHAR,"
-            " spelling VARCHAR, split VARCHAR, path VARCHAR, file UINTEGER, position UBIGINT,"
-            " start UBIGINT, size UINTEGER, key_size UINTEGER)"
-        )
-        rows.execute(
-            "CREATE TABLE IF NOT EXISTS spans (number UINTEGER, counts VARCHAR, stop UBIGINT)"
-        )
-        return rows
-
-    def _store(
-        self,
-        rows: duckdb.DuckDBPyConnection,
-        read: Callable[[Collection[int]], Iterator[Batch]],
-    ) -> None:
-        """Store the batches that the database does not contain yet.
-
-        A batch is one transaction, and contents after the last one are removed.
-        """
-        found = rows.execute("SELECT number, stop FROM spans").fetchall()
-        with (self.folder / _CONTENTS).open("ab") as contents:
-            contents.truncate(max((stop for _, stop in found), default=0))
-            contents.seek(0, 2)
-            for number, columns, data, counts in read({number for number, _ in found}):
-                # Arrays from a Ray task are read-only.
-                columns["start"] = columns["start"] + np.uint64(contents.tell())
-                contents.write(data)
-                flush(contents)
-                rows.begin()
-                if len(columns["start"]):
-                    rows.execute(f"INSERT INTO rows SELECT {', '.join(_COLUMNS)} FROM columns")
-                entry = [number, json.dumps(counts), contents.tell()]
-                rows.execute("INSERT INTO spans VALUES (?, ?, ?)", entry)
-                rows.commit()
-
-    def _select(self, rows: duckdb.DuckDBPyConnection, rules: Rules) -> Selected:
-        counts = Counter[str]()
-        for (line,) in rows.execute("SELECT counts FROM spans ORDER BY number").fetchall():
-            counts.update(json.loads(line))
-        if rules.one_label:
-            _check_one_label(rows)
-        _drop_duplicates(rows, rules, counts)
-        samples, trained = Counter[str](), Counter[str]()
-        for label, number, in_train in rows.execute(
-            "SELECT label, count(*), count(*) FILTER (split = 'train') FROM kept"
-            " GROUP BY label ORDER BY label"
-        ).fetchall():
-            samples[label], trained[label] = number, in_train
-        labels = rules.choose(samples, +trained)
-        if excluded := samples.total() - sum(samples[name] for name in labels):
-            counts["samples of excluded classes"] = excluded
-        splits = self._write_tasks(rows, labels)
-        spellings = rows.execute(
-            "SELECT label, list_sort(list(DISTINCT spelling)) FROM rows GROUP BY label"
-            " HAVING count(DISTINCT spelling) > 1 ORDER BY label"
-        ).fetchall()
-        return Selected(labels, splits, dict(spellings), _paths(rows), dict(counts))
-
-    def _write_tasks(self, rows: duckdb.DuckDBPyConnection, labels: list[str]) -> list[str]:
-        """Write the tasks of each split, in the order of their hashes. Return the splits."""
-        classes = {"label": np.array(labels, object), "number": np.arange(len(labels))}  # noqa: F841
-        rows.execute("CREATE OR REPLACE TEMP TABLE classes AS SELECT * FROM classes")
-        given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM kept").fetchall()]
-        present = []
-        for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
-            rows.execute(
-                "SELECT start, size, key_size, number FROM kept JOIN classes USING (label)"
-                " WHERE split = ? ORDER BY high, low, label, file, position",
-                [split],
-            )
-            with (self.folder / f"{split}.tasks").open("wb") as file:
-                while found := rows.fetchmany(_FETCHED):
-                    np.array(found, _TASK).tofile(file)
-                if file.tell():
-                    present.append(split)
-        return present
-
-
-_COLUMNS = {
-    "high": np.uint64,
-    "low": np.uint64,
-    "label": object,
-    "spelling": object,
-    "split": object,
-    "path": object,
-    "file": np.uint32,
-    "position": np.uint64,
-    "start": np.uint64,
-    "size": np.uint32,
-    "key_size": np.uint32,
-}
-
-
-def gather(number: int, rows: Iterable[Row], test_fraction: float, counts: Counter[str]) -> Batch:
-    """Return a batch of `rows`, which counts records in `counts` while it is read."""
     data = bytearray()
     found = []
     for row in rows:
-        high, low = content_hash(row.content)
+        high, low = _content_hash(row.content)
         split = row.split
         if split is None:
-            chosen = high if row.group is None else content_hash(row.group.encode())[0]
+            chosen = high if row.group is None else _content_hash(row.group.encode())[0]
             split = TEST if float(chosen) < test_fraction * 2.0**64 else TRAIN
         key = row.key.encode()
         found.append(
@@ -326,30 +175,93 @@ def gather(number: int, rows: Iterable[Row], test_fraction: float, counts: Count
         name: np.array(column, dtype)
         for (name, dtype), column in zip(_COLUMNS.items(), columns, strict=True)
     }
-    return Batch(number, table, bytes(data), counts)
+    return Batch(table, bytes(data), counts, size)
 
 
-def content_hash(content: bytes) -> tuple[int, int]:
+def _content_hash(content: bytes) -> tuple[int, int]:
     """Return the two halves of a 128-bit hash (BLAKE2b)."""
     whole = hashlib.blake2b(content, digest_size=16).digest()
     return int.from_bytes(whole[:8]), int.from_bytes(whole[8:])
 
 
-def _check_one_label(rows: duckdb.DuckDBPyConnection) -> None:
-    """Raise `ConflictError` with the first rows that have the same content and different labels."""
+def select(folder: Path, batches: Iterable[Batch], rules: Rules) -> Selected:
+    """Run the first pass. The tasks are in `folder`, which the caller deletes.
+
+    A folder that a killed command left behind is replaced. Raises ValueError for an unrelated
+    folder, for rows that break a rule, and if no classes remain.
+    """
+    if folder.exists():
+        if any(folder.iterdir()) and not (folder / _CONTENTS).is_file():
+            raise ValueError(
+                f"{folder} contains unrelated files: choose another folder for the shards"
+            )
+        rmtree(folder)
+    folder.mkdir(parents=True)
+    # Each thread needs memory to sort. Every query that depends on an order states it.
+    config: dict[str, Any] = {
+        "memory_limit": _MEMORY,
+        "threads": _THREADS,
+        "temp_directory": str(folder / "sorting"),
+        "preserve_insertion_order": False,
+    }
+    with duckdb.connect(str(folder / "rows.duckdb"), config=config) as rows:
+        counts = _store(rows, batches, folder / _CONTENTS)
+        if rules.one_label:
+            _check_one_label(rows, rules)
+        _drop_duplicates(rows, rules, counts)
+        samples, trained = Counter[str](), Counter[str]()
+        for label, number, in_train in rows.execute(
+            "SELECT label, count(*), count(*) FILTER (split = 'train') FROM kept"
+            " GROUP BY label ORDER BY label"
+        ).fetchall():
+            samples[label], trained[label] = number, in_train
+        labels = rules.choose(samples, +trained)
+        if excluded := samples.total() - sum(samples[name] for name in labels):
+            counts["samples of excluded classes"] = excluded
+        spellings = rows.execute(
+            "SELECT label, list_sort(list(DISTINCT spelling)) FROM rows GROUP BY label"
+            " HAVING count(DISTINCT spelling) > 1 ORDER BY label"
+        ).fetchall()
+        splits = _write_tasks(rows, labels, folder)
+        return Selected(labels, splits, dict(spellings), _paths(rows), dict(counts))
+
+
+def _store(rows: duckdb.DuckDBPyConnection, batches: Iterable[Batch], path: Path) -> Counter[str]:
+    """Insert the rows, append their contents to the file `path`, and return the total counts."""
+    rows.execute(
+        "CREATE TABLE rows (high UBIGINT, low UBIGINT, label VARCHAR, spelling VARCHAR,"
+        " split VARCHAR, path VARCHAR, file UINTEGER, position UBIGINT, start UBIGINT,"
+        " size UINTEGER, key_size UINTEGER)"
+    )
+    counts = Counter[str]()
+    with path.open("wb") as contents:
+        for columns, data, counted, _ in batches:
+            counts.update(counted)
+            if len(columns["start"]):
+                columns["start"] += np.uint64(contents.tell())
+                contents.write(data)
+                rows.execute(f"INSERT INTO rows SELECT {', '.join(_COLUMNS)} FROM columns")
+    return counts
+
+
+def _check_one_label(rows: duckdb.DuckDBPyConnection, rules: Rules) -> None:
+    """Raise ValueError with the first rows that have the same content and different labels."""
     found = rows.execute(
         "SELECT high, low FROM rows GROUP BY high, low HAVING min(label) != max(label)"
         " ORDER BY min((file::UHUGEINT << 64) + position) LIMIT 1"
     ).fetchone()
-    if found is not None:
-        raise ConflictError(
-            rows.execute(
-                "SELECT file, position, label FROM rows WHERE high = ? AND low = ?"
-                " QUALIFY row_number() OVER (PARTITION BY label ORDER BY file, position) = 1"
-                " ORDER BY file, position LIMIT 2",
-                list(found),
-            ).fetchall()
-        )
+    if found is None:
+        return
+    (*one, label), (*other, other_label) = rows.execute(
+        "SELECT file, position, label FROM rows WHERE high = ? AND low = ?"
+        " QUALIFY row_number() OVER (PARTITION BY label ORDER BY file, position) = 1"
+        " ORDER BY file, position LIMIT 2",
+        list(found),
+    ).fetchall()
+    raise ValueError(
+        f"{rules.where(*one)} and {rules.where(*other)}: the same image has the labels "
+        f"{shown(label)} and {shown(other_label)}: remove one of them"
+    )
 
 
 def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Counter[str]) -> None:
@@ -366,8 +278,7 @@ def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Coun
         " ORDER BY file, position) = 1"
     )
     rows.execute(
-        "CREATE OR REPLACE TEMP TABLE kept AS SELECT * FROM rows "
-        + (first if rules.drop_duplicates else "")
+        f"CREATE TEMP TABLE kept AS SELECT * FROM rows {first if rules.drop_duplicates else ''}"
     )
     across = (
         "split = 'train' AND EXISTS (SELECT 1 FROM kept AS other WHERE other.high = kept.high"
@@ -379,6 +290,30 @@ def _drop_duplicates(rows: duckdb.DuckDBPyConnection, rules: Rules, counts: Coun
     )
     if rules.drop_across:
         rows.execute(f"DELETE FROM kept WHERE {across}")
+
+
+def _write_tasks(
+    rows: duckdb.DuckDBPyConnection, labels: list[str], folder: Path
+) -> dict[str, Tasks]:
+    """Write the tasks of each split that has some, in the order of their hashes."""
+    classes = {"label": np.array(labels, object), "number": np.arange(len(labels))}  # noqa: F841
+    rows.execute("CREATE TEMP TABLE classes AS SELECT * FROM classes")
+    given = [name for (name,) in rows.execute("SELECT DISTINCT split FROM kept").fetchall()]
+    contents = np.memmap(folder / _CONTENTS, np.uint8, "r")
+    tasks = {}
+    for split in [TRAIN, TEST, *sorted(set(given) - {TRAIN, TEST})]:
+        rows.execute(
+            "SELECT start, size, key_size, number FROM kept JOIN classes USING (label)"
+            " WHERE split = ? ORDER BY high, low, label, file, position",
+            [split],
+        )
+        path = folder / f"{split}.tasks"
+        with path.open("wb") as file:
+            while found := rows.fetchmany(_FETCHED):
+                np.array(found, _TASK).tofile(file)
+        if path.stat().st_size:
+            tasks[split] = Tasks(np.memmap(path, _TASK, "r"), contents)
+    return tasks
 
 
 def _paths(rows: duckdb.DuckDBPyConnection) -> dict[str, str]:

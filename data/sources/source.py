@@ -40,9 +40,8 @@ class Source(ABC):
     `data/sources/__init__.py` lists the sources that `kway shard KIND` offers. Each is a frozen
     pydantic dataclass. Its fields define the command's options, with their defaults, bounds and
     descriptions, and its docstring is the command's help. A field marked `Supplied` is not an
-    option. The command supplies `work` (a folder for temporary files), `workers`, `ray` (the
-    address of a Ray cluster), and `report` (a callback for the progress of the work that precedes
-    writing).
+    option. The command supplies `work` (a folder for temporary files), `workers`, and `report` (a
+    callback for the progress of the work that precedes writing).
 
     The help shows `reads`, the input with its download size, and `held_out`, the samples that are
     not used for training. `reads_first` means that the classes are known only after a pass over all

@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
-from dataclasses import field, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,19 +17,18 @@ from pydantic_core import ArgsKwargs
 
 from data.files import is_hidden, walk_directory
 from data.input_path import Input
-from data.messages import Report, shown, silent
-from data.option import Argument, Option, Supplied
+from data.messages import shown
+from data.option import Option
 from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
-from data.sources.first_pass import RecordSource
+from data.sources.first_pass import AnyFile, RecordSource
 from data.sources.image_files import is_image_name
 from data.sources.names import class_name
 from data.sources.packing import PackedImages
 from data.sources.parquet import ParquetFile
-from data.sources.selection import ConflictError, Row, Rules, Selected, Task
+from data.sources.selection import Row, Task
 from data.sources.source import STRICT, Modality, Sample
-from data.tars.labels import label_order
-from data.text.records import Fields, digest, field_value, text_field
+from data.text.records import Fields, Record, digest, field_value, text_field
 
 _IMAGE_OPTIONS = {"images", *(field.name for field in fields(PackedImages))}
 _URLS = ("http://", "https://", "s3://", "gs://")
@@ -48,20 +47,11 @@ class Table(PackedImages, RecordSource):
     reads = "CSV, TSV, JSONL or Parquet files with the same columns"
     held_out = "rows that --split assigns to other splits, or --test-fraction of the rows"
 
-    files: Annotated[
-        tuple[Input, ...], Argument(), Field(description=".csv, .tsv, .jsonl or .parquet files")
-    ]
-    work: Annotated[Path, Supplied()]
     label: Annotated[str, Field(description="column that contains the label")]
     text: str | None = Field(default=None, description="column that contains the text")
     image: str | None = Field(
         default=None,
         description="column that contains the image path or, in Parquet, the image file",
-    )
-    split: str | None = Field(
-        default=None,
-        description="column that contains the split; by default, --test-fraction of the rows is "
-        "held out",
     )
     group: str | None = Field(
         default=None,
@@ -77,23 +67,9 @@ class Table(PackedImages, RecordSource):
         description="folder that contains the images; a path without an extension is searched in "
         "its subfolders too; default: the folder of the first file",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of rows to hold out, chosen by a hash of the text or image "
-        "column, or of --group",
-    )
     duplicates: Annotated[Literal["drop", "keep"], Option("--drop-duplicates", flag="drop")] = (
         Field(default="keep", description="drop duplicate rows within the same class and split")
     )
-    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="drop training rows that also occur in another split"
-    )
-    min_count: int = Field(default=1, ge=1, description="minimum number of rows per class")
-    workers: Annotated[int | None, Supplied()] = None
-    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
-    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     @model_validator(mode="before")
     @classmethod
@@ -109,7 +85,7 @@ class Table(PackedImages, RecordSource):
     def __post_init__(self) -> None:
         if (self.text is None) == (self.image is None):
             raise ValueError("table: pass the column of either texts (--text) or images (--image)")
-        self._check_columns(self._columns)
+        self._check_columns(self.columns)
         for one in self._opened:
             if isinstance(one, ParquetFile) and one.has_class_names(self.label):
                 raise ValueError(
@@ -145,9 +121,6 @@ class Table(PackedImages, RecordSource):
             }
         return SourceInfo(kind=self.kind, parameters=parameters)
 
-    def announcement(self) -> str | None:
-        return self._announced("rows", f"column {self.group or self._content!r}")
-
     def render(self, task: Task) -> Sample | Skipped:
         if self.text is not None:
             return Sample(task.key, task.content, "txt", task.label)
@@ -165,32 +138,18 @@ class Table(PackedImages, RecordSource):
             key, task.label, lambda: task.content, name=name, where=name, fix=fix
         )
 
-    @cached_property
-    def _selected(self) -> Selected:
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
+        counts["rows read"] += 1
         try:
-            return super()._selected
-        except ConflictError as error:
-            one, other = (self._opened[file].where(at) for file, at, _ in error.rows)
-            label, other_label = (shown(label) for *_, label in error.rows)
-            raise ValueError(
-                f"{one} and {other}: the same image has the labels {label} and {other_label}: "
-                "remove one of the rows"
-            ) from None
-
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[number]
-        for position, values in one.rows(first, last, self._columns):
-            counts["rows read"] += 1
-            if isinstance(values, ValueError):
-                raise ValueError(f"{one.where(position)}: the row {values}: correct it")
-            try:
-                row = self._row(number, position, values)
-            except ValueError as error:
-                raise ValueError(f"{one.where(position)}: the row {error}") from error
-            if row is None:
-                counts["rows without text, path or label skipped"] += 1
-            else:
-                yield row
+            row = self._row(number, record.position, file.fields(record))
+        except ValueError as error:
+            raise ValueError(f"{file.where(record.position)}: the row {error}") from error
+        if row is None:
+            counts["rows without text, path or label skipped"] += 1
+        else:
+            yield row
 
     def _row(self, file: int, position: int, values: Fields) -> Row | None:
         """Return a row, or None if it has no content or label."""
@@ -217,37 +176,17 @@ class Table(PackedImages, RecordSource):
         split = self._split_of(values)
         return Row(file, position, key, content, name, spelling, split, group, path)
 
-    def rules(self) -> Rules:
-        return Rules(
-            self._choose,
-            self.test_fraction,
-            drop_duplicates=self.duplicates == "drop",
-            drop_across=self.across == "drop",
-            one_label=self.image is not None,
-            noun=f"{self.modality}s",
-        )
-
-    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
-        """Return the labels, sorted by number if all labels are numbers, otherwise by name."""
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         if (several := next(filter(lambda name: _joins(name, samples), samples), None)) is not None:
             raise ValueError(
                 f"{self.files[0]}: label {shown(several)} joins other labels of column "
                 f"{self.label!r}: {_ONE_LABEL}"
             )
-        names = [name for name in samples if samples[name] >= self.min_count]
-        if untrained := sorted(name for name in names if not trained[name]):
-            if self.split is not None:
-                raise ValueError(
-                    f"{self.files[0]}: class {shown(untrained[0])} has no training rows: add "
-                    "some, or remove the class"
-                )
-            names = [name for name in names if trained[name]]
-        if len(names) < 2:
-            raise ValueError(
-                f"{self.files[0]}: column {self.label!r} has {len(names)} classes with "
-                f"{self.min_count} or more rows: at least 2 are required"
-            )
-        return label_order(names)
+        return super().choose(samples, trained)
+
+    @property
+    def needs_training(self) -> bool:  # type: ignore[override]
+        return self.split is not None
 
     def _found(self, text: str) -> str:
         """Return the path of an image relative to the folder of the images.
@@ -304,7 +243,7 @@ class Table(PackedImages, RecordSource):
         return name
 
     @property
-    def _columns(self) -> list[str]:
+    def columns(self) -> list[str]:
         names = (self._content, self.label, self.split, self.group, self.hierarchy)
         return list(dict.fromkeys(name for name in names if name is not None))
 

@@ -5,8 +5,6 @@ text.
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import field
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import emoji
@@ -14,18 +12,17 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from data.input_path import Input
-from data.messages import Report, one_line, silent
-from data.option import Argument, Option, Supplied
+from data.messages import one_line
+from data.option import Option
 from data.shards.manifest import ClassInfo, SourceInfo
-from data.sources.first_pass import RecordSource
+from data.sources.first_pass import AnyFile, RecordSource
 from data.sources.names import class_name
-from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Rules, Task
+from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task
 from data.sources.source import STRICT, Sample
 from data.text.cleaning import clean, is_retweet
 from data.text.emoji_classes import emoji_classes, emoji_vectors
 from data.text.emoji_table import find_emoji, fold
-from data.text.records import Fields, digest, text_field
+from data.text.records import Fields, Record, digest, text_field
 
 # In Twitter's native JSON, the `text` of a long tweet is truncated.
 _TEXT_NAMES = ("extended_tweet.full_text", "full_text", "text", "tweet")
@@ -47,15 +44,10 @@ class Tweets(RecordSource):
 
     kind = "tweets"
     modality = "text"
+    needs_training = False
     reads = "raw tweets"
     held_out = "--test-fraction of the texts, chosen by a hash of the text"
 
-    files: Annotated[
-        tuple[Input, ...],
-        Argument(),
-        Field(description="files of tweets (.jsonl, .csv, .tsv, or .txt with one tweet per line)"),
-    ]
-    work: Annotated[Path, Supplied()]
     text: str | None = Field(
         default=None,
         description="column or field that contains the text; dots select nested fields",
@@ -71,10 +63,6 @@ class Tweets(RecordSource):
         description="column or field that contains the label, such as an emoji; default: the emoji "
         "in the text",
     )
-    split: str | None = Field(
-        default=None,
-        description="column or field that contains the split; default: --test-fraction is held out",
-    )
     languages: tuple[str, ...] = Field(
         default=(), description="comma-separated languages to use; default: all"
     )
@@ -87,26 +75,11 @@ class Tweets(RecordSource):
     duplicates: Annotated[Literal["drop", "keep"], Option("--keep-duplicates", flag="keep")] = (
         Field(default="drop", description="keep duplicate texts within the same class and split")
     )
-    across: Annotated[Literal["drop", "keep"], Option("--drop-across", flag="drop")] = Field(
-        default="keep", description="drop training texts that also occur in another split"
-    )
-    min_count: int = Field(
-        default=1, ge=1, description="minimum number of texts per class, not counting duplicates"
-    )
     top: int | None = Field(
         default=None,
         ge=2,
         description="maximum number of classes (the most frequent are kept); default: all",
     )
-    test_fraction: float = Field(
-        default=0.1,
-        ge=0,
-        lt=1,
-        description="fraction of texts to hold out, chosen by a hash of the text",
-    )
-    workers: Annotated[int | None, Supplied()] = None
-    ray: Annotated[str | None, Supplied()] = field(default=None, compare=False, repr=False)
-    report: Annotated[Report, Supplied()] = field(default=silent, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for one in self._opened:
@@ -156,37 +129,34 @@ class Tweets(RecordSource):
         """Whether all classes are emoji. The labels of a column may be names."""
         return set(self._selected.labels) <= emoji.EMOJI_DATA.keys()
 
-    def announcement(self) -> str | None:
-        return self._announced("texts", "the text")
-
     def render(self, task: Task) -> Sample:
         # A record with several labels becomes several samples.
         key = f"{task.key}-{task.label}" if self.policy == "each" else task.key
         return Sample(key, task.content, "txt", task.label)
 
-    def rows(self, number: int, first: int, last: int, counts: Counter[str]) -> Iterator[Row]:
-        one = self._opened[number]
-        for offset, fields in one.rows(first, last, one.columns or ()):
-            counts["records read"] += 1
-            try:
-                if isinstance(fields, ValueError):
-                    raise fields
-                text = _first(fields, self.text, _TEXT_NAMES)
-                labels, cleaned = self._labels_and_text(text, fields, counts)
-            except ValueError as error:
-                if not counts[DAMAGED]:
-                    counts[f"{FIRST_DAMAGED}{one.path}, byte {offset}: {one_line(error, 120)}"] += 1
-                counts[DAMAGED] += 1
-                continue
-            if not labels:
-                continue
-            try:
-                split = self._split_of(fields)
-            except ValueError as error:
-                raise ValueError(f"{one.where(offset)} {error}") from error
-            key = self._key(fields, number, offset)
-            for label in labels:
-                yield Row(number, offset, key, cleaned.encode(), label, label, split)
+    def row(
+        self, number: int, file: AnyFile, record: Record, counts: Counter[str]
+    ) -> Iterator[Row]:
+        counts["records read"] += 1
+        try:
+            fields = file.fields(record)
+            text = _first(fields, self.text, _TEXT_NAMES)
+            labels, cleaned = self._labels_and_text(text, fields, counts)
+        except ValueError as error:
+            if not counts[DAMAGED]:
+                where = f"{file.path}, byte {record.position}"
+                counts[f"{FIRST_DAMAGED}{where}: {one_line(error, 120)}"] += 1
+            counts[DAMAGED] += 1
+            return
+        if not labels:
+            return
+        try:
+            split = self._split_of(fields)
+        except ValueError as error:
+            raise ValueError(f"{file.where(record.position)} {error}") from error
+        key = self._key(fields, number, record.position)
+        for label in labels:
+            yield Row(number, record.position, key, cleaned.encode(), label, label, split)
 
     def _labels_and_text(
         self, text: str | None, fields: Fields, counts: Counter[str]
@@ -235,21 +205,10 @@ class Tweets(RecordSource):
             suffix = f"{identity}-{suffix}"
         return f"{self._language(fields)}/{suffix}"
 
-    def _choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
+    def choose(self, samples: Counter[str], trained: Counter[str]) -> list[str]:
         """Return the classes, most frequent first. Ties are sorted by code points."""
-        names = [name for name in trained if trained[name] and samples[name] >= self.min_count]
-        names.sort(key=lambda name: (-samples[name], name))
-        if len(names) < 2:
-            raise ValueError(
-                f"{self.files[0]}{' and others' if self.files[1:] else ''}: found {len(names)} "
-                f"classes with a training text and at least {self.min_count} texts in total, but "
-                "at least 2 are required: check --text, --label, --languages and --min-count"
-            )
-        return names[: self.top]
-
-    def rules(self) -> Rules:
-        drop = self.duplicates == "drop"
-        return Rules(self._choose, self.test_fraction, drop, drop_across=self.across == "drop")
+        names = super().choose(samples, trained)
+        return sorted(names, key=lambda name: (-samples[name], name))[: self.top]
 
 
 def _first(fields: Fields, name: str | None, usual: Sequence[str]) -> str | None:

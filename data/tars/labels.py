@@ -11,7 +11,6 @@ from pathlib import Path
 
 from data.messages import shown
 from data.shards.manifest import Manifest
-from data.text.lines import text_lines
 
 LABEL_EXTENSIONS = ("cls", "json")
 INDEXED = "index"
@@ -23,13 +22,17 @@ def read_class_names(path: Path) -> list[str]:
     """Return the names in a file, without surrounding whitespace or trailing empty lines.
 
     Raises FileNotFoundError if the file is missing, and ValueError, with the line number, for an
-    empty or repeated name.
+    empty or repeated name, and for a file that is not UTF-8.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"class list {path} does not exist: pass a file with one class name per line"
         )
-    names = [line.strip() for _, line in text_lines(path)]
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            names = [line.strip() for line in file]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: save the file as UTF-8") from error
     while names and not names[-1]:
         names.pop()
     if not names:

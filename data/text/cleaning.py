@@ -11,8 +11,8 @@ from data.text.emoji_table import (
     EMOJI_STYLE,
     KEYCAP,
     PARTS,
+    STRAY_JOINERS,
     ZWJ,
-    without_stray_joiners,
 )
 
 # All parts are first mapped to a single character, because matching a character class with 5,000
@@ -42,7 +42,7 @@ def remove_emoji(text: str) -> str:
     """
     if ZWJ not in text and PARTS.isdisjoint(text):
         return text
-    text = without_stray_joiners(text).translate(_UNIFIED)
+    text = STRAY_JOINERS.sub("", text).translate(_UNIFIED)
     return _RUN.sub(lambda run: "\n" if "\n" in run[0] else " ", text).strip()
 
 

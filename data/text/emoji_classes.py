@@ -64,14 +64,10 @@ def _attributes(one: str) -> dict[str, str]:
 def _base(one: str) -> str | None:
     if KEYCAP in one:
         return "keycap"
-    if _is_flag(one):
+    if "\U0001f1e6" <= one[0] <= "\U0001f1ff" or one.endswith(_TAG_END):
         return "flag"
     first = one.split(ZWJ)[0]
     return fold(first) if ZWJ in one and first in emoji.EMOJI_DATA else None
-
-
-def _is_flag(one: str) -> bool:
-    return "\U0001f1e6" <= one[0] <= "\U0001f1ff" or one.endswith(_TAG_END)
 
 
 def _words(one: str) -> list[str]:

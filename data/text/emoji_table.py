@@ -6,7 +6,6 @@ subgroups. They are in `emoji_groups.tsv`, made from Unicode's emoji-test.txt.
 """
 
 import re
-import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,33 +54,10 @@ PARTS = frozenset(
 OTHER = ("Other", "other")
 
 
-def _letters() -> str:
-    """Return character-class ranges of the letters and marks in `_BLOCKS`."""
-    codes = [
-        code
-        for first, last in _BLOCKS
-        for code in range(first, last + 1)
-        if unicodedata.category(chr(code))[0] in "LM"
-    ]
-    starts = [code for i, code in enumerate(codes) if i == 0 or codes[i - 1] != code - 1]
-    ends = [code for i, code in enumerate(codes) if codes[i + 1 : i + 2] != [code + 1]]
-    return "".join(f"{chr(a)}-{chr(b)}" for a, b in zip(starts, ends, strict=True))
-
-
-_LETTER = _letters()
-_AFTER_LETTER = re.compile(f"[{_LETTER}]{ZWJ}*$")
+_LETTERS = "".join(f"{chr(first)}-{chr(last)}" for first, last in _BLOCKS)
 # A joiner next to a joining letter belongs to the letter; any other joiner belongs to an emoji.
-_STRAY = re.compile(f"(?<![{_LETTER}]){ZWJ}+(?![{_LETTER}{ZWJ}])")
-
-
-def follows_a_letter(text: str, position: int) -> bool:
-    """Return whether a joining letter, possibly followed by joiners, precedes `position`."""
-    return _AFTER_LETTER.search(text[max(0, position - 8) : position]) is not None
-
-
-def without_stray_joiners(text: str) -> str:
-    """Remove joiners that are not next to a joining letter."""
-    return _STRAY.sub("", text) if ZWJ in text else text
+STRAY_JOINERS = re.compile(f"(?<![{_LETTERS}]){ZWJ}+(?![{_LETTERS}{ZWJ}])")
+_SEVERED = re.compile(f"(?<![{_LETTERS}{ZWJ}]){ZWJ}+$")
 
 
 def find_emoji(text: str) -> list[str]:
@@ -97,11 +73,7 @@ def find_emoji(text: str) -> list[str]:
     previous_end = -1
     for match in emoji.emoji_list(text):
         start, end, one = match["match_start"], match["match_end"], match["emoji"]
-        severed = (
-            text[:start].endswith(ZWJ)
-            and start - 1 != previous_end
-            and not follows_a_letter(text, start)
-        )
+        severed = start - 1 != previous_end and _SEVERED.search(text, max(0, start - 8), start)
         previous_end = end
         as_text = text[end : end + 1] == TEXT_STYLE
         if not severed and not as_text and _DATA[one]["status"] != _COMPONENT:
@@ -139,9 +111,7 @@ def load_languages(languages: tuple[str, ...]) -> None:
                 f"language {language!r} is not supported by the emoji library: choose from "
                 f"{', '.join(emoji.LANGUAGES)}"
             )
-    # The library's type annotations require a list or a literal, but it accepts a single name.
-    for language in languages:
-        emoji.config.load_language(language)
+        emoji.config.load_language([language])
 
 
 def fully_qualified() -> list[str]:

@@ -1,4 +1,4 @@
-"""Reads the records of JSONL, CSV, TSV and line-based text files, in byte ranges.
+"""Reads the records of JSONL, CSV, TSV and line-based text files.
 
 A record is identified by its offset. TSV has no quoting, as its media type specifies, so each line
 is a record. CSV is quoted as in RFC 4180, and quoted cells may span several lines.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from data.messages import shown
 
@@ -24,7 +24,6 @@ KINDS: dict[str, Kind] = {
     ".tsv": "tsv",
     ".txt": "lines",
 }
-SPAN_BYTES = 32 << 20
 _TEXT_OF_LINES = "text"
 _MAX_RECORD_BYTES = 4 << 20
 _DIGEST_BLOCKS = 16
@@ -32,6 +31,18 @@ csv.field_size_limit(_MAX_RECORD_BYTES)  # the default is 128 KiB, and a record 
 _DIGEST_BLOCK_BYTES = 1 << 16
 
 Fields = dict[str, Any]
+
+
+class Record(NamedTuple):
+    """A record that has not been parsed.
+
+    position: its offset in bytes, or its row in Parquet. size: its share of the bytes of the file.
+    content: a line, the cells of a CSV record, or the fields of a row.
+    """
+
+    position: int
+    size: int
+    content: Any
 
 
 @dataclass(frozen=True)
@@ -45,32 +56,28 @@ class RecordFile:
     kind: Kind
     columns: tuple[str, ...] | None
     start: int
-    size: int
 
-    def spans(self) -> list[tuple[int, int, int]]:
-        """Return byte ranges (first, last, size) that together contain every record once. For CSV,
-        there is only one range.
-        """
-        # A CSV file must be read from the beginning to determine whether a line break is inside
-        # quotes.
-        step = self.size if self.kind == "csv" else SPAN_BYTES
-        ends = [
-            (first, min(first + step, self.size)) for first in range(self.start, self.size, step)
-        ]
-        return [(first, last, last - first) for first, last in ends]
+    def records(self, columns: Sequence[str]) -> Iterator[Record]:
+        """Yield the records, except empty lines. `columns` is for other kinds of files."""
+        if self.kind == "csv":
+            return self._quoted()
+        return (line for line in self._lines() if line.content.strip(b"\r\n"))
 
-    def rows(
-        self, first: int, last: int, columns: Sequence[str]
-    ) -> Iterator[tuple[int, Fields | ValueError]]:
-        """Yield the offset and the fields of each record that begins in [first, last), except empty
-        lines, or the reason why it is malformed. `columns` is for other kinds of files.
-        """
-        with self.path.open("rb") as file:
-            lines = self._lines(file, first, last)
-            if self.kind == "csv":
-                yield from self._quoted(lines)
-            else:
-                yield from ((at, self._parsed(line)) for at, line in lines if line.strip(b"\r\n"))
+    def fields(self, record: Record) -> Fields:
+        """Return the fields of a record. Raises ValueError if it is malformed."""
+        if self.kind == "csv":
+            return self._named(record.content)
+        text = record.content.decode("utf-8").rstrip("\r\n")
+        if self.kind == "tsv":
+            return self._named(text.split("\t"))
+        text = text.removeprefix("\ufeff")
+        try:
+            fields = {_TEXT_OF_LINES: text} if self.kind == "lines" else json.loads(text)
+        except RecursionError as error:
+            raise ValueError("is nested too deeply") from error
+        if not isinstance(fields, dict):
+            raise ValueError("is not a JSON object")
+        return fields
 
     def where(self, offset: int) -> str:
         """Return the file and the number, from 1, of the line that begins at byte `offset`."""
@@ -79,63 +86,39 @@ class RecordFile:
             before = sum(block.count(b"\n") for block in blocks)
         return f"{self.path}, line {before + 1}"
 
-    def _parsed(self, line: bytes) -> Fields | ValueError:
-        try:
-            text = line.decode("utf-8").rstrip("\r\n")
-            if self.kind == "tsv":
-                return self._named(text.split("\t"))
-            text = text.removeprefix("\ufeff")
-            fields = {_TEXT_OF_LINES: text} if self.kind == "lines" else json.loads(text)
-        except RecursionError:
-            return ValueError("is nested too deeply")
-        except ValueError as error:
-            return error
-        return fields if isinstance(fields, dict) else ValueError("is not a JSON object")
-
-    def _named(self, cells: list[str]) -> Fields | ValueError:
+    def _named(self, cells: list[str]) -> Fields:
         assert self.columns is not None
         if len(cells) != len(self.columns):
-            return ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
+            raise ValueError(f"has {len(cells)} cells, but the first line has {len(self.columns)}")
         try:
             "".join(cells).encode()
-        except UnicodeEncodeError:
-            return ValueError("is not UTF-8")
+        except UnicodeEncodeError as error:
+            raise ValueError("is not UTF-8") from error
         return dict(zip(self.columns, cells, strict=True))
 
-    def _lines(self, file: IO[bytes], first: int, last: int) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines that begin in [first, last). A line that crosses `first` is not included,
-        because it belongs to the previous range.
-        """
+    def _lines(self) -> Iterator[Record]:
+        offset = self.start
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            while line := file.readline(_MAX_RECORD_BYTES):
+                if len(line) == _MAX_RECORD_BYTES:
+                    raise ValueError(
+                        f"{self.path}, byte {offset}: a line is longer than "
+                        f"{_MAX_RECORD_BYTES >> 20} MiB: check that the file contains records"
+                    )
+                yield Record(offset, len(line), line)
+                offset += len(line)
 
-        def line() -> bytes:
-            found = file.readline(_MAX_RECORD_BYTES)
-            if len(found) == _MAX_RECORD_BYTES:
-                raise ValueError(
-                    f"{self.path}, byte {offset}: a line is longer than {_MAX_RECORD_BYTES >> 20} "
-                    "MiB: check that the file contains records"
-                )
-            return found
-
-        offset = first
-        file.seek(first - (first > self.start))
-        if first > self.start:
-            offset += len(line()) - 1
-        while offset < last and (found := line()):
-            yield offset, found
-            offset += len(found)
-
-    def _quoted(
-        self, lines: Iterator[tuple[int, bytes]]
-    ) -> Iterator[tuple[int, Fields | ValueError]]:
-        """Yield the records of CSV lines. A quoted cell may contain line breaks."""
-        taken: list[int] = []  # the offsets of the lines of the current record
+    def _quoted(self) -> Iterator[Record]:
+        """Yield the records of a CSV file. A quoted cell may contain line breaks."""
+        taken: list[Record] = []  # the lines of the current record
         ended = False
 
         def texts() -> Iterator[str]:
             nonlocal ended
-            for offset, line in lines:
-                taken.append(offset)
-                yield line.decode("utf-8", "surrogateescape")
+            for line in self._lines():
+                taken.append(line)
+                yield line.content.decode("utf-8", "surrogateescape")
             ended = True
             yield "end"  # a record of its own, unless a quote is open
 
@@ -144,11 +127,12 @@ class RecordFile:
                 if ended and taken:
                     raise csv.Error("the file ends inside quotes")
                 if cells and not ended:
-                    yield taken[0], self._named(cells)
+                    yield Record(taken[0].position, sum(line.size for line in taken), cells)
                 taken.clear()
         except csv.Error as error:
             raise ValueError(
-                f"{self.path}, byte {(taken or [0])[0]}: {error}: check for an unclosed quote"
+                f"{self.path}, byte {taken[0].position if taken else 0}: {error}: check for an "
+                "unclosed quote"
             ) from error
 
 
@@ -168,12 +152,9 @@ def open_records(path: Path) -> RecordFile:
             f"{path} has the unsupported extension {path.suffix!r}: unpack it, or use one of "
             f"{endings}"
         )
-    size = path.stat().st_size
     if kind in ("jsonl", "lines"):
-        columns = (_TEXT_OF_LINES,) if kind == "lines" else None
-        return RecordFile(path, kind, columns, 0, size)
-    names, start = _heading(path, kind)
-    return RecordFile(path, kind, names, start, size)
+        return RecordFile(path, kind, (_TEXT_OF_LINES,) if kind == "lines" else None, 0)
+    return RecordFile(path, kind, *_heading(path, kind))
 
 
 def field_value(fields: Fields, name: str) -> Any:

@@ -241,7 +241,12 @@ def _of_files(folder: Path) -> _Opened | None:
     file = folder / TOKENIZER_FILE
     if not plain or not file.is_file() or (folder / "config.json").exists():
         return None
-    roles = {role: _token(config[role]) for role in _ROLES if config.get(role) is not None}
+    # A token may also be an object with options.
+    tokens = {role: config[role] for role in _ROLES if config.get(role) is not None}
+    roles = {
+        role: str(one.get("content") if isinstance(one, dict) else one)
+        for role, one in tokens.items()
+    }
     try:
         backend = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises no narrower type
@@ -249,11 +254,6 @@ def _of_files(folder: Path) -> _Opened | None:
     # As in transformers, the truncation stored in tokenizer.json provides the default.
     default = (backend.truncation or {}).get("direction", "right")
     return backend, roles, str(config.get("truncation_side", default)).lower()
-
-
-def _token(value: Any) -> str:
-    """Return a token's text. In the file, a token may also be an object with options."""
-    return str(value.get("content") if isinstance(value, dict) else value)
 
 
 def _of_transformers(source: str, *, name: str) -> _Opened:

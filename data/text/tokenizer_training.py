@@ -54,9 +54,7 @@ def train_tokenizer(
     split: str = "train",
     vocab_size: int = 30_000,
     max_texts: int = 2_000_000,
-    alphabet: int | None = None,
     lowercase: bool = False,
-    threads: int | None = None,
     report: Report = silent,
 ) -> TrainedTokenizer:
     """Train a WordPiece tokenizer on text shards and write it atomically to `out`.
@@ -83,34 +81,26 @@ def train_tokenizer(
         indices = permuted_index(0, 0, np.arange(min(num, num_held + max_texts)), num)
         # Sort the indices, because disks read consecutive samples faster.
         held, training = (np.sort(part).tolist() for part in np.split(indices, [num_held]))
-        problems, in_second_pass = list[Skipped](), list[Skipped]()
+        problems = list[Skipped]()
         texts = list(_texts(opened, held, problems))
         if not texts:
             raise ValueError(
                 f"{shards}: all texts reserved for evaluation are unreadable: copy the shards again"
             )
-        passes = iter((problems, in_second_pass))
         done = 0
 
         def read() -> Iterator[str]:
-            # This is called twice: first for the alphabet, then for the words.
             nonlocal done
-            for text in _texts(opened, training, next(passes)):
+            for text in _texts(opened, training, problems):
                 done += 1
-                report(done, 2 * len(training))
+                report(done, len(training))
                 yield text
 
-        backend = train_wordpiece(
-            read,
-            vocab_size=vocab_size,
-            alphabet=alphabet,
-            lowercase=lowercase,
-            threads=threads,
-        )
+        backend = train_wordpiece(read(), vocab_size=vocab_size, lowercase=lowercase)
         tokenizer = Tokenizer.of(backend, ROLES, max_length=_MAX_LENGTH, name=str(out))
         with explained(out):
             tokenizer.save(folder)
-    return _measured(backend, texts, len(training) - len(in_second_pass), problems)
+    return _measured(backend, texts, done, problems)
 
 
 def _texts(split: Split, indices: list[int], problems: list[Skipped]) -> Iterator[str]:

@@ -4,12 +4,8 @@ Training is deterministic. `data/text/tokenizer_training.py` selects the texts a
 tokenizer.
 """
 
-import os
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -20,83 +16,56 @@ ROLES = dict(
 )
 _PREFIX = "##"
 _MIN_FREQUENCY = 2
-_ALPHABET_SHARE = 4  # the default alphabet is at most a quarter of the vocabulary
-# The maximum length of a word; longer words become unknown tokens. In languages without spaces, a
+_ALPHABET_SHARE = 4  # the alphabet is at most a quarter of the vocabulary
+# The maximum length of a word; longer words become unknown tokens, and training ignores them,
+# because its time and memory are quadratic in the length of a word. In languages without spaces, a
 # sentence is one word.
 _MAX_WORD_CHARS = 300
-_LONG_RUN = re.compile(rf"(?:^|[ \t\n\r])[^ \t\n\r]{{{_MAX_WORD_CHARS + 1}}}")
-_THREADS = ("TOKENIZERS_PARALLELISM", "RAYON_NUM_THREADS")
+_REPEATED = 1000
 
 
 def train_wordpiece(
-    texts: Callable[[], Iterable[str]],
-    *,
-    vocab_size: int = 30_000,
-    alphabet: int | None = None,
-    lowercase: bool = False,
-    threads: int | None = None,
+    texts: Iterable[str], *, vocab_size: int = 30_000, lowercase: bool = False
 ) -> tokenizers.Tokenizer:
     """Train a tokenizer that splits words as BERT's does, but keeps accents.
 
-    texts: a function that is called twice and returns the same texts both times. alphabet: how many
-    of the most frequent characters to keep, by default a quarter of the vocabulary size. A word
-    that contains any other character becomes an unknown token. Raises ValueError if there are no
-    texts or the alphabet does not fit in the vocabulary.
+    The most frequent characters are kept, up to a quarter of the vocabulary size. A word that
+    contains any other character becomes an unknown token. Raises ValueError if there are no texts.
     """
-
-    def usable() -> Iterator[str]:
-        return _without_long_words(texts(), lowercase)
-
+    # As BERT's, this removes control characters and separates Chinese characters into words.
+    normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
+    cutter = pre_tokenizers.BertPreTokenizer()
+    words = Counter[str]()
+    for text in texts:
+        found = cutter.pre_tokenize_str(normalizer.normalize_str(text))
+        words.update(word for word, _ in found if len(word) <= _MAX_WORD_CHARS)
     counts = Counter[str]()
-
-    def counted() -> Iterator[str]:
-        for text in usable():
-            counts.update(text)
-            yield text
-
-    with _library_threads(threads):
-        pieces = _learn(counted(), vocab_size=1, lowercase=lowercase).get_vocab()
-        limit = alphabet or max(1, vocab_size // _ALPHABET_SHARE)
-        chars = _most_frequent(counts, _normalizer(lowercase), limit)
-        # The trainer numbers single-character pieces in hash-table order, which varies between
-        # runs, and resolves ties between equally frequent pairs in favor of the lower number.
-        # Listing these pieces as special tokens fixes their numbers.
-        chars = sorted(char for char in chars if char in pieces)
-        single = chars + [_PREFIX + char for char in chars if _PREFIX + char in pieces]
-        if not single:
-            raise ValueError("the shards contain no text to train on: choose other shards")
-        if (needed := len(SPECIAL) + len(single)) > vocab_size:
-            raise ValueError(
-                f"--vocab-size is {vocab_size}, but an alphabet of {len(chars)} characters "
-                f"requires {needed}: raise --vocab-size, or lower --alphabet"
-            )
-        learned = _learn(
-            usable(),
-            vocab_size=vocab_size,
-            special_tokens=[*SPECIAL, *single],
-            initial_alphabet=chars,
-            limit_alphabet=len(chars),
-            lowercase=lowercase,
-        )
-    return _finished(learned.get_vocab(), lowercase)
-
-
-def _learn(texts: Iterable[str], *, lowercase: bool, **options: Any) -> tokenizers.Tokenizer:
+    for word, count in words.items():
+        for char in word:
+            counts[char] += count
+    limit = max(1, vocab_size // _ALPHABET_SHARE)
+    chars = sorted(sorted(counts, key=lambda char: (-counts[char], char))[:limit])
+    later = {char for word in words for char in word[1:]}
+    # The trainer numbers single-character pieces in hash-table order, which varies between runs,
+    # and resolves ties between equally frequent pairs in favor of the lower number. Listing these
+    # pieces as special tokens fixes their numbers.
+    single = chars + [_PREFIX + char for char in chars if char in later]
+    if not single:
+        raise ValueError("the shards contain no text to train on: choose other shards")
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    learner.normalizer = _normalizer(lowercase)
-    learner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    learner.normalizer, learner.pre_tokenizer = normalizer, cutter
     trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
         min_frequency=_MIN_FREQUENCY,
+        special_tokens=[*SPECIAL, *single],
+        initial_alphabet=chars,
+        limit_alphabet=len(chars),
         continuing_subword_prefix=_PREFIX,
         show_progress=False,
-        **options,
     )
-    learner.train_from_iterator(texts, trainer)
-    return learner
-
-
-def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Build a tokenizer without the special tokens that were added for training."""
+    learner.train_from_iterator(_repeated(words), trainer)
+    # The special tokens that were added for training are not those of the tokenizer.
+    vocabulary = learner.get_vocab()
     tokenizer = tokenizers.Tokenizer(
         models.WordPiece(
             vocabulary,
@@ -105,8 +74,7 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
             max_input_chars_per_word=_MAX_WORD_CHARS,
         )
     )
-    tokenizer.normalizer = _normalizer(lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, cutter
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{FIRST} $A {LAST}",
@@ -116,54 +84,8 @@ def _finished(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokeniz
     return tokenizer
 
 
-def _normalizer(lowercase: bool) -> normalizers.BertNormalizer:
-    """Return BERT's normalizer, except that it keeps accents and marks.
-
-    It removes control characters and separates Chinese characters into words.
-    """
-    return normalizers.BertNormalizer(strip_accents=False, lowercase=lowercase)
-
-
-def _without_long_words(texts: Iterable[str], lowercase: bool) -> Iterator[str]:
-    """Remove words that are too long to tokenize.
-
-    The trainer's time and memory are quadratic in the length of a word.
-    """
-    normalizer, cutter = _normalizer(lowercase), pre_tokenizers.BertPreTokenizer()
-    for text in texts:
-        if _LONG_RUN.search(text):
-            words = cutter.pre_tokenize_str(normalizer.normalize_str(text))
-            yield " ".join(word for word, _ in words if len(word) <= _MAX_WORD_CHARS)
-        else:
-            yield text
-
-
-def _most_frequent(
-    counts: Counter[str], normalizer: normalizers.BertNormalizer, limit: int
-) -> list[str]:
-    """Return up to `limit` characters after normalization, most frequent first."""
-    total = Counter[str]()
-    for char, count in counts.items():
-        for normal in normalizer.normalize_str(char):
-            if not normal.isspace():
-                total[normal] += count
-    return sorted(total, key=lambda char: (-total[char], char))[:limit]
-
-
-@contextmanager
-def _library_threads(threads: int | None) -> Iterator[None]:
-    """Enable `threads` threads of the library inside the block, by default one per core.
-
-    The threads are disabled again afterwards, because a process that is forked while they run would
-    hang.
-    """
-    before = {name: value for name, value in os.environ.items() if name in _THREADS}
-    os.environ["TOKENIZERS_PARALLELISM"] = "false" if threads == 1 else "true"
-    if threads is not None:
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
-    try:
-        yield
-    finally:
-        for name in _THREADS:
-            os.environ.pop(name, None)
-        os.environ.update(before)
+def _repeated(words: Counter[str]) -> Iterator[str]:
+    """Yield texts in which each word occurs as often as in the input."""
+    for word, count in words.items():
+        for start in range(0, count, _REPEATED):
+            yield f"{word} " * min(_REPEATED, count - start)

@@ -130,7 +130,7 @@ def make_shards(settings: Mapping[str, Any], folders: Folders) -> Measures:
         out = tokenizer_of(dataset, folders)
         rmtree(out, ignore_errors=True)  # left by removed shards or an interrupted job
         train_tokenizer(
-            str(shards_of(dataset, folders)), out, vocab_size=_VOCABULARY, lowercase=True, threads=1
+            str(shards_of(dataset, folders)), out, vocab_size=_VOCABULARY, lowercase=True
         )
     return {FOLDER: shards_of(dataset, folders).name, **sizes}
 

@@ -28,17 +28,6 @@ def tokenizer(
     lowercase: Annotated[
         bool, typer.Option("--lowercase", help="convert texts to lower case")
     ] = False,
-    alphabet: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="maximum number of characters in the vocabulary (the most frequent are kept); "
-            "default: a quarter of the vocabulary size",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="number of threads; default: one per core")
-    ] = None,
 ) -> None:
     """Train a tokenizer on text shards, for use as a recipe's data.text.tokenizer."""
     from data.text.tokenizer_training import train_tokenizer
@@ -51,9 +40,7 @@ def tokenizer(
             split=split,
             vocab_size=vocab_size,
             max_texts=max_texts,
-            alphabet=alphabet,
             lowercase=lowercase,
-            threads=workers,
             report=report,
         )
     for line in trained.problems[:NAMED]:

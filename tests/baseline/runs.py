@@ -94,7 +94,7 @@ def _write_inputs() -> None:
     write_table(Path("table.csv"))
     columns = ("--text", "text", "--label", "label", "--split", "split")
     must("shard", "table", "table.csv", "-o", "text-shards", *columns)
-    must("tokenizer", "text-shards", "-o", "tokenizer", "--vocab-size", 150, "--workers", 1)
+    must("tokenizer", "text-shards", "-o", "tokenizer", "--vocab-size", 150)
 
 
 def _train(recipe: str, ranks: int, *overrides: str) -> None:

@@ -87,7 +87,7 @@ def _shards() -> Record:
         shard.write(b"damaged")
     columns = ("--text", "text", "--label", "label", "--split", "split")
     must("shard", "table", "table.csv", "-o", "table", *columns, "--samples-per-shard", 20)
-    must("tokenizer", "table", "-o", "tokenizer", "--vocab-size", 150, "--workers", 1)
+    must("tokenizer", "table", "-o", "tokenizer", "--vocab-size", 150)
     folders = ("emoji-names", "imagefolder", "images-original", "table", "tokenizer")
     files = {
         str(path): exact(digest(path))

@@ -5,16 +5,30 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from typer.testing import CliRunner, Result
 
 from data.shards.index import ShardIndex, index_path, parse_index
+from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder
+from launch.commands.shard import app
 
 
 def write_image(path: Path, seed: int, height: int = 20, width: int = 26) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     assert cv2.imwrite(str(path), noise)
+
+
+def kway_shard(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def read(shards: Path, split: str = "train") -> dict[bytes, str]:
+    """Return a mapping from the content of each sample to its class name."""
+    with open_split(shards, split) as opened:
+        found = [opened.read(i) for i in range(len(opened))]
+        return {data: opened.classes[label].name for data, _, label in found}
 
 
 @pytest.fixture(scope="session")

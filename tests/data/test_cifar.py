@@ -116,80 +116,50 @@ def test_a_folder_gives_the_same_samples_as_the_archive(
 
 
 def error_of(path: Path) -> str:
-    out = path.parent / "out"
     with pytest.raises((ValueError, FileNotFoundError)) as error:
-        write_shards(Cifar100(path), out, workers=0)
+        write_shards(Cifar100(path), path.parent / "out", workers=0)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(path))
-    assert not out.exists()
+    assert not (path.parent / "out").exists()
     return str(error.value)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5])
-def test_a_truncated_archive_raises_an_error_that_names_its_path(
-    cifar100: Path, keep: float
-) -> None:
+def test_a_truncated_archive_raises(cifar100: Path, keep: float) -> None:
     content = cifar100.read_bytes()
     cifar100.write_bytes(content[: int(keep * len(content))])
-    assert "is damaged" in error_of(cifar100)
-    assert error_of(cifar100).endswith("download it again")
-
-
-def test_a_file_that_is_not_an_archive_raises_a_one_line_error(cifar100: Path) -> None:
-    cifar100.write_bytes(b"<html>moved</html>")
-    assert "not a tar archive" in error_of(cifar100)
+    assert "is damaged, or not a tar archive" in error_of(cifar100)
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "change"),
     [
-        ("train.bin", lambda data: data[:-1], "train.bin has 61,479 bytes"),
-        ("test.bin", lambda data: b"", "test.bin has 0 bytes"),
-        ("test.bin", lambda data: b"\0\x09" + data[2:], "image 0 of test.bin has label 9"),
-        (
-            "test.bin",
-            lambda data: b"\2" + data[1:],
-            "label 2, but coarse_label_names.txt",
-        ),
-        ("test.bin", lambda data: b"\0" + data[1:], "'maple_tree' is in two coarse classes"),
-        ("fine_label_names.txt", lambda data: b"", "is not a list of class names"),
-        ("fine_label_names.txt", lambda data: b"ray\nray\nshark", "is not a list of class names"),
+        ("train.bin", lambda data: data[:-1]),
+        ("test.bin", lambda data: b""),
+        ("test.bin", lambda data: b"\0\x09" + data[2:]),
+        ("test.bin", lambda data: b"\2" + data[1:]),
+        ("fine_label_names.txt", lambda data: b""),
+        ("fine_label_names.txt", lambda data: b"ray\nray\nshark"),
     ],
 )
 def test_damaged_content_raises_an_error_that_names_the_file(
-    cifar100: Path, name: str, change, message: str
+    cifar100: Path, name: str, change
 ) -> None:
-    files = hundred()
-    files[name] = change(files[name])
-    archive(cifar100, "cifar-100-binary", files)
-    assert message in error_of(cifar100)
-    assert error_of(cifar100).endswith("download it again")
+    archive(cifar100, "cifar-100-binary", {**hundred(), name: change(hundred()[name])})
+    assert f": {name} is" in error_of(cifar100)
 
 
 def test_the_error_for_the_python_version_names_the_binary_version(tmp_path: Path) -> None:
-    files = {"train": b"\x80\x02}q\x01.", "test": b"\x80\x02}q\x01.", "meta": b"\x80\x02}q\x01."}
-    path = archive(tmp_path / "cifar-100-python.tar.gz", "cifar-100-python", files)
-    message = (
-        "does not contain coarse_label_names.txt: pass the binary version (cifar-100-binary.tar.gz)"
-    )
-    assert message in error_of(path)
+    path = archive(tmp_path / "cifar-100-python.tar.gz", "cifar-100-python", {"train": b"\x80"})
+    assert "pass the binary version (cifar-100-binary.tar.gz)" in error_of(path)
 
 
-@pytest.mark.parametrize("command", ["cifar10", "cifar100"])
-def test_the_command_reports_the_count_and_duplicates(
-    cifar10: Path, cifar100: Path, tmp_path: Path, command: str
-) -> None:
-    path = {"cifar10": cifar10, "cifar100": cifar100}[command]
-    files = {"cifar10": ten, "cifar100": hundred}[command]()
-    train, test = {
-        "cifar10": ("data_batch_2.bin", "test_batch.bin"),
-        "cifar100": ("train.bin", "test.bin"),
-    }[command]
-    record = len(files[test]) // SIZES["test"]
-    files[train] = files[test][:record] + files[train][record:]
-    archive(path, "folder", files)
-    done = CliRunner().invoke(app, [command, str(path), "-o", str(tmp_path / "out")])
+def test_the_command_reports_duplicates(cifar100: Path, tmp_path: Path) -> None:
+    files = hundred()
+    record = len(files["test.bin"]) // SIZES["test"]
+    files["train.bin"] = files["test.bin"][:record] + files["train.bin"][record:]
+    archive(cifar100, "folder", files)
+    done = CliRunner().invoke(app, ["cifar100", str(cifar100), "-o", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
-    assert f"27 images, but {command} was published with 60,000" in done.stderr
     assert "test: 1 of 7 are also in train" in done.stdout
     assert "20 train + 7 test samples, 3 classes" in done.stdout

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
 from data.sources.generated import LabeledSample, write_shards
-from tests.data.conftest import write_image
+from tests.data.conftest import read, write_image
 from tests.data.killed import contents
 
 
@@ -20,16 +19,10 @@ def pictures(folder: Path, number: int = 12) -> Iterator[LabeledSample]:
         yield LabeledSample(path.read_bytes(), f"class {i % 2}", split, "things")
 
 
-def read(shards: Path, split: str) -> dict[bytes, str]:
-    with open_split(shards, split) as opened:
-        found = [opened.read(i) for i in range(len(opened))]
-        return {data: opened.classes[label].name for data, _, label in found}
-
-
 def test_generated_images_become_shards_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("data.sources.generated.SPAN_BYTES", 5000)  # several batches
+    monkeypatch.setattr("data.sources.first_pass._CHUNK_BYTES", 5000)  # several batches
     out = tmp_path / "out"
     manifest = write_shards(pictures(tmp_path), out, original=True, samples_per_shard=4, workers=2)
     assert manifest == Manifest.load(out)
@@ -57,8 +50,8 @@ def test_plain_tuples_of_texts_are_split_by_a_hash(tmp_path: Path) -> None:
     ("samples", "message"),
     [
         ([("a text", "a"), (b"", "b")], "sample 0: the content 'a text' and the label 'a' must be"),
-        ([(b"x", "a"), (b"x", "b")], "samples 0 and 1 are the same image with the labels"),
-        ([(b"x", "a"), (b"y", "a")], "the samples have 1 classes"),
+        ([(b"x", "a"), (b"x", "b")], "sample 0 and sample 1: the same image has the labels"),
+        ([(b"x", "a"), (b"y", "a")], "found 1 classes"),
         ([(b"x", "a"), (b"y", "b", "val")], "class 'b' has no training samples"),
         ([(b"x", "a"), (b"y", "b")], r"sample \d: not an image"),
     ],

@@ -104,22 +104,6 @@ def test_test_images_are_undistorted_and_training_images_vary(all_glyphs: Glyphs
     assert source.render(plain).data == Glyphs(seed=1).render(plain).data
 
 
-def test_classes_with_similar_names_have_closer_vectors(all_glyphs: Glyphs) -> None:
-    vectors = all_glyphs.label_vectors()
-    label = by_character(all_glyphs)
-    assert vectors.dtype == np.float32
-    assert vectors.shape == (len(all_glyphs.classes()), 64)
-    assert np.isfinite(vectors).all()
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert np.array_equal(vectors, all_glyphs.label_vectors())
-
-    def similarity(a: str, b: str) -> float:
-        return float(vectors[label[a]] @ vectors[label[b]])
-
-    for a, near, far in (("é", "è", "→"), ("→", "⇒", "ж"), ("α", "β", "═"), ("½", "⅓", "ñ")):
-        assert similarity(a, near) > similarity(a, far) + 0.2
-
-
 def test_a_class_limit_keeps_the_first_classes(all_glyphs: Glyphs, tmp_path: Path) -> None:
     few = Glyphs(30, samples=1, size=20)
     few.__dict__["_drawings"] = all_glyphs._drawings

@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Sequence, Value
-from typer.testing import CliRunner, Result
 
 from data.shards.manifest import Manifest
-from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import HuggingFace
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, read, write_image
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +17,10 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def write_parquet(path: Path, features: Features, **columns: list[Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     Dataset.from_dict(columns, features).to_parquet(str(path))
     return path
-
-
-def read(shards: Path, split: str) -> dict[bytes, str]:
-    with open_split(shards, split) as opened:
-        found = [opened.read(i) for i in range(len(opened))]
-        return {data: opened.classes[label].name for data, _, label in found}
 
 
 @pytest.fixture
@@ -56,7 +43,7 @@ def test_original_images_names_and_splits_are_kept(
     tmp_path: Path, pictures: tuple[Path, list[bytes]]
 ) -> None:
     folder, content = pictures
-    done = kway("hf", folder, "-o", tmp_path / "out", "--original", "--workers", 2)
+    done = kway_shard("hf", folder, "-o", tmp_path / "out", "--original", "--workers", 2)
     assert done.exit_code == 0, done.output
     assert Manifest.load(tmp_path / "out").class_names == ("zoo", "air")
     train = dict(zip(content[:3], ("zoo", "air", "air"), strict=True))
@@ -74,7 +61,7 @@ def test_every_column_of_a_single_file_can_be_selected(tmp_path: Path) -> None:
     columns = {"body": texts, "title": texts, "topic": topics}
     file = write_parquet(tmp_path / "rows.parquet", features, **columns)
     named = ("--text-column", "body", "--label-column", "topic")
-    done = kway("hf", file, "-o", tmp_path / "out", *named, "--test-fraction", 0.3)
+    done = kway_shard("hf", file, "-o", tmp_path / "out", *named, "--test-fraction", 0.3)
     assert done.exit_code == 0, done.output
     assert (
         "random split, because the only split is 'train': 30% of the rows"
@@ -88,7 +75,7 @@ def test_every_column_of_a_single_file_can_be_selected(tmp_path: Path) -> None:
 def test_class_folders_keep_their_splits_and_bytes(tmp_path: Path) -> None:
     for number, path in enumerate(("train/cat/1", "train/dog/2", "validation/dog/3")):
         write_image(tmp_path / "in" / f"{path}.png", number)
-    source = HuggingFace(str(tmp_path / "in"), original=True)
+    source = HuggingFace(str(tmp_path / "in"), tmp_path / "work", original=True)
     write_shards(source, tmp_path / "out", workers=0)
     content = (tmp_path / "in/validation/dog/3.png").read_bytes()
     assert read(tmp_path / "out", "test") == {content: "dog"}
@@ -99,7 +86,7 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
     for number, path in enumerate(("train/1", "train/2", "test/3")):
         write_image(tmp_path / "in" / f"{path}.png", number)
     with pytest.raises(ValueError, match=r"label|are the names of splits"):
-        HuggingFace(str(tmp_path / "in")).classes()
+        HuggingFace(str(tmp_path / "in"), tmp_path / "work").classes()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +111,7 @@ def test_split_folders_are_not_classes(tmp_path: Path) -> None:
         (
             {"label": (Value("int64"), [1, 1])},
             {"text_column": "text", "test_fraction": 0},
-            "has 1 classes",
+            "found 1 classes",
         ),
     ],
 )
@@ -135,18 +122,18 @@ def test_other_columns_raise(
     values = {name: content for name, (_, content) in columns.items()}
     file = write_parquet(tmp_path / "a.parquet", Features(kinds), text=["a", "b"], **values)
     with pytest.raises(ValueError, match=message):
-        HuggingFace(str(file), **options).splits()
+        HuggingFace(str(file), tmp_path / "work", **options).splits()
 
 
 def test_what_the_library_cannot_open_raises_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 damaged")
     with pytest.raises(ValueError, match=r"a\.parquet cannot be opened") as error:
-        HuggingFace(str(tmp_path / "a.parquet")).classes()
+        HuggingFace(str(tmp_path / "a.parquet"), tmp_path / "work").classes()
     assert "\n" not in str(error.value)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/in.py").write_text("raise SystemExit('this code must not run')")
     with pytest.raises(ValueError, match="cannot be opened"):
-        HuggingFace(str(tmp_path / "in")).classes()
+        HuggingFace(str(tmp_path / "in"), tmp_path / "work").classes()
 
 
 def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
@@ -155,15 +142,15 @@ def test_a_bad_image_names_its_split_and_row(tmp_path: Path) -> None:
     good = {"bytes": (tmp_path / "0.png").read_bytes(), "path": None}
     rows = [good, good, {"bytes": b"text", "path": None}]
     file = write_parquet(tmp_path / "a.parquet", features, image=rows, label=["a", "b", "b"])
-    source = HuggingFace(str(file), test_fraction=0)
+    source = HuggingFace(str(file), tmp_path / "work", test_fraction=0)
     with pytest.raises(ValueError, match=r"a\.parquet, split train, row 2: not an image"):
         write_shards(source, tmp_path / "out", workers=0)
-    source = HuggingFace(str(file), test_fraction=0, skip_bad=True)
+    source = HuggingFace(str(file), tmp_path / "work", test_fraction=0, skip_bad=True)
     assert write_shards(source, tmp_path / "out", workers=0).num_skipped == 1
 
 
 def test_a_missing_text_names_its_split_and_row(tmp_path: Path) -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["a", "b"])})
     file = write_parquet(tmp_path / "t.parquet", features, text=["x", "  "], label=[0, 1])
-    done = kway("hf", file, "--text-column", "text", "-o", tmp_path / "out")
+    done = kway_shard("hf", file, "--text-column", "text", "-o", tmp_path / "out")
     assert "row 1: there is no text: correct the row" in str(done.exception)

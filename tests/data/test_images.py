@@ -8,9 +8,10 @@ import pytest
 from PIL import Image
 
 from data.augment.base import Draws
-from data.augment.training import AugmentConfig, for_training
+from data.augment.training import AugmentConfig
 from data.images.config import ImageConfig
-from data.images.decode import decode, for_evaluation, resize_short_side
+from data.images.decode import crops_for_evaluation, decode, for_evaluation, resize_short_side
+from tests.data.bad_images import encoded
 
 
 def smooth(height: int, width: int) -> np.ndarray:
@@ -18,16 +19,10 @@ def smooth(height: int, width: int) -> np.ndarray:
     return cv2.GaussianBlur(noise, (0, 0), 4) // 2 + np.array([0, 60, 120], np.uint8)
 
 
-def encoded(image: np.ndarray, kind: str, **options: object) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "GIF"])
 def test_every_format_decodes_to_rgb_and_gray(kind: str) -> None:
     image = smooth(40, 60)
-    data = encoded(image, kind)
+    data = encoded(Image.fromarray(image), kind)
     assert np.abs(decode(data, 3).astype(int) - image).mean() < 6
     gray = decode(data, 1)
     assert gray.shape == (40, 60, 1)
@@ -39,7 +34,7 @@ def test_the_exif_orientation_is_applied() -> None:
     image = smooth(40, 60)
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned = decode(encoded(image, "JPEG", exif=exif, quality=95), 3)
+    turned = decode(encoded(Image.fromarray(image), "JPEG", exif=exif, quality=95), 3)
     assert turned.shape == (60, 40, 3)
     assert np.abs(turned.astype(int) - np.rot90(image, -1)).mean() < 6
 
@@ -49,7 +44,7 @@ def test_the_exif_orientation_is_applied() -> None:
 def test_a_truncated_image_raises_without_printing(
     kind: str, share: float, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    data = encoded(smooth(80, 80), kind)
+    data = encoded(Image.fromarray(smooth(80, 80)), kind)
     with pytest.raises(ValueError, match="image"):
         decode(data[: int(len(data) * share)], 3)
 
@@ -61,19 +56,17 @@ def test_a_truncated_image_raises_without_printing(
 def test_transparent_pixels_are_blended_with_white(kind: str, mode: str) -> None:
     drawing = Image.new("RGBA", (20, 30), (0, 0, 0, 0))
     drawing.paste((0, 0, 0, 255), (5, 5, 15, 25))
-    buffer = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
     turned = {} if kind == "GIF" else {"exif": exif}
-    drawing.convert(mode).save(
-        buffer, kind, **({"lossless": True} if kind == "WEBP" else {}), **turned
-    )
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    data = encoded(drawing.convert(mode), kind, **lossless, **turned)
     expected = np.full((30, 20), 255, np.uint8)
     expected[5:25, 5:15] = 0
     if turned:
         expected = np.rot90(expected, -1)
-    assert np.array_equal(decode(buffer.getvalue(), 1)[:, :, 0], expected)
-    assert np.array_equal(decode(buffer.getvalue(), 3), np.dstack([expected] * 3))
+    assert np.array_equal(decode(data, 1)[:, :, 0], expected)
+    assert np.array_equal(decode(data, 3), np.dstack([expected] * 3))
 
 
 @pytest.mark.parametrize(("height", "width"), [(50, 80), (80, 50), (7, 300), (24, 24), (1, 1)])
@@ -116,17 +109,64 @@ def test_an_extreme_aspect_ratio_still_gets_a_crop() -> None:
     assert config.box(4, 400, Draws().at(0, 0, 1)) == (0, 197, 4, 5)
 
 
-def test_flip_and_center_crop_can_be_configured() -> None:
-    image = smooth(30, 30)
-    config = ImageConfig(size=16)
-    plain = for_evaluation(image, config)
-    for flip, expected in ((0.0, plain), (1.0, plain[:, :, ::-1])):
-        augment = AugmentConfig(crop_area=None, flip=flip)
-        assert np.array_equal(for_training(image, config, augment, Draws().at(0, 0, 0)), expected)
-
-
 def test_draws_depend_on_seed_epoch_and_sample() -> None:
     keys = [(seed, epoch, index) for seed in (0, 1) for epoch in (0, 1) for index in (0, 1, 2**40)]
     draws = {key: Draws().at(*key).random() for key in keys}
     assert len(set(draws.values())) == len(keys)
     assert draws[1, 1, 1] == Draws().at(1, 1, 1).random()
+
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+
+
+def config(crops: int, channels: int = 3) -> ImageConfig:
+    constants = (0.5,) * channels
+    return ImageConfig(
+        size=24, resize=31, crops=crops, channels=channels, mean=constants, std=constants
+    )
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_five_crops_are_the_corners_and_the_center(channels: int) -> None:
+    image = IMAGE[:, :, :channels]
+    big = resize_short_side(image, 31).transpose(2, 0, 1)
+    crops = crops_for_evaluation(image, config(5, channels))
+    corners = [big[:, :24, :24], big[:, :24, -24:], big[:, -24:, :24], big[:, -24:, -24:]]
+    centre = for_evaluation(image, config(1, channels))
+    assert np.array_equal(crops, np.stack([*corners, centre]))
+
+
+def test_ten_crops_are_five_crops_and_their_mirror_images() -> None:
+    crops, five = (crops_for_evaluation(IMAGE, config(number)) for number in (10, 5))
+    assert crops.shape == (10, 3, 24, 24)
+    assert crops.flags.c_contiguous
+    assert np.array_equal(crops[:5], five)
+    assert np.array_equal(crops[5:], five[..., ::-1])
+
+
+def test_identical_crops_raise() -> None:
+    for resize in (None, 24):
+        with pytest.raises(ValueError, match="set resize above size 24"):
+            ImageConfig(size=24, resize=resize, crops=5)
+
+
+def test_the_offset_of_the_center_crop_is_rounded_down_or_to_the_nearest_integer():
+    image = IMAGE[:31, :29]  # 7 and 5 pixels more than the crop
+    offsets = {"down": (3, 2), "nearest": (4, 2)}  # 3.5 and 2.5; a half is rounded to even
+    for rounding, (top, left) in offsets.items():
+        chosen = config(1).model_copy(update={"resize": 29, "crop_offset": rounding})
+        found = for_evaluation(image, chosen)
+        assert np.array_equal(found, image[top : top + 24, left : left + 24].transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pillows_filters_resize_the_short_side_or_both_sides(channels: int) -> None:
+    image = IMAGE[:, :, :channels]
+    opened = Image.fromarray(image if channels == 3 else image[:, :, 0])
+    for keep_aspect, (width, height) in ((True, (43, 31)), (False, (31, 31))):
+        changes = {"interpolation": "bicubic", "keep_aspect": keep_aspect}
+        found = for_evaluation(image, config(1, channels).model_copy(update=changes))
+        resized = np.asarray(opened.resize((width, height), Image.Resampling.BICUBIC))
+        top, left = (height - 24) // 2, (width - 24) // 2
+        expected = resized.reshape(height, width, channels)[top : top + 24, left : left + 24]
+        assert np.array_equal(found, expected.transpose(2, 0, 1))

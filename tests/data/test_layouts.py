@@ -5,6 +5,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
@@ -77,19 +78,12 @@ def _class_folders(folder: str) -> None:
     text(f"{folder}/a/._1.jpg", "")
 
 
-@layout("Caltech-101", train={"a": 1, "b": 1})
-def caltech_101() -> None:
-    _class_folders("101_ObjectCategories")
-
-
-@layout("Caltech-256", train={"a": 1, "b": 1})
-def caltech_256() -> None:
-    _class_folders("256_ObjectCategories")
-
-
-@layout("EuroSAT", train={"a": 1, "b": 1})
-def eurosat() -> None:
-    _class_folders("2750")
+for _name, _folder in (
+    ("Caltech-101", "101_ObjectCategories"),
+    ("Caltech-256", "256_ObjectCategories"),
+    ("EuroSAT", "2750"),
+):
+    layout(_name, train={"a": 1, "b": 1})(partial(_class_folders, _folder))
 
 
 @layout("Intel Image Classification", train={"sea": 1, "street": 1}, test={"sea": 1})

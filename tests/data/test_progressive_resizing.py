@@ -5,18 +5,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from data.augment.base import Draws
 from data.augment.mix import Mix
-from data.augment.training import AugmentConfig, ProgressiveSizes, for_training
+from data.augment.training import AugmentConfig, ProgressiveSizes
 from data.config import DataConfig
 from data.images.config import ImageConfig
-from data.images.decode import decode
 from data.loading.batch import Batch, Cursor
-from data.loading.loader import EvalLoader, TrainLoader
+from data.loading.loader import TrainLoader
 from data.loading.stream import Stream, StreamLoader
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
@@ -104,25 +101,6 @@ def test_a_run_resumed_inside_or_between_stages_at_another_world_size_continues_
     assert_same(head + tail, global_pixels(shards, world_size=1))
 
 
-def test_the_size_changes_the_pixels_of_a_sample_but_not_its_draws(shards: Path) -> None:
-    settings = config(shards, mix=None)
-    batches = rank_batches(shards, settings, rank=0, world_size=1, cursor=Cursor(5))
-    with open_split(shards, "train") as split:
-        for batch, side in zip(islice(batches, 4), SIDES, strict=False):
-            index = int(batch.indices[0])
-            decoded = decode(split.read(index)[0], 3)
-            image = ImageConfig(size=side, resize=14)
-            expected = for_training(decoded, image, settings.augment, Draws().at(5, 0, index))
-            assert np.array_equal(batch.inputs["pixel_values"][0].numpy(), expected)
-    batches.close()
-
-
-def test_evaluation_uses_the_image_size_of_the_recipe(shards: Path) -> None:
-    with open_split(shards, "test") as split:
-        for batch in EvalLoader(split, config(shards), batch=4):
-            assert batch.inputs["pixel_values"].shape[1:] == (3, 12, 12)
-
-
 @pytest.mark.parametrize("workers", [2])
 def test_a_stream_has_the_same_stages_as_a_split(shards: Path, workers: int) -> None:
     tars = tuple(str(path) for path in sorted(shards.glob("train-*.tar")))
@@ -149,12 +127,6 @@ def test_a_stage_in_epochs_ends_after_the_batch_that_completes_them(num_samples:
     ends = -(-3 * num_samples // 8) * 4
     assert {sides.at(samples) for samples in range(0, ends, 4)} == {8}
     assert {sides.at(samples) for samples in range(ends, 100, 4)} == {12}
-
-
-def test_without_stages_the_size_is_augment_size_or_image_size() -> None:
-    for size, expected in ((None, 12), (10, 10)):
-        sides = ProgressiveSizes(IMAGE, AugmentConfig(size=size), num_samples=10, global_batch=4)
-        assert {sides.at(0), sides.at(10**12)} == {expected}
 
 
 @pytest.mark.parametrize(

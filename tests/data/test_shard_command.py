@@ -6,20 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from data.shards.writing.output import OutputFolder
 from data.shards.writing.writer import write_shards
 from data.sources import ImageFolder
-from launch.commands.shard import app
+from tests.data.conftest import kway_shard
 from tests.data.killed import contents
 from tests.dispositions import ignored, is_ignored
 from tests.system.processes import ROOT
 from tests.waiting import wait_until
-
-
-def kway_shard(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_imagefolder_prints_a_one_line_summary(images: Path, tmp_path: Path) -> None:
@@ -63,27 +58,6 @@ def test_the_command_ignores_the_signals_that_its_parent_ignored_except_sigterm(
             process.kill()
 
 
-def test_verify_reports_damage(shards: Path, tmp_path: Path) -> None:
-    for path in shards.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    sound = kway_shard("verify", tmp_path)
-    assert sound.exit_code == 0
-    assert "is intact" in sound.stdout
-    tar = tmp_path / "train-000001.tar"
-    content = bytearray(tar.read_bytes())
-    # The first member is the label, a single digit in the block after the header.
-    assert content[512:513].isdigit()
-    content[512] ^= 1
-    tar.write_bytes(content)
-    (tmp_path / "test-000000.tar").unlink()
-    damaged = kway_shard("verify", tmp_path)
-    assert damaged.exit_code == 2
-    assert "train-000001.tar was changed: its SHA-256" in damaged.stderr
-    assert ".cls differs from the label" in damaged.stderr
-    assert "test-000000.tar is missing" in damaged.stderr
-    assert "train-000000" not in damaged.stderr
-
-
 def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_option(
     images: Path, shards: Path, tmp_path: Path
 ) -> None:
@@ -100,9 +74,6 @@ def test_an_output_path_that_cannot_be_written_raises_an_error_that_names_the_op
         assert isinstance(failed.exception, OSError), command
         assert "out cannot be written (Not a directory)" in str(failed.exception)
         assert "--out" in str(failed.exception)
-    failed = kway_shard("show", shards, "--contact-sheet", tmp_path / "gone" / "x.png")
-    assert "x.png cannot be written (No such file or directory)" in str(failed.exception)
-    assert "--contact-sheet" in str(failed.exception)
 
 
 def test_workers_and_ray_cannot_be_combined(shards: Path, tmp_path: Path) -> None:

@@ -6,28 +6,15 @@ from pathlib import Path
 import pyarrow as arrow
 import pytest
 from pyarrow import parquet
-from typer.testing import CliRunner, Result
 
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Table
 from data.sources.parquet import ParquetFile
-from launch.commands.shard import app
-from tests.data.conftest import write_image
+from tests.data.conftest import kway_shard, read, write_image
 
 TEXTS = [("so, good", "yes"), ("no\ttabs", "no"), ('"quoted" ❤️', "yes"), ("ende", "10")]
-
-
-def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def read(shards: Path, split: str = "train") -> dict[str, str]:
-    """Return a mapping from text to class name."""
-    with open_split(shards, split) as opened:
-        read = [opened.read(i) for i in range(len(opened))]
-        return {data.decode(): opened.classes[label].name for data, _, label in read}
 
 
 def write_csv(path: Path) -> Path:
@@ -42,74 +29,45 @@ def write_jsonl(path: Path) -> Path:
     return path
 
 
+def text_table(folder: Path, *lines: str, **options: object) -> Table:
+    """Return a table of texts whose columns include `t` and the label `y`."""
+    (folder / "a.csv").write_text("\n".join(lines))
+    return Table((folder / "a.csv",), folder / "work", "y", text="t", **options)
+
+
 @pytest.mark.parametrize(("name", "make"), [("a.csv", write_csv), ("a.jsonl", write_jsonl)])
 def test_tables_of_texts_store_every_text_unchanged(tmp_path: Path, name: str, make) -> None:
     file = make(tmp_path / name)
-    done = kway(
+    done = kway_shard(
         "table", file, "-o", tmp_path / "out", "--text", "text", "--label", "label",
         "--test-fraction", 0,
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    assert read(tmp_path / "out") == dict(TEXTS)
+    assert read(tmp_path / "out") == {text.encode(): label for text, label in TEXTS}
     manifest = Manifest.load(tmp_path / "out")
     assert manifest.modality == "text"
     assert manifest.class_names == ("10", "no", "yes")
     assert sorted(path.name for path in tmp_path.iterdir()) == [name, "out"]
 
 
-def test_parquet_and_csv_give_the_same_samples(tmp_path: Path) -> None:
-    texts, labels = zip(*TEXTS, strict=True)
-    columns = {"text": list(texts), "label": list(labels), "unused": [b"\xff"] * len(TEXTS)}
-    parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
-    source = Table(
-        (tmp_path / "a.parquet",), tmp_path / "work", "label", text="text", test_fraction=0
-    )
-    write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == dict(TEXTS)
-
-
 def test_a_column_determines_the_split(tmp_path: Path) -> None:
     rows = ["a,x,train", "b,y,Train", "c,x,test", "a,x,dev", "a,x,train"]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,part", *rows]))
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", split="part")
+    source = text_table(tmp_path, "t,y,part", *rows, split="part")
     write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == {"a": "x", "b": "y"}
-    assert read(tmp_path / "out", "validation") == {"a": "x"}
-    assert read(tmp_path / "out", "test") == {"c": "x"}
+    assert read(tmp_path / "out") == {b"a": "x", b"b": "y"}
+    assert read(tmp_path / "out", "validation") == {b"a": "x"}
+    assert read(tmp_path / "out", "test") == {b"c": "x"}
     assert set(source.notes()) == {
         "rows read: 5",
         "duplicates kept: 1",
         "training texts that also occur in another split, kept: 2",
     }
-    dropped = Table(
-        (tmp_path / "a.csv",),
-        tmp_path / "work",
-        "y",
-        text="t",
-        split="part",
-        duplicates="drop",
-    )
-    assert {name: len(tasks) for name, tasks in dropped.splits().items()} == {
+    dropped = text_table(tmp_path, "t,y,part", *rows, split="part", duplicates="drop").splits()
+    assert {split: len(tasks) for split, tasks in dropped.items()} == {
         "train": 2,
         "test": 1,
         "validation": 1,
     }
-
-
-def test_tables_of_images_pack_the_images(tmp_path: Path) -> None:
-    for i, (height, width) in enumerate([(20, 30), (90, 60), (20, 20)]):
-        write_image(tmp_path / f"p/{i}.png", i, height, width)
-    (tmp_path / "a.csv").write_text("file,kind\np/0.png,a\np/1.png,b\np/2.png,a\n")
-    done = kway(
-        "table", tmp_path / "a.csv", "-o", tmp_path / "out", "--image", "file",
-        "--label", "kind", "--short-side", 40, "--test-fraction", 0,
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    assert Manifest.load(tmp_path / "out").modality == "image"
-    with open_split(tmp_path / "out", "train") as split:
-        found = {split.read(i)[0]: split.read(i)[1:] for i in range(3)}
-    assert sorted(extension for extension, _ in found.values()) == ["jpg", "png", "png"]
-    assert found[(tmp_path / "p/0.png").read_bytes()] == ("png", 0)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +95,9 @@ def test_a_bad_image_raises_an_error_that_states_the_fix(
         ("t,y\na,b\n", {}, r"either texts \(--text\) or images \(--image\)"),
         ("t,y\na,b\n", {"text": "t", "image": "t"}, "pass the column of either texts"),
         ("t,y\na,b\n", {"text": "x"}, r"a\.csv: column 'x' does not exist: choose from t, y"),
-        ("t,y\na,b\nc,b\n", {"text": "t"}, "column 'y' has 1 classes with 1 or more rows"),
+        ("t,y\na,b\nc,b\n", {"text": "t"}, "found 1 classes with training samples"),
         ("t,y\na,b,c\n", {"text": "t"}, r"line 2: the row has 3 cells, but the first line has 2"),
-        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no training rows"),
+        ("t,y\na,b\n", {"text": "t", "split": "y"}, "0 classes|has no training samples"),
         (
             "t,y\na,b\n",
             {"text": "t", "test_fraction": 1},
@@ -173,7 +131,7 @@ def test_options_for_another_kind_of_table_raise(
 ) -> None:
     (tmp_path / "a.csv").write_text("text,label,s\na,1,train\nb,2,train\n")
     named = ("--text", "text", "--label", "label", "-o", tmp_path / "out")
-    failed = kway("table", tmp_path / "a.csv", *named, *options)
+    failed = kway_shard("table", tmp_path / "a.csv", *named, *options)
     assert isinstance(failed.exception, ValueError)
     assert message in str(failed.exception)
 
@@ -187,23 +145,20 @@ def test_options_for_another_kind_of_table_raise(
     ],
 )
 def test_labels_that_look_like_lists_raise(tmp_path: Path, rows: list[str], message: str) -> None:
-    (tmp_path / "a.csv").write_text("\n".join(["t,y", *rows]))
     with pytest.raises(ValueError, match=message):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t").classes()
+        text_table(tmp_path, "t,y", *rows).classes()
 
 
 def test_a_cell_longer_than_the_limit_of_csv_is_read(tmp_path: Path) -> None:
     long = "x" * 300_000
-    (tmp_path / "a.csv").write_text(f't,y\n"{long}\n{long}",a\nshort,b\n')
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t", test_fraction=0)
+    source = text_table(tmp_path, "t,y", f'"{long}\n{long}",a', "short,b", test_fraction=0)
     write_shards(source, tmp_path / "out", workers=0)
-    assert read(tmp_path / "out") == {f"{long}\n{long}": "a", "short": "b"}
+    assert read(tmp_path / "out") == {f"{long}\n{long}".encode(): "a", b"short": "b"}
 
 
 def test_an_unclosed_quote_raises_even_at_the_end_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text('t,y\na,x\n"b,y\nc,x\n')
     with pytest.raises(ValueError, match=r"a\.csv, byte 8: .*: check for an unclosed quote"):
-        Table((tmp_path / "a.csv",), tmp_path / "work", "y", text="t").classes()
+        text_table(tmp_path, "t,y", "a,x", '"b,y', "c,x").classes()
 
 
 def test_spellings_of_the_same_class_are_merged_and_reported(tmp_path: Path) -> None:
@@ -220,9 +175,7 @@ def test_spellings_of_the_same_class_are_merged_and_reported(tmp_path: Path) -> 
 
 def test_rows_of_a_group_stay_in_the_same_split(tmp_path: Path) -> None:
     rows = [f"text {i},{'ab'[i % 2]},patient {i % 40}" for i in range(400)]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,who", *rows]))
-    options = {"text": "t", "group": "who", "test_fraction": 0.3}
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
+    source = text_table(tmp_path, "t,y,who", *rows, group="who", test_fraction=0.3)
     groups = {
         split: {int(task.content.split()[1]) % 40 for task in tasks}
         for split, tasks in source.splits().items()
@@ -233,20 +186,10 @@ def test_rows_of_a_group_stay_in_the_same_split(tmp_path: Path) -> None:
 
 
 def test_a_class_with_two_hierarchies_raises(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("t,y,up\na,x,one > two\nb,x,one\nc,z,one\n")
-    options = {"text": "t", "hierarchy": "up", "test_fraction": 0}
-    source = Table((tmp_path / "a.csv",), tmp_path / "work", "y", **options)
+    rows = ("a,x,one > two", "b,x,one", "c,z,one")
+    source = text_table(tmp_path, "t,y,up", *rows, hierarchy="up", test_fraction=0)
     with pytest.raises(ValueError, match="class 'x' has two hierarchies, 'one' and 'one > two'"):
         source.classes()
-
-
-def test_the_random_split_is_announced_in_the_first_line(tmp_path: Path) -> None:
-    rows = [f"text {i},{'ab'[i % 2]},{'train' if i < 30 else 'test'}" for i in range(40)]
-    (tmp_path / "a.csv").write_text("\n".join(["t,y,s", *rows]))
-    named = ("table", tmp_path / "a.csv", "--text", "t", "--label", "y", "-o")
-    done = kway(*named, tmp_path / "random")
-    assert "there is no --split: 10% of the rows" in done.stderr.splitlines()[0]
-    assert "no --split" not in kway(*named, tmp_path / "given", "--split", "s").output
 
 
 def image_table(folder: Path, *rows: str, **options: object) -> Table:
@@ -297,15 +240,9 @@ def images(folder: Path, number: int) -> list[bytes]:
     return [(folder / f"{i}.png").read_bytes() for i in range(number)]
 
 
-def read_images(shards: Path, split: str) -> dict[bytes, str]:
-    with open_split(shards, split) as opened:
-        found = [opened.read(i) for i in range(len(opened))]
-        return {data: opened.classes[label].name for data, _, label in found}
-
-
 def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This is the layout that img2dataset writes, with empty images where a download failed."""
-    monkeypatch.setattr("data.sources.parquet.SPAN_BYTES", 3000)  # several spans
+    monkeypatch.setattr("data.sources.first_pass._CHUNK_ROWS", 2)
     found = images(tmp_path, 3)
     columns = {
         "url": ["https://example.org/a"] * 4,
@@ -315,9 +252,8 @@ def test_a_binary_column_contains_images(tmp_path: Path, monkeypatch: pytest.Mon
     parquet.write_table(arrow.table(columns), tmp_path / "a.parquet", row_group_size=2)
     options = {"image": "jpg", "test_fraction": 0, "original": True, "workers": 2}
     source = Table((tmp_path / "a.parquet",), tmp_path / "work", "topic", **options)
-    assert len(source._opened[0].spans()) > 1
     write_shards(source, tmp_path / "out", workers=2)
-    assert read_images(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
+    assert read(tmp_path / "out", "train") == dict(zip(found, "aba", strict=True))
     assert "rows without text, path or label skipped: 1" in source.notes()
     url = Table((tmp_path / "a.parquet",), tmp_path / "work2", "topic", image="url")
     with pytest.raises(ValueError, match=r"has a URL outside .*, which kway does not"):
@@ -333,7 +269,7 @@ def test_a_struct_column_contains_images_or_paths(tmp_path: Path) -> None:
     options = {"image": "image", "test_fraction": 0, "original": True}
     source = Table((tmp_path / "a.parquet",), tmp_path / "work", "label", **options)
     write_shards(source, tmp_path / "out", workers=0)
-    assert read_images(tmp_path / "out", "train") == {found[0]: "x", found[1]: "y"}
+    assert read(tmp_path / "out", "train") == {found[0]: "x", found[1]: "y"}
 
 
 def test_numbers_with_names_of_the_datasets_library_raise(tmp_path: Path) -> None:
@@ -365,8 +301,8 @@ def test_parquet_files_are_read_by_their_own_name_and_columns(tmp_path: Path) ->
     folder.mkdir()
     for name, text in (("a[1].parquet", "mine"), ("a1.parquet", "other")):
         parquet.write_table(arrow.table({"txt": [text], "label": ["A"]}), folder / name)
-    (row,) = ParquetFile(folder / "a[1].parquet").rows(0, 1, ["txt", "label"])
-    assert row == (0, {"txt": "mine", "label": "A"})
+    (row,) = ParquetFile(folder / "a[1].parquet").records(["txt", "label"])
+    assert (row.position, row.content) == (0, {"txt": "mine", "label": "A"})
     parquet.write_table(arrow.table({"file_row_number": [1]}), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match="has a column file_row_number, which DuckDB reserves"):
         ParquetFile(tmp_path / "b.parquet")

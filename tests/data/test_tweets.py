@@ -1,29 +1,19 @@
 """Writing shards from tweets: emoji labels, duplicates, splits, damage, and the two passes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.split import open_split
 from data.shards.writing.writer import write_shards
 from data.sources import Tweets
-from launch.commands.shard import app
-from tests.waiting import wait_until
+from tests.data.conftest import kway_shard
 
 ZWJ = "\u200d"
-
-
-def kway(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def jsonl(path: Path, *tweets: dict | str) -> Path:
@@ -159,9 +149,7 @@ def test_classes_are_selected_by_count_and_language(tmp_path: Path) -> None:
     assert classes("top", top=2) == ["🔥", "🎉"]
     assert classes("count", min_count=3) == ["🔥", "🎉", "😂"]
     assert classes("languages", languages=("en",)) == ["🔥", "😂"]
-    with pytest.raises(
-        ValueError, match="1 classes with a training text and at least 7 texts in total"
-    ):
+    with pytest.raises(ValueError, match="1 classes with training samples and at least 7"):
         classes("few", min_count=7)
 
 
@@ -185,18 +173,14 @@ def test_damaged_records_are_counted_and_the_first_is_reported(tmp_path: Path) -
         ("a.jsonl.gz", "x", "unsupported extension '.gz': unpack it, or use one of .jsonl"),
         ("a.tsv", "id\tbody\n1\thi 🔥\n", r"column 'text' does not exist: .* are id, body"),
         ("a.csv", "id,id\n1,2\n", "a unique name for every column"),
-        (
-            "a.txt",
-            "no emoji\nat all\n",
-            "0 classes with a training text and at least 1 texts in total",
-        ),
+        ("a.txt", "no emoji\nat all\n", "0 classes with training samples"),
     ],
 )
 def test_a_file_without_tweets_raises(
     tmp_path: Path, name: str, content: str, message: str
 ) -> None:
     (tmp_path / name).write_text(content)
-    done = kway("tweets", tmp_path / name, "-o", tmp_path / "out")
+    done = kway_shard("tweets", tmp_path / name, "-o", tmp_path / "out")
     assert isinstance(done.exception, ValueError)
     with pytest.raises(ValueError, match=message):
         raise done.exception
@@ -204,65 +188,20 @@ def test_a_file_without_tweets_raises(
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
-def test_the_shards_do_not_depend_on_byte_ranges_processes_or_parts(
+def test_the_shards_do_not_depend_on_chunks_or_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
     texts = [f"text {rng.integers(300)} {rng.choice(list('🔥🎉😂🙏'))}" for _ in range(1500)]
     file = lines(tmp_path / "a.txt", *texts)
     _, whole = write(tmp_path / "whole", file)
-    monkeypatch.setattr("data.text.records.SPAN_BYTES", 997)
+    monkeypatch.setattr("data.sources.first_pass._CHUNK_ROWS", 70)
     monkeypatch.setattr("data.sources.selection._FETCHED", 100)
-    source, in_parts = write(tmp_path / "parts", file, workers=2)
-    assert len(source._opened[0].spans()) > 20
+    _, in_parts = write(tmp_path / "parts", file, workers=2)
     assert len(whole) == len(set(whole)) > 800
     assert in_parts == whole
     for path in sorted((tmp_path / "whole/out").iterdir()):
         assert (tmp_path / "parts/out" / path.name).read_bytes() == path.read_bytes(), path
-
-
-READ = """
-import sys
-from pathlib import Path
-from data.sources import Tweets
-from data.text import records
-
-records.SPAN_BYTES = 1000
-if __name__ == "__main__":
-    def slow(done, total):
-        import time
-        time.sleep(0.05)
-    source = Tweets((Path(sys.argv[1]),), Path(sys.argv[2]), report=slow)
-    source.splits()
-"""
-
-
-def test_a_killed_first_pass_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("data.text.records.SPAN_BYTES", 1000)
-    file = lines(tmp_path / "a.txt", *(f"text {i} {'🔥🎉'[i % 2]}" for i in range(3000)))
-    (tmp_path / "read.py").write_text(READ)
-    process = subprocess.Popen(
-        [sys.executable, tmp_path / "read.py", file, tmp_path / "work"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    contents = tmp_path / "work/contents"
-    wait_until(
-        lambda: contents.is_file() and contents.stat().st_size > 6000,
-        possible=lambda: process.poll() is None,
-    )
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    reported: list[tuple[int, int]] = []
-    source = Tweets((file,), tmp_path / "work", report=lambda *now: reported.append(now))
-    tasks = source.splits()
-    assert reported[0][0] >= 3000
-    assert reported[-1] == (file.stat().st_size, file.stat().st_size)
-    again = Tweets((file,), tmp_path / "again").splits()
-    assert {name: list(part) for name, part in tasks.items()} == {
-        name: list(part) for name, part in again.items()
-    }
 
 
 def test_the_description_depends_on_inputs_and_options(tmp_path: Path) -> None:

@@ -93,11 +93,6 @@ def test_a_missing_shard_is_reported_with_its_number_of_samples(copy: Path) -> N
     assert lost.line == f"{copy / FIRST} is missing: 10 samples are lost"
 
 
-def test_another_file_is_reported_with_every_sample(copy: Path) -> None:
-    (copy / FIRST).write_bytes(b"\1" * 40)
-    assert kinds(found(copy)) == {"shard": 1, "label": 10}
-
-
 def test_damage_to_the_index_does_not_hide_damage_to_the_shard(copy: Path) -> None:
     index_path(copy / FIRST).write_bytes(index_path(copy / "train-000001.tar").read_bytes())
     assert kinds(found(copy)) == {"index": 1}

@@ -87,7 +87,7 @@ UNSUPPORTED_TEXT_MODELS: dict[str, dict[str, Any]] = {
 
 def tokenizer() -> Tokenizer:
     texts = ["a cat and a dog", "husky or tabby cat", "一只猫 und ein hund 🐶"]
-    backend = train_wordpiece(lambda: texts, threads=1)
+    backend = train_wordpiece(texts)
     return Tokenizer.of(backend, ROLES, max_length=MAX_LENGTH, name="tiny")
 
 

@@ -1,22 +1,20 @@
-"""The size of a JPEG is read without Pillow."""
+"""The headers of JPEG and PNG are read without Pillow."""
 
-import io
 import struct
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from data.images.decode import decode
-from data.images.headers import is_jpeg_without_end, jpeg_header
+from data.images.headers import is_jpeg_without_end, jpeg_header, png_header
 from data.sources.packing import packed
+from tests.data.bad_images import encoded
 
 
 def jpeg(mode: str = "RGB", **options: object) -> bytes:
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).convert(mode).save(buffer, "JPEG", **options)
-    return buffer.getvalue()
+    return encoded(Image.fromarray(noise).convert(mode), "jpeg", **options)
 
 
 def size(data: bytes) -> tuple[int, int]:
@@ -58,15 +56,6 @@ def test_a_file_without_a_size_has_no_header() -> None:
         assert jpeg_header(case) is None
 
 
-def test_tables_before_the_frame_are_skipped() -> None:
-    data = jpeg()
-    frame, table = data.index(b"\xff\xc0"), data.index(b"\xff\xc4")
-    end = table + 2 + struct.unpack_from(">H", data, table + 2)[0]
-    moved = data[:frame] + data[table:end] + data[frame:table] + data[end:]
-    assert decode(moved, 3).shape == (40, 60, 3)
-    assert size(moved) == (40, 60)
-
-
 def test_a_forged_frame_after_fill_bytes_is_ignored() -> None:
     """A fill byte is not a marker. A parser that took it for one would go on to read a comment."""
     data = jpeg()
@@ -103,14 +92,36 @@ def test_a_jpeg_without_an_end_marker_is_truncated(options: dict) -> None:
                 decode(cut, 3)
 
 
-def test_a_damaged_jpeg_gives_pixels_or_a_value_error() -> None:
-    data, rng, num_errors = jpeg(quality=50), np.random.default_rng(0), 0
-    for _ in range(300):
-        broken = bytearray(data[: rng.integers(10, len(data) + 1)])
-        for offset in rng.integers(2, min(len(broken), 700), 3):
-            broken[offset] = rng.integers(256)
-        try:
-            assert decode(bytes(broken), 3, max_pixels=100_000).size <= 300_000
-        except ValueError:
-            num_errors += 1
-    assert num_errors
+_MODES = {"L": False, "RGB": False, "P": False, "LA": True, "RGBA": True}
+
+
+def png(mode: str = "RGB", **options: object) -> bytes:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 4), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    image = image if mode == "RGBA" else image.convert("RGB")
+    return encoded(image.convert(mode), "png", **options)
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_size_and_alpha_match_the_image(mode: str) -> None:
+    assert png_header(png(mode)) == (40, 60, _MODES[mode])
+
+
+def described() -> PngImagePlugin.PngInfo:
+    """Return a text chunk. Only Pillow parses a PNG that contains one."""
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("Title", "noise", zip=True)
+    return texts
+
+
+@pytest.mark.parametrize("data", [png("P", transparency=3), png(pnginfo=described()), png()[:25]])
+def test_only_pillow_reads_transparency_texts_and_incomplete_headers(data: bytes) -> None:
+    assert png_header(data) is None
+
+
+@pytest.mark.parametrize("mode", [*_MODES, "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pixels_do_not_depend_on_which_parser_reads_the_header(mode: str, channels: int) -> None:
+    """Compare with a copy that has a text chunk, which makes Pillow parse the header."""
+    plain, by_pillow = png(mode), png(mode, pnginfo=described())
+    assert np.array_equal(decode(plain, channels), decode(by_pillow, channels))
