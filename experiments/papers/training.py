@@ -142,10 +142,10 @@ def evaluated_logits(
     import torch
 
     from data.loading.loader import EvalLoader
+    from data.shards.split import open_split
     from trainer.evaluation.features import gathered_rows
-    from trainer.evaluation.run_evaluation import open_evaluation_split
 
-    with open_evaluation_split(recipe) as split:
+    with open_split(recipe.data.shards, recipe.data.eval_split) as split:
         loader = EvalLoader(
             split,
             recipe.data,

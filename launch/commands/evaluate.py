@@ -81,7 +81,7 @@ def evaluate(
 
 
 def _here(wanted: "EvaluationRequest") -> int:
-    from trainer.evaluation.run_evaluation import evaluate_run, open_evaluation_split
+    from trainer.evaluation.run_evaluation import evaluate_run
     from trainer.faults import is_out_of_memory
     from trainer.process.errors import report_error
     from trainer.world import open_world
@@ -92,11 +92,12 @@ def _here(wanted: "EvaluationRequest") -> int:
     world = None
     try:
         with open_world(recipe.train.device) as world:
-            with open_evaluation_split(recipe) as split:
-                task = bar.add_task("evaluating", total=len(split))
+            task = bar.add_task("evaluating", total=None)
             with bar:
                 return evaluate_run(
-                    wanted, world, progress=lambda samples: bar.advance(task, samples)
+                    wanted,
+                    world,
+                    progress=lambda done, total: bar.update(task, completed=done, total=total),
                 )
     except (OSError, RuntimeError, FloatingPointError, MemoryError) as error:
         if isinstance(error, OSError) and not is_out_of_memory(error):

@@ -1,11 +1,10 @@
 """Evaluates a run's checkpoint on a split, with optional settings, and saves the result."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.shards.split import Split, open_split
+from data.progress import Report
 from trainer.config import Recipe
 from trainer.evaluation.measure import evaluate_split
 from trainer.evaluation.saved import save_evaluation
@@ -66,17 +65,11 @@ class EvaluationRequest:
         return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
 
 
-def open_evaluation_split(recipe: Recipe) -> Split:
-    """Return the split on which a recipe is evaluated."""
-    data = recipe.data
-    return open_split(data.shards, data.eval_split, cache=data.cache)
-
-
 def evaluate_run(
     request: EvaluationRequest,
     world: World,
     *,
-    progress: Callable[[int], None] = lambda samples: None,
+    progress: Report = lambda done, total: None,
 ) -> int:
     """Run the evaluation, save the result to `request.folder()` and return the checkpoint's step
     (collective).
