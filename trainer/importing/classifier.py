@@ -52,7 +52,6 @@ class ImportOptions:
 
     class_names: Path | None = None
     max_length: int | None = None
-    max_gib: float = 16.0
     onnx: bool = False
     force: bool = False
 
@@ -76,7 +75,7 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
     naming the architecture, if the model cannot be represented or if the logits of the bundle
     differ, and the errors of `open_source` and `write_bundle`. `out` is then not created.
     """
-    folder = open_source(source, max_gib=options.max_gib)
+    folder = open_source(source)
     config = _config(folder, source)
     loss = _loss(config, source)
     model = _load(folder, config, source)
