@@ -37,11 +37,14 @@ def open_source(source: str) -> Path:
         )
     for needed in (_CONFIG, _WEIGHTS):
         if not any(folder.glob(needed)):
+            convert = (
+                'python -c "import transformers as t; '
+                f"n = '{name}'; m = getattr(t, t.AutoConfig.from_pretrained(n).architectures[0]); "
+                "m.from_pretrained(n).save_pretrained('converted')\""
+            )
             raise ValueError(
                 f"{source} has no {needed}: save the model with save_pretrained (transformers) or "
                 "timm.models.save_for_hf (timm, with safe_serialization=True). kway does not read "
-                'pickles; convert those of transformers with `python -c "import transformers as t; '
-                f"n = '{name}'; m = getattr(t, t.AutoConfig.from_pretrained(n).architectures[0]); "
-                "m.from_pretrained(n).save_pretrained('converted')\"`, and copy the other files"
+                f"pickles; convert those of transformers with `{convert}`, and copy the other files"
             )
     return folder
