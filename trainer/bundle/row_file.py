@@ -101,7 +101,7 @@ class RowFile:
         for row, part in zip(rows, out, strict=True):
             if not 0 <= row < self.num_rows:
                 raise ValueError(f"class ID {row} is out of range 0 … {self.num_rows - 1}")
-            if os.preadv(self._descriptor, [part], self._start + row * stride) != stride:
+            if os.preadv(self._descriptor, [part.data], self._start + row * stride) != stride:
                 raise ValueError(f"{self.path} ends within row {row}: copy the bundle again")
         return torch.from_numpy(out)
 

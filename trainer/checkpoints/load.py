@@ -8,6 +8,7 @@ The data loader is stateless: it derives its random numbers from (seed, sample).
 import base64
 import hashlib
 import warnings
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ def _metadata(checkpoint: Checkpoint) -> Metadata:
     for path in checkpoint.folder.glob("*.safetensors"):
         # Open each file first, because safetensors reports every failure to open a file as a
         # missing file, without an errno.
-        retried(str(path), lambda path=path: path.open("rb").close())
+        retried(str(path), partial(path.open, "rb")).close()
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
     except (SafetensorError, ValueError, KeyError) as error:
