@@ -16,6 +16,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def write_classes(folder: Path, entries: Iterable[ClassEntry]) -> int:
     folded = [name.casefold().encode() for name in names]
     hashes = np.fromiter(map(_hash, names), np.int64, len(names))
     by_hash = np.argsort(hashes, kind="stable")
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "line_ends": np.cumsum(lengths, dtype=np.int64),
         "folded_names": np.frombuffer(b"".join(folded), np.uint8),
         "folded_ends": np.cumsum(list(map(len, folded)), dtype=np.int64),

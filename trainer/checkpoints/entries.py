@@ -115,9 +115,9 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
         entry = entries[name]
         if entry.ndim:
             mine, shape = local(entry), torch.Size((len(entry), entry.shape[1] + 1))
-            rows = mine.new_empty((len(mine), shape[1]))
-            is_sharded = isinstance(entry, DTensor)
-            targets[name] = sharded_rows(rows, entry.device_mesh, shape) if is_sharded else rows
+            targets[name] = mine.new_empty((len(mine), shape[1]))
+            if isinstance(entry, DTensor):
+                targets[name] = sharded_rows(targets[name], entry.device_mesh, shape)
     load_tensors(checkpoint, targets, world)
     for weight, bias in columns.items():
         both, weights, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
