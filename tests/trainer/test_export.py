@@ -27,8 +27,38 @@ from trainer.train import train
 LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": True, "prior": 1.0}
 
 
-def train_here(recipe: Recipe) -> None:
-    train(recipe, rank_world())
+# The class weights, the loss and the logit map of runs.
+CASES = {
+    "dense": ("ce", {}),
+    "dense, learned": ("bce", LEARNED),
+    "utree": ("ce", {}),
+    "vtree": ("batch_ce", {"kind": "arcface", "scale": 8.0}),
+}
+
+
+def train_all(recipes: list[Recipe]) -> None:
+    for recipe in recipes:
+        train(recipe, rank_world())
+
+
+@pytest.fixture(scope="module")
+def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
+    """Runs of the cases: the first one on a single rank, and the others on two."""
+    folder = tmp_path_factory.mktemp("runs")
+    recipes = {
+        case: glyph_recipe(
+            glyphs,
+            folder / case,
+            head__weights__kind=case.partition(",")[0],
+            head__loss__kind=loss,
+            head__logits=logits,
+        )
+        for case, (loss, logits) in CASES.items()
+    }
+    first, *others = recipes.values()
+    train(first, rank_world())
+    run_on_ranks(2, train_all, others)
+    return recipes
 
 
 def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
@@ -65,24 +95,14 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
         return (logits.scale * cosines + logits.offset).numpy()
 
 
-@pytest.mark.parametrize(
-    ("weights", "loss", "logits", "world_size"),
-    [
-        ("dense", "ce", {}, 1),
-        ("dense", "bce", LEARNED, 2),
-        ("utree", "ce", {}, 2),
-        ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
-    ],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_evaluation(
-    weights, loss, logits, world_size, glyphs, tmp_path
+    case, trained, glyphs, tmp_path
 ):
     """The thresholds were computed by the training ranks, and the logits are computed from the
     bundle alone.
     """
-    changes = {"head__weights__kind": weights, "head__loss__kind": loss, "head__logits": logits}
-    recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
-    run_on_ranks(world_size, train_here, recipe)
+    recipe, (loss, _) = trained[case], CASES[case]
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     inputs, labels = held_out(glyphs, recipe)
     with Bundle.open(tmp_path / "bundle") as bundle:
