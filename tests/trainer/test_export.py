@@ -30,7 +30,7 @@ LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": 
 # The class weights, the loss and the logit map of runs.
 CASES = {
     "dense": ("ce", {}),
-    "dense, learned": ("bce", LEARNED),
+    "dense-learned": ("bce", LEARNED),
     "utree": ("ce", {}),
     "vtree": ("batch_ce", {"kind": "arcface", "scale": 8.0}),
 }
@@ -49,7 +49,7 @@ def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         case: glyph_recipe(
             glyphs,
             folder / case,
-            head__weights__kind=case.partition(",")[0],
+            head__weights__kind=case.partition("-")[0],
             head__loss__kind=loss,
             head__logits=logits,
         )
