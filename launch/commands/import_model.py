@@ -32,9 +32,6 @@ def import_model(
             min=1,
         ),
     ] = None,
-    max_gib: Annotated[
-        float, typer.Option(help="maximum size of the weights in GiB", min=0.001)
-    ] = 16,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="also export the backbone for ONNX Runtime")
     ] = False,
@@ -53,7 +50,7 @@ def import_model(
     logging.disable_progress_bar()
     logging.set_verbosity_error()
 
-    options = ImportOptions(class_names, max_length, max_gib, onnx, force)
+    options = ImportOptions(class_names, max_length, onnx, force)
     with explain_write_errors(out, "--out"):
         found = import_classifier(source, out, options)
     print(printable(f"{source}: {found.architecture}, {found.num_classes:,} classes"))

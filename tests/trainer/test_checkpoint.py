@@ -141,7 +141,7 @@ def test_every_flipped_bit_is_detected(two_steps, tmp_path):
 
 @pytest.mark.parametrize(
     ("version", "message"),
-    [(FORMAT_VERSION + 1, "newer format"), (FORMAT_VERSION - 1, "use a new run folder")],
+    [(FORMAT_VERSION + 1, "update kway"), (FORMAT_VERSION - 1, "use a new run folder")],
 )
 def test_the_error_for_an_unsupported_format_contains_the_fix(version, message, tmp_path):
     path = save_plain(tmp_path, 1) / "manifest.json"

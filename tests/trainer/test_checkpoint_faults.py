@@ -24,7 +24,7 @@ from serving.addresses import free_port
 from tests.faults.sitecustomize import error as failing
 from tests.faults.sitecustomize import inject
 from tests.ranks import RankError, forked, rank_world, run_on_ranks
-from tests.trainer.checkpoint_mutations import reseal, seal_file, tensor_files
+from tests.trainer.checkpoint_mutations import seal_file, tensor_files
 from tests.trainer.checkpoint_runs import (
     config,
     entries_at,
@@ -232,15 +232,11 @@ def test_a_malicious_checkpoint_does_not_run_code(sealed, tmp_path):
     assert witness.exists()
 
 
-def enlarge(folder: Path, num_bytes: int) -> None:
-    """Enlarge the first tensor file with zeros. Only its digest in the manifest is wrong."""
-    file = tensor_files(folder)[0]
-    os.truncate(file, num_bytes)
-    reseal(folder, lambda content: content["files"][file.name].update(bytes=num_bytes))
-
-
 def find_within(timeout_seconds: float, root: Path) -> tuple[int | None, list[str]]:
     world = rank_world()
+    file = tensor_files(root / "step-00000002")[0]
+    if world.rank == 0:  # opens the file to hash it
+        inject("open", str(file), lambda: time.sleep(2 * timeout_seconds))
     phases = Phases(world.device)
     with Watchdog(world, timeout_seconds=timeout_seconds, phases=phases):
         checkpoint, rejected = find_checkpoint(root, world)
@@ -250,7 +246,8 @@ def find_within(timeout_seconds: float, root: Path) -> tuple[int | None, list[st
 def test_verification_may_take_longer_than_the_timeout_of_collectives(tmp_path):
     """Rank 0 hashes the only file of the newest checkpoint, while rank 1 waits."""
     save_steps(tmp_path, [1, 2])
-    enlarge(tmp_path / "step-00000002", 3 * 2**30)
+    file = tensor_files(tmp_path / "step-00000002")[0]
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
     one, other = run_on_ranks(2, find_within, 1.5, tmp_path)
     assert one == other
     step, rejected = one

@@ -68,11 +68,11 @@ def test_the_next_save_waits_for_the_previous_one_and_prints_a_line(tmp_path):
     lines: list[str] = []
     entries = weight(1, 8 * MEGABYTE)
     with writer_of(tmp_path, print_line=lines.append) as writer:
-        assert writer.save(entries, {"step": 1}) == 0
+        writer.save(entries, {"step": 1})
         entries["weight"].fill_(2)
-        assert writer.save(entries, {"step": 2}) > 0
+        writer.save(entries, {"step": 2})
         writer.finish()
-        assert writer.save(entries, {"step": 3}) == 0
+        writer.save(entries, {"step": 3})
     assert len(lines) == 1
     assert re.match(r"the checkpoint of step 2 waited \d+\.\d\d s for .* step 1: ", lines[0])
     assert loaded(tmp_path, 8 * MEGABYTE) == 2

@@ -1,6 +1,5 @@
 """An exported bundle computes the same logits as the task, for every weighting and world size."""
 
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
-from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.promises import make_promises
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import open_trained
@@ -29,8 +27,38 @@ from trainer.train import train
 LEARNED = {"kind": "cosine", "scale": 5.0, "learn_scale": True, "learn_offset": True, "prior": 1.0}
 
 
-def train_here(recipe: Recipe) -> None:
-    train(recipe, rank_world())
+# The class weights, the loss and the logit map of runs.
+CASES = {
+    "dense": ("ce", {}),
+    "dense-learned": ("bce", LEARNED),
+    "utree": ("ce", {}),
+    "vtree": ("batch_ce", {"kind": "arcface", "scale": 8.0}),
+}
+
+
+def train_all(recipes: list[Recipe]) -> None:
+    for recipe in recipes:
+        train(recipe, rank_world())
+
+
+@pytest.fixture(scope="module")
+def trained(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recipe]:
+    """Runs of the cases: the first one on a single rank, and the others on two."""
+    folder = tmp_path_factory.mktemp("runs")
+    recipes = {
+        case: glyph_recipe(
+            glyphs,
+            folder / case,
+            head__weights__kind=case.partition("-")[0],
+            head__loss__kind=loss,
+            head__logits=logits,
+        )
+        for case, (loss, logits) in CASES.items()
+    }
+    first, *others = recipes.values()
+    train(first, rank_world())
+    run_on_ranks(2, train_all, others)
+    return recipes
 
 
 def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarray]:
@@ -46,7 +74,7 @@ def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarra
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
     with torch.no_grad():
         features = bundle.load_backbone()(inputs)
-        return bundle.logits(features, range(len(bundle.names))).numpy()
+        return bundle.logits(features, range(len(bundle.classes))).numpy()
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
@@ -67,24 +95,14 @@ def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
         return (logits.scale * cosines + logits.offset).numpy()
 
 
-@pytest.mark.parametrize(
-    ("weights", "loss", "logits", "world_size"),
-    [
-        ("dense", "ce", {}, 1),
-        ("dense", "bce", LEARNED, 2),
-        ("utree", "ce", {}, 2),
-        ("vtree", "batch_ce", {"kind": "arcface", "scale": 8.0}, 2),
-    ],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_a_bundle_has_the_same_logits_as_the_task_and_the_thresholds_of_the_evaluation(
-    weights, loss, logits, world_size, glyphs, tmp_path
+    case, trained, glyphs, tmp_path
 ):
     """The thresholds were computed by the training ranks, and the logits are computed from the
     bundle alone.
     """
-    changes = {"head__weights__kind": weights, "head__loss__kind": loss, "head__logits": logits}
-    recipe = glyph_recipe(glyphs, tmp_path / "run", **changes)
-    run_on_ranks(world_size, train_here, recipe)
+    recipe, (loss, _) = trained[case], CASES[case]
     export_run(recipe.run, tmp_path / "bundle", rank_world())
     inputs, labels = held_out(glyphs, recipe)
     with Bundle.open(tmp_path / "bundle") as bundle:
@@ -147,29 +165,6 @@ def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run,
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"'confidence', .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
-
-
-def test_another_recall_or_confidence_requires_an_evaluation(run, tmp_path):
-    options = {"recalls": [0.95, 0.9, 0.8], "confidence": 0.8}
-    with pytest.raises(FileNotFoundError, match="these recalls and this confidence") as caught:
-        export_run(run, tmp_path / "bundle", rank_world(), **options)
-    assert not (tmp_path / "bundle").exists()
-    command = shlex.split(str(caught.value).split("`")[1])
-    settings = ("evaluation.recalls=[0.8, 0.9, 0.95, 0.99]", "evaluation.confidence=0.8")
-    assert command[:5] == ["kway", "eval", str(run), "--checkpoint", "4"]
-    assert command[5:] == ["--set", settings[0], "--set", settings[1]]
-    evaluate_run(EvaluationRequest(run, checkpoint=4, settings=settings), rank_world())
-    export_run(run, tmp_path / "bundle", rank_world(), **options)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        found = [bundle.threshold(0, recall) for recall in (0.8, 0.9, 0.95, 0.99)]
-        assert bundle.spec.recalls[1].min_positives == 16
-    assert {threshold.confidence for threshold in found} == {0.8}
-    scores = [threshold.score for threshold in found]
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] > scores[-1]
-    assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    # The recall and the confidence of the recipe.
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9], confidence=0.9)
 
 
 def names(folder: Path) -> set[str]:

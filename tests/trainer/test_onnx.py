@@ -23,6 +23,7 @@ from tests.tiny_bundle import (
 from trainer.backbone import onnx_backbone
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.onnx_backbone import OnnxBackbone, write_onnx
+from trainer.backbone.quantization import BF16
 
 
 def of_images(path: Path) -> Path:
@@ -112,6 +113,6 @@ def test_a_network_that_cannot_be_exported_raises_a_one_line_error(tmp_path: Pat
             return pooled if float(pooled.sum()) > 0 else -pooled
 
     backbone = Branching(tiny_backbone().encoder, pooling="auto", image=IMAGE)
-    with pytest.raises(ValueError, match="ONNX") as caught:
-        write_onnx(backbone, IMAGE, tmp_path / "b.onnx")
+    with pytest.raises(ValueError, match=r"ONNX .*: use --precision bf16$") as caught:
+        write_onnx(backbone, IMAGE, tmp_path / "b.onnx", remedy=BF16)
     assert "\n" not in str(caught.value)

@@ -12,7 +12,6 @@ from serving.answer import make_query
 from serving.model import Model
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe, text_recipe
-from trainer.backbone.backbone import Backbone
 from trainer.backbone.precision import check_processor
 from trainer.bundle.calibration import CalibrationOptions, calibrate
 from trainer.bundle.export import export_run
@@ -96,24 +95,3 @@ def test_a_processor_without_support_is_rejected_in_one_line():
     for precision in ("bf16", "int8"):
         with pytest.raises(ValueError, match=rf"^precision {precision} requires.*float32$"):
             check_processor(precision, frozenset({"avx2"}))
-
-
-def test_the_error_for_a_backbone_that_cannot_be_exported_offers_bf16(
-    finished, glyphs, tmp_path, kway, capsys, monkeypatch
-):
-    require("int8")
-    pool = Backbone._pooled
-
-    def branching(self: Backbone, output: object, mask: torch.Tensor | None) -> torch.Tensor:
-        pooled = pool(self, output, mask)
-        return pooled if float(pooled.sum()) > 0 else -pooled
-
-    monkeypatch.setattr(Backbone, "_pooled", branching)
-    out = tmp_path / "low"
-    bundle = finished / "bundle"
-    assert kway("quantize", bundle, glyphs, "-o", out, "--precision", "int8") == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: torch cannot export this backbone to ONNX (")
-    assert error.endswith("): use --precision bf16\n")
-    assert error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

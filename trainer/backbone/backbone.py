@@ -24,9 +24,8 @@ from data.images.config import ImageConfig
 from data.messages import one_line
 from trainer.backbone.batch_norm import BATCH_NORMS
 from trainer.backbone.classifiers import (
+    Features,
     classifier_class,
-    features_of,
-    num_classifier_features,
     reads_texts,
     take_last_layer,
 )
@@ -125,15 +124,18 @@ class Backbone(nn.Module):
         return self._pooled(self.encoder(normalized), None)
 
     def _pooled(self, output: Any, mask: Tensor | None) -> Tensor:
+        # Do not return a view: FSDP registers hooks on a module's output, and an in-place change of
+        # a view drops them.
         if self.pooling == "classifier":
-            return features_of(output)
+            logits: Tensor = output.logits  # of a model without its last layer: the features
+            return logits.clone()
         if isinstance(output, Tensor):
             if output.shape[1:] != (self.dim,):
                 raise ValueError(
                     f"backbone {self.architecture} returns features of shape "
                     f"{tuple(output.shape)}, but its dim requires shape [batch, {self.dim}]"
                 )
-            return output.clone()  # not a view, for the reason given below
+            return output.clone()
         hidden: Tensor = output.last_hidden_state
         if hidden.ndim == 4:  # a feature map [B, dim, h, w]
             if self.pooling == "cls":
@@ -142,8 +144,6 @@ class Backbone(nn.Module):
                     "tokens: use auto or mean"
                 )
             pooled = output.get("pooler_output")
-            # Do not return a view: FSDP registers hooks on a module's output, and an in-place
-            # change of a view drops them.
             return hidden.mean((2, 3)) if pooled is None else pooled.flatten(1).clone()
         if self.pooling != "mean":
             return hidden[:, 0].clone()
@@ -219,8 +219,9 @@ def _num_features(encoder: nn.Module) -> int:
     """Return the number of features of an encoder from transformers or timm, or of a user-defined
     module.
     """
-    if (dim := num_classifier_features(encoder)) is not None:
-        return dim
+    for part in encoder.modules():
+        if isinstance(part, Features):
+            return part.dim
     if isinstance(encoder, PreTrainedModel):
         config = encoder.config
         dim = config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size
@@ -247,8 +248,6 @@ def _of_transformers(config: BackboneConfig, image: ImageConfig | None) -> Backb
         )
     is_text = hasattr(settings, "vocab_size")
     _check_channels(settings, image, is_text=is_text)
-    if is_text:
-        _check_padding(settings)
     try:
         if config.pooling == "classifier":
             encoder = _model(classifier_class(settings), config, settings)
@@ -332,16 +331,6 @@ def _named(name: str, *, has_weights: bool) -> PretrainedConfig:
     if is_offline and has_weights and not has_cached_weights(name):
         raise ValueError(offline)
     return settings
-
-
-def _check_padding(settings: PretrainedConfig) -> None:
-    pad_id = getattr(settings, "pad_token_id", None)
-    if pad_id is not None and pad_id >= settings.vocab_size:
-        raise ValueError(
-            f"backbone.config.pad_token_id is {pad_id}, but vocab_size is {settings.vocab_size}: "
-            "set pad_token_id to the tokenizer's padding token ID, which is 0 for tokenizers "
-            "written by `kway tokenizer`"
-        )
 
 
 def _check_channels(

@@ -239,11 +239,7 @@ def follow_first_rank(module: nn.Module, group: ProcessGroup | None) -> None:
     buffers = [buffer for buffer in module.buffers() if buffer.is_floating_point()]
     if group is None or not buffers:
         return
-    packed = broadcast(torch.cat([buffer.flatten() for buffer in buffers]), group)
-    for buffer, values in zip(
-        buffers, packed.split([buffer.numel() for buffer in buffers]), strict=True
-    ):
-        buffer.copy_(values.view_as(buffer))
+    _unpack(broadcast(_packed(buffers), group), buffers)
 
 
 def apply_batch_norm_mode(

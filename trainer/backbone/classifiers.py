@@ -8,7 +8,7 @@ weights. Everything before the layer, such as a pooler or a dense layer, stays i
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
@@ -76,16 +76,3 @@ def take_last_layer(model: PreTrainedModel) -> nn.Linear:
     name, layer = found[-1]
     model.set_submodule(name, Features(layer.in_features))
     return layer
-
-
-def num_classifier_features(model: nn.Module) -> int | None:
-    """Return the number of features if `take_last_layer` was applied to the model, otherwise
-    None.
-    """
-    return next((part.dim for part in model.modules() if isinstance(part, Features)), None)
-
-
-def features_of(output: Any) -> Tensor:
-    """Return the features [B, dim] in the output of a model without its last layer."""
-    features: Tensor = output.logits
-    return features.clone()  # not a view; see `Backbone._pooled`

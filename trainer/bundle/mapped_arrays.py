@@ -33,7 +33,9 @@ def mapped_arrays(
     found = {name: (array.dtype.type, array.shape) for name, array in arrays.items()}
     known = {**expected, **(optional or {})}
     if not expected.keys() <= found.keys() <= known.keys() or not all(
-        kind is known[name][0] and _matches(shape, known[name][1])
+        kind is known[name][0]
+        and len(shape) == len(known[name][1])
+        and all(size in (None, own) for own, size in zip(shape, known[name][1], strict=True))
         for name, (kind, shape) in found.items()
     ):
         shapes = ", ".join(f"{name} {list(shape)}" for name, (_, shape) in sorted(found.items()))
@@ -43,9 +45,3 @@ def mapped_arrays(
     for array in arrays.values():
         array.setflags(write=False)
     return arrays
-
-
-def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
-    return len(shape) == len(expected) and all(
-        size is None or size == actual for actual, size in zip(shape, expected, strict=True)
-    )

@@ -14,7 +14,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -195,13 +194,11 @@ class BundleManifest(Spec):
     format_version: Literal[2, 3, 4, 5] = 5
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
-    _version: str = PrivateAttr("")
-
-    @property
-    def version(self) -> str:
-        """A hash of `bundle.json`, which contains the checksums of all files. Empty unless the
-        manifest was read from a file."""
-        return self._version
+    version: str = Field(
+        "",
+        exclude=True,
+        description="hash of bundle.json, which contains all checksums; set on reading",
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> "BundleManifest":
@@ -240,8 +237,7 @@ def read_manifest(path: Path) -> BundleManifest:
         )
     try:
         manifest = BundleManifest.model_validate_json(text)
-        manifest._version = sha256(text).hexdigest()[:_VERSION_DIGITS]
-        return manifest
+        return manifest.model_copy(update={"version": sha256(text).hexdigest()[:_VERSION_DIGITS]})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"

@@ -131,14 +131,8 @@ class ClassThresholds:
         return cls(recalls, **arrays)
 
     def write(self, folder: Path, num_classes: int) -> None:
-        """Write the file into `folder`. Raises ValueError if shapes do not match `num_classes`."""
+        """Write the file into `folder`."""
         shape = (num_classes, len(self.recalls))
-        if self.positives.shape != shape[:1] or self.thresholds.shape != shape:
-            raise ValueError(
-                f"thresholds have shape {list(self.thresholds.shape)} and positives "
-                f"{list(self.positives.shape)}, which do not match {num_classes} classes and "
-                f"{len(self.recalls)} recalls"
-            )
         arrays = {
             name: array
             for name in ("positives", "thresholds", "reached", "kinds", "pass_rates")
@@ -159,16 +153,19 @@ class ClassThresholds:
         column = self._column(recall)
         entry = self.recalls[column]
         score, kind = self._decided(class_id, column)
-        of_class = of_any = None
+        of_class = of_any = pass_rate = None
         if self.reached is not None:
             of_class, of_any = self.reached[class_id, column].tolist()
+        if self.pass_rates is not None and score is not None:
+            estimate, low, high = self.pass_rates[class_id, column].tolist()
+            pass_rate = Share(None if math.isnan(estimate) else estimate, low, high)
         positives = int(self.positives[class_id])
         confidence = entry.confidence or _DEFAULT_CONFIDENCE
         return Threshold(
             score,
             kind,
             confidence,
-            None if score is None else self._pass_rate(class_id, column),
+            pass_rate,
             None if score is None else _precision(positives, of_class, of_any, confidence),
             positives,
             of_class,
@@ -193,12 +190,6 @@ class ClassThresholds:
             return own, "empirical"
         return entry.pooled, None if entry.pooled is None else "pooled"
 
-    def _pass_rate(self, class_id: int, column: int) -> Share | None:
-        if self.pass_rates is None:
-            return None
-        estimate, low, high = self.pass_rates[class_id, column].tolist()
-        return Share(None if math.isnan(estimate) else estimate, low, high)
-
     def _column(self, recall: float) -> int:
         for column, entry in enumerate(self.recalls):
             if abs(entry.recall - recall) < 1e-9:
@@ -206,7 +197,7 @@ class ClassThresholds:
         known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
         raise ValueError(
             f"this bundle contains no thresholds for recall {recall:g}, only for: {known}. Pass "
-            "one of these or a threshold, or add recalls with `kway export --recall`"
+            "one of these or a threshold, or compute others with `kway calibrate --recall`"
         )
 
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from torch.distributed import ProcessGroup
 
 from data.retry import is_transient, retried
-from trainer.checkpoints.exchange import disk_failure, exchange, explain_disk_error
+from trainer.checkpoints.exchange import agreed, disk_failure, explain_disk_error
 from trainer.checkpoints.find import inspect_checkpoint
 from trainer.checkpoints.folders import (
     PARTIAL,
@@ -143,8 +143,14 @@ class Commit:
         folder = step_folder(self.root, save.step)
         temporary = folder.with_name(folder.name + PARTIAL)
         what = f"checkpoint {folder} could not be written"
+
+        def make() -> None:
+            self.root.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.root)
+            temporary.mkdir()
+
         try:
-            self._on_main(what, lambda: self._make(temporary))
+            self._on_main(what, make)
             written = self._together(what, lambda: self._write_pieces(temporary, save))
             self._on_main(what, lambda: self._seal(temporary, save, written))
             self._on_main(what, lambda: publish(temporary, folder))
@@ -179,24 +185,17 @@ class Commit:
         """Run `stage` on every rank and return all results in rank order. Raises OSError on all
         ranks if the stage fails on any rank.
         """
-        result, failure = None, None
-        try:
-            result = retried(what, stage)
-        except (OSError, MemoryError) as error:
-            transient = is_transient(error) or isinstance(error, MemoryError)
-            failure = [explain_disk_error(error, self.root), transient]
-        results = exchange([result, failure], self.group)
-        for rank, (_, failed) in enumerate(results):
-            if failed is not None:
-                line, transient = failed
-                where = f" on rank {rank}" if self.world.size > 1 else ""
-                raise disk_failure(f"{what}{where}: {line}", transient=transient)
-        return [result for result, _ in results]
 
-    def _make(self, temporary: Path) -> None:
-        self.root.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(self.root)
-        temporary.mkdir()
+        def explained() -> Any:
+            try:
+                return retried(what, stage)
+            except (OSError, MemoryError) as error:
+                where = f" on rank {self.world.rank}" if self.world.size > 1 else ""
+                line = f"{what}{where}: {explain_disk_error(error, self.root)}"
+                transient = is_transient(error) or isinstance(error, MemoryError)
+                raise disk_failure(line, transient=transient) from error
+
+        return agreed(explained, self.group)
 
     def _write_pieces(self, temporary: Path, save: Save) -> dict[str, Any]:
         written: dict[str, Any] = {"random_state": save.random_state, "files": {}}

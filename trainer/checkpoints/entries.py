@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from heads.dtensors import local, sharded_rows
-from heads.rows.node_values import FP8, NodeValues, wide_dtype
 from trainer.backbone.batch_norm import persistent_buffers
 from trainer.checkpoints import Checkpoint, load_tensors, stored_tensors
 from trainer.checkpoints.load import StoredTensor
@@ -23,9 +22,6 @@ from trainer.task import Task
 from trainer.world import World
 
 _EMA = "ema."
-_ROWS, _SCALES = "head.weight", "head.row_scales"
-_ROW_TYPES = {torch.float32, torch.bfloat16, FP8}
-_ROWS_AT_ONCE = 8192
 
 
 def model_entries(task: Task) -> dict[str, Tensor]:
@@ -110,28 +106,19 @@ def create_moments(task: Task) -> None:
 def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: World) -> None:
     """Fill the tensors of `entries` from a checkpoint of any world size (collective).
 
-    Also converts class rows that the checkpoint stores in another number format, because a run may
-    be resumed, evaluated or exported with another `head.dtype`, and checkpoints of earlier
-    versions, which store the head's bias as the last column of its weight. Raises the errors of
-    `load_tensors`, and ValueError if both conversions are needed.
+    Also reads checkpoints of earlier versions, which store the head's bias as the last column of
+    its weight. Raises the errors of `load_tensors`.
     """
-    stored = stored_tensors(checkpoint)
-    columns = _bias_columns(entries, stored)
-    if any(entries[weight].ndim and entries[weight].itemsize < 4 for weight in columns):
-        raise ValueError(
-            f"checkpoint {checkpoint.folder} is from a version without bf16 and fp8 rows: resume "
-            "it with head.dtype=fp32, and change the type after the next checkpoint"
-        )
+    columns = _bias_columns(entries, stored_tensors(checkpoint))
     targets = {name: tensor for name, tensor in entries.items() if name not in columns.values()}
-    for weight in columns:
-        entry = entries[weight]
-        targets[weight] = _rows_like(entry, entry.shape[1] + 1) if entry.ndim else entry
-    conversions = _conversions(targets, stored)
+    for name in columns:
+        entry = entries[name]
+        if entry.ndim:
+            mine, shape = local(entry), torch.Size((len(entry), entry.shape[1] + 1))
+            targets[name] = mine.new_empty((len(mine), shape[1]))
+            if isinstance(entry, DTensor):
+                targets[name] = sharded_rows(targets[name], entry.device_mesh, shape)
     load_tensors(checkpoint, targets, world)
-    for loaded, rows in conversions:
-        for start in range(0, len(loaded.held), _ROWS_AT_ONCE):
-            part = slice(start, min(start + _ROWS_AT_ONCE, len(loaded.held)))
-            rows.write(part, loaded.read(part).to(wide_dtype(rows.held.dtype)))
     for weight, bias in columns.items():
         both, weights, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
         if weights.ndim:
@@ -157,41 +144,3 @@ def _bias_columns(
         if stored[weight].shape == ((shape[0], shape[1] + 1) if shape else shape):
             found[weight] = bias
     return found
-
-
-def _conversions(
-    targets: dict[str, Tensor], stored: Mapping[str, StoredTensor]
-) -> list[tuple[NodeValues, NodeValues]]:
-    """Replace the class rows in `targets`, their averages and their moments by tensors in the
-    format of the checkpoint. Return pairs of these tensors and those to which they are converted
-    after loading. Rows are rounded to the nearest numbers of the new format.
-    """
-    pairs = []
-    for name, target in list(targets.items()):
-        dtype = stored[name].dtype if name in stored else target.dtype
-        is_of_rows = name in (_ROWS, f"{_EMA}{_ROWS}") or name.startswith(f"optimizer.{_ROWS}.")
-        if not is_of_rows or dtype == target.dtype or not {dtype, target.dtype} <= _ROW_TYPES:
-            continue
-        loaded = targets[name] = _rows_like(target, target.shape[1], dtype)
-        scales = loaded_scales = None
-        if name == _ROWS:
-            scales = targets.pop(_SCALES, None)
-            if dtype == FP8:
-                loaded_scales = targets[_SCALES] = _rows_like(target, None, torch.bfloat16)
-        pairs.append((_values(loaded, loaded_scales), _values(target, scales)))
-    return pairs
-
-
-def _values(rows: Tensor, scales: Tensor | None) -> NodeValues:
-    return NodeValues(local(rows), None if scales is None else local(scales))
-
-
-def _rows_like(tensor: Tensor, columns: int | None, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an uninitialized tensor with the rows and the layout of `tensor` [N, d]: a matrix [N,
-    columns], or a vector [N] if `columns` is None."""
-    mine = local(tensor)
-    rest = () if columns is None else (columns,)
-    empty = mine.new_empty((len(mine), *rest), dtype=dtype)
-    if not isinstance(tensor, DTensor):
-        return empty
-    return sharded_rows(empty, tensor.device_mesh, torch.Size((len(tensor), *rest)))

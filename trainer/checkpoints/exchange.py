@@ -6,14 +6,20 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup
 
 from data.retry import ATTEMPTS, RetriesExhaustedError
 from heads.collectives import all_gather_equal, all_gather_rows
+
+# The ranks raise an error of another rank as the first of these types that matches it.
+_TYPES = {
+    kind.__name__: kind for kind in (FileNotFoundError, RetriesExhaustedError, OSError, ValueError)
+}
 
 
 def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
@@ -23,6 +29,34 @@ def exchange(message: Any, group: ProcessGroup | None) -> list[Any]:
     sizes = [int(size) for size in all_gather_equal(torch.tensor([len(body)]), group)]
     joined = all_gather_rows(body, sizes, group)
     return [json.loads(part.numpy().tobytes()) for part in joined.split(sizes)]
+
+
+def agreed(operation: Callable[[], Any], group: ProcessGroup | None) -> list[Any]:
+    """Run `operation` on every rank and return all results, JSON values in rank order (collective).
+    If it raises ValueError or OSError on any rank, all ranks raise the error of the first such
+    rank.
+    """
+    result = failure = None
+    try:
+        result = operation()
+    except (ValueError, OSError) as error:
+        failure = described(error)
+    results = exchange([result, failure], group)
+    for _, failed in results:
+        if failed is not None:
+            raise_described(failed)
+    return [result for result, _ in results]
+
+
+def described(error: Exception) -> list[str]:
+    """Return an error as JSON, for `raise_described` on another rank."""
+    return [next(name for name, kind in _TYPES.items() if isinstance(error, kind)), str(error)]
+
+
+def raise_described(error: list[str]) -> NoReturn:
+    """Raise an error of another rank."""
+    kind, line = error
+    raise _TYPES[kind](line)
 
 
 def explain_disk_error(error: OSError | MemoryError, root: Path) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from torch.distributed import Store
 
-from data.retry import RetriesExhaustedError, is_transient, retried
-from trainer.checkpoints.exchange import disk_failure, exchange
+from data.retry import is_transient, retried
+from trainer.checkpoints.exchange import agreed, described, disk_failure, raise_described
 from trainer.checkpoints.folders import candidate_folders, committed_folders, mode_of, step_of
 from trainer.checkpoints.manifest import (
     MANIFEST_FILE,
@@ -26,14 +26,9 @@ from trainer.world import World
 
 _HASHING_THREADS = 8
 _LONGEST_POLL_SECONDS = 0.5
-_SECONDS_PER_REPORT = 5
-# The keys of a verification in its store: the number of verified files, the number of ranks that
-# are done, and the first failure.
-_FILES, _RANKS, _FAILURE = "files", "ranks", "failure"
-# The other ranks raise a failure as the first of these types that matches it.
-_TYPES = {
-    kind.__name__: kind for kind in (FileNotFoundError, RetriesExhaustedError, OSError, ValueError)
-}
+_LARGE_GB = 5  # a verification that takes seconds is announced
+# The keys of a verification in its store: the number of ranks that are done, and the first failure.
+_RANKS, _FAILURE = "ranks", "failure"
 
 
 @dataclass(frozen=True)
@@ -88,54 +83,38 @@ def open_checkpoint(folder: Path, world: World) -> Checkpoint:
     """
     manifest = Manifest(**_on_main(lambda: _inspected(folder).model_dump(), world))
     names = sorted(manifest.files.keys() - {STATE_FILE})
+    size = sum(file.bytes for file in manifest.files.values()) / 1e9
+    if world.is_main and size > _LARGE_GB:
+        print(f"verifying {folder}: {len(names)} files, {size:.1f} GB", flush=True)
+    store = world.new_store()
+    # With the same number of ranks, a rank hashes the file that it wrote and is about to load.
+    state = _verify_share(folder, manifest, names[world.rank :: world.size], world, store)
     # The ranks wait for each other through a store and without a time limit, because hashing may
     # take longer than the timeout of a collective. If a rank dies, the launcher ends the others.
-    store = world.new_store()
-    with ThreadPoolExecutor(_HASHING_THREADS + 1) as pool:
-        # With the same number of ranks, a rank hashes the file that it wrote and is about to load.
-        mine = names[world.rank :: world.size]
-        share = pool.submit(_verify_share, folder, manifest, mine, world, store, pool)
-        start, poll_seconds, reports = time.monotonic(), 0.001, 1
-        try:
-            while not share.done() or store.add(_RANKS, 0) < world.size:
-                time.sleep(poll_seconds)
-                poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
-                seconds = time.monotonic() - start
-                if world.is_main and seconds > reports * _SECONDS_PER_REPORT:
-                    reports += 1
-                    size = sum(file.bytes for file in manifest.files.values()) / 1e9
-                    done = f"{store.add(_FILES, 0)} of {len(names)} files ({size:.1f} GB)"
-                    print(f"verifying {folder}: {done} after {seconds:.0f} s", flush=True)
-        except BaseException:  # for example Ctrl-C, which should not wait for the remaining files
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    state = share.result()
+    poll_seconds = 0.001
+    while store.add(_RANKS, 0) < world.size:
+        time.sleep(poll_seconds)
+        poll_seconds = min(2 * poll_seconds, _LONGEST_POLL_SECONDS)
     failure = json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
     # After a failure, ranks exit. One of them may host the store, which the others still read.
     world.barrier()
     if failure is not None:
-        _raise(failure)
+        raise_described(failure)
     return Checkpoint(folder, state)
 
 
 def _verify_share(
-    folder: Path,
-    manifest: Manifest,
-    names: list[str],
-    world: World,
-    store: Store,
-    pool: ThreadPoolExecutor,
+    folder: Path, manifest: Manifest, names: list[str], world: World, store: Store
 ) -> dict[str, Any]:
-    """Verify the files `names` with the threads of `pool`, and return the state, which every rank
-    reads."""
+    """Verify the files `names`, and return the state, which every rank reads. Errors are stored."""
     state: dict[str, Any] = {}
+    pool = ThreadPoolExecutor(_HASHING_THREADS)
     try:
         state = retried(str(folder), lambda: _read_state(folder, manifest))
         digests = pool.map(lambda name: _digest_of(folder / name), names)
         for name, digest in zip(names, digests, strict=True):
             if digest != manifest.files[name].sha256:
                 raise _altered(folder, name, "SHA-256 differs")
-            store.add(_FILES, 1)
     except (ValueError, OSError) as error:
         failure: Exception = error
         if isinstance(error, FileNotFoundError | PermissionError) and not world.is_main:
@@ -144,9 +123,10 @@ def _verify_share(
             failure = OSError(f"{error}; {seen}")
         elif isinstance(error, OSError) and not is_transient(error):
             failure = _unreadable(folder, error)
-        store.compare_set(_FAILURE, "", json.dumps(_described(failure)))
-    finally:
-        store.add(_RANKS, 1)
+        store.compare_set(_FAILURE, "", json.dumps(described(failure)))
+    finally:  # after an error or Ctrl-C, do not wait for the remaining files
+        pool.shutdown(wait=False, cancel_futures=True)
+    store.add(_RANKS, 1)
     return state
 
 
@@ -175,27 +155,9 @@ def _inspected(folder: Path) -> Manifest:
 
 
 def _on_main(operation: Callable[[], Any], world: World) -> Any:
-    """Return the result of `operation` on rank 0, or raise its ValueError or OSError, on every rank
+    """Return the result of `operation` on rank 0, or raise its error, on every rank
     (collective)."""
-    result, failure = None, None
-    if world.is_main:
-        try:
-            result = operation()
-        except (ValueError, OSError) as error:
-            failure = _described(error)
-    result, failure = exchange([result, failure], world.group)[0]
-    if failure is not None:
-        _raise(failure)
-    return result
-
-
-def _described(error: Exception) -> list[str]:
-    return [next(name for name, kind in _TYPES.items() if isinstance(error, kind)), str(error)]
-
-
-def _raise(described: list[str]) -> NoReturn:
-    kind, line = described
-    raise _TYPES[kind](line)
+    return agreed(lambda: operation() if world.is_main else None, world.group)[0]
 
 
 def inspect_checkpoint(folder: Path) -> Manifest:

@@ -9,7 +9,6 @@ import base64
 import hashlib
 import warnings
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -72,15 +71,11 @@ def _metadata(checkpoint: Checkpoint) -> Metadata:
     for path in checkpoint.folder.glob("*.safetensors"):
         # Open each file first, because safetensors reports every failure to open a file as a
         # missing file, without an errno.
-        retried(str(path), partial(_open, path))
+        retried(str(path), partial(path.open, "rb")).close()
     try:
         return HuggingFaceStorageReader(str(checkpoint.folder)).read_metadata()
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"checkpoint {checkpoint.folder} is unreadable: {error}") from None
-
-
-def _open(path: Path) -> None:
-    path.open("rb").close()
 
 
 def _check_matches(checkpoint: Checkpoint, name: str, tensor: Tensor, stored: object) -> None:

@@ -53,19 +53,16 @@ class Manifest(_Strict):
     world_size: int = Field(gt=0)
     best: Best | None
     files: dict[_FileName, FileDigest]
+    sha256: _Sha256 | None = None  # of the other fields, in a file
 
     def render(self) -> bytes:
         """Return the manifest file: the content and its SHA-256, in canonical form, so that the
         same content always gives the same bytes.
         """
-        content = self.model_dump()
+        content = self.model_dump(exclude={"sha256"})
         compact = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
         digest = hashlib.sha256(compact).hexdigest()
         return json.dumps({**content, "sha256": digest}, indent=1, sort_keys=True).encode() + b"\n"
-
-
-class _SealedManifest(Manifest):
-    sha256: _Sha256
 
 
 class _Versioned(BaseModel):
@@ -84,22 +81,17 @@ def read_manifest(folder: Path) -> Manifest:
     raw = path.read_bytes()
     try:
         version = _Versioned.model_validate_json(raw).format_version
-        if version > FORMAT_VERSION:
-            raise ValueError(
-                f"checkpoint {folder} has a newer format than this version of kway supports: "
-                "update kway"
-            )
-        if version < FORMAT_VERSION:
+        if version != FORMAT_VERSION:
+            fix = "update kway" if version > FORMAT_VERSION else "use a new run folder"
             raise ValueError(
                 f"checkpoint {folder} has format {version}, but this version of kway reads format "
-                f"{FORMAT_VERSION}: use a new run folder"
+                f"{FORMAT_VERSION}: {fix}"
             )
-        sealed = _SealedManifest.model_validate_json(raw)
+        manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         reason = f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip().replace("\n", " ")
         raise ValueError(f"{name} is unreadable: {reason}; delete the folder") from None
-    manifest = Manifest(**{key: getattr(sealed, key) for key in Manifest.model_fields})
     # Compare the canonical bytes, which also rejects duplicate keys and a wrong digest.
     if manifest.render() != raw:
         raise ValueError(

@@ -152,9 +152,8 @@ class CheckpointWriter:
 
     def save(
         self, entries: dict[str, Tensor], state: dict[str, Any], *, best: float | None = None
-    ) -> float:
-        """Save all entries and `state`, a JSON object with the key `step`, and return the seconds
-        spent waiting for the previous save (collective).
+    ) -> None:
+        """Save all entries and `state`, a JSON object with the key `step` (collective).
 
         `best` is the result of the evaluation at this step, if there was one; a non-finite value is
         ignored. The current random state of each rank is saved too. When saving in the background,
@@ -164,15 +163,15 @@ class CheckpointWriter:
         ranks if a save in the foreground fails.
         """
         assert not RESERVED_KEYS & state.keys(), f"{sorted(RESERVED_KEYS)} are reserved"
-        step, failed = int(state["step"]), False
+        step, failed, started = int(state["step"]), False, time.perf_counter()
         is_waiting = self._pending is not None and not self._pending.done()
-        started = time.perf_counter()
         try:
             self.finish()
         except OSError:  # raised on all ranks, and already in `failures`
             failed = True
-        waited = time.perf_counter() - started if is_waiting and not failed else 0.0
-        if waited > _REPORTED_WAIT_SECONDS and self._world.is_main:
+        waited = time.perf_counter() - started
+        is_long = is_waiting and waited > _REPORTED_WAIT_SECONDS
+        if is_long and not failed and self._world.is_main:
             self._print_line(
                 f"the checkpoint of step {step} waited {waited:.2f} s for the checkpoint of step "
                 f"{self._pending_step}: save less often, or save to a faster disk"
@@ -189,12 +188,11 @@ class CheckpointWriter:
         )
         if self._thread is None or failed:
             self._write(save)
-            return waited
+            return
         assert self._staging is not None
         save.pieces = self._staging.copy(save.pieces)
         self._pending_step = save.step
         self._pending = self._thread.submit(self._write, save)
-        return waited
 
     def committed(self) -> list[Path]:
         """Return the folders committed since the last call. Not collective."""

@@ -12,19 +12,13 @@ if __name__ == "__main__":
     gc.disable()  # collections would take a fifth of the time of the imports
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 
 from data.progress import plain_lines
-from trainer.config import Recipe
-from trainer.evaluation.run_evaluation import (
-    EvaluationRequest,
-    evaluate_run,
-    open_evaluation_split,
-)
+from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.process.errors import EXPLAINED, report_error
 from trainer.process.exit_codes import DONE, INTERRUPTED
-from trainer.world import World, leave, open_world
+from trainer.world import leave, open_world
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         recipe = request.recipe()
         with open_world(recipe.train.device, timeout_seconds=recipe.train.timeout_seconds) as world:
-            step = evaluate_run(request, world, progress=_progress(recipe, world))
+            step = evaluate_run(request, world, progress=plain_lines("evaluating"))
             if world.is_main and options.step_to is not None:
                 options.step_to.write_text(str(step), encoding="utf-8")
     except EXPLAINED as error:
@@ -55,24 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return DONE
-
-
-def _progress(recipe: Recipe, world: World) -> Callable[[int], None]:
-    """Return a function that receives the number of samples of each batch of this rank. On rank 0,
-    it prints the progress of all ranks, which evaluate about the same number of samples.
-    """
-    if not world.is_main:
-        return lambda samples: None
-    with open_evaluation_split(recipe) as split:
-        total = len(split)
-    report, done = plain_lines("evaluating"), 0
-
-    def advance(samples: int) -> None:
-        nonlocal done
-        done = min(total, done + samples * world.size)
-        report(done, total)
-
-    return advance
 
 
 def _parser() -> argparse.ArgumentParser:

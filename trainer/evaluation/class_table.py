@@ -51,7 +51,7 @@ class ClassTable:
                 yield cells + [""] * (2 + 2 * len(self.recalls))
                 continue
             measures = [self.accuracy[j], self.average_precision[j], *self.precision_at[j]]
-            yield [*cells, *(repr(float(x)) for x in measures), *map(_number, self.threshold[j])]
+            yield [*cells, *(repr(float(x)) for x in measures), *map(str, self.threshold[j])]
 
 
 def write_csv(table: ClassTable, path: Path) -> None:
@@ -62,8 +62,3 @@ def write_csv(table: ClassTable, path: Path) -> None:
             writer.writerow(table.header())
             writer.writerows(table.rows())
         temporary.rename(path)
-
-
-def _number(value: np.floating) -> str:
-    """Return the shortest text that parses to the same number in its dtype."""
-    return np.format_float_positional(value, trim="0") if np.isfinite(value) else str(value)

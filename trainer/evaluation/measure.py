@@ -6,7 +6,6 @@ group gather the features of these rows (n x d), and each rank scores its own cl
 counts are then summed over the groups.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from data.loading.loader import EvalLoader
+from data.progress import Report
 from data.shards.manifest import Manifest
 from data.shards.mixture import load_manifest
 from data.shards.split import open_split
@@ -24,8 +24,13 @@ from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
 from trainer.evaluation.class_scores import count_samples_above, score_classes
-from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
-from trainer.evaluation.stopping import ShouldStop, never_stop
+from trainer.evaluation.features import (
+    ShouldStop,
+    SplitRows,
+    all_rows,
+    gathered_rows,
+    never_stop,
+)
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
 from trainer.world import World
@@ -61,16 +66,16 @@ def evaluate_split(
     *,
     label_vectors: np.ndarray | None,
     manifest: Manifest | None = None,
-    progress: Callable[[int], None] = lambda samples: None,
+    progress: Report = lambda done, total: None,
     should_stop: ShouldStop = never_stop,
 ) -> Evaluation:
     """Evaluate the recipe's evaluation split (collective). Pass the `manifest` of the shards if it
     is already loaded.
 
-    `label_vectors` [K, D] adds the similarity accuracy SA. `progress` is called with the number of
-    samples in each batch on this rank. `should_stop` is called the same number of times on every
-    rank and must return the same value on all of them; if it returns true, all ranks raise
-    EvaluationStopped.
+    `label_vectors` [K, D] adds the similarity accuracy SA. `progress` is called on rank 0 after
+    each batch, for all ranks, which evaluate about the same number of samples. `should_stop` is
+    called the same number of times on every rank and must return the same value on all of them; if
+    it returns true, all ranks raise EvaluationStopped.
     """
     data, config, was_training = recipe.data, recipe.evaluation, task.training
     manifest = manifest or load_manifest(data)
@@ -85,7 +90,15 @@ def evaluate_split(
                 world_size=world.size,
                 device=world.device,
             )
-            rows = gathered_rows(task, loader, world, progress=progress, should_stop=should_stop)
+            total, done = len(split), 0
+
+            def advance(samples: int) -> None:
+                nonlocal done
+                done = min(total, done + samples * world.size)
+                if world.is_main:
+                    progress(done, total)
+
+            rows = gathered_rows(task, loader, world, progress=advance, should_stop=should_stop)
         return measure(
             task.head,
             rows,
@@ -130,7 +143,8 @@ def measure(
     )
     correct = scores.predicted == labels.unsqueeze(1)
     metrics = {
-        f"top{k}": _share(correct[:, :k].any(1), num_samples, data_group) for k in config.topk
+        f"top{k}": int(all_reduce_sum(correct[:, :k].any(1).sum(), data_group)) / num_samples
+        for k in config.topk
     }
     first = scores.predicted[:, 0]
     if label_vectors is not None:
@@ -167,11 +181,6 @@ def _class_counts(labels: Tensor, num_classes: int, group: ProcessGroup | None) 
             "do not match the model's classes"
         )
     return all_reduce_sum(torch.bincount(labels, minlength=num_classes), group)
-
-
-def _share(hits: Tensor, num_samples: int, group: ProcessGroup | None) -> float:
-    """Return the fraction of all ranks' samples that are hits (collective)."""
-    return int(all_reduce_sum(hits.sum(), group)) / num_samples
 
 
 def most_confused(

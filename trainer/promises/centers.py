@@ -40,8 +40,7 @@ class ClassCenters:
     def weight(self, num_samples: NDArray[np.integer]) -> FloatArray:
         """Return the weight z of the mean of `num_samples` own samples."""
         own = num_samples * self.of_classes
-        total = own + self.of_noise
-        return np.divide(own, total, out=np.zeros(own.shape), where=total > 0)
+        return _ratio(own, own + self.of_noise)
 
     def at(
         self, classes: IntArray | slice, means: FloatArray, num_samples: NDArray[np.integer]
@@ -77,8 +76,7 @@ def class_centers(scores: FloatArray, labels: IntArray, groups: IntArray) -> Cla
     similar = members[groups] - is_measured
     others = _ratio(sums[groups] - np.where(is_measured, means, 0.0), similar)
     known = similar * of_groups
-    total = known + around_group
-    weight = np.divide(known, total, out=np.zeros(len(groups)), where=total > 0)
+    weight = _ratio(known, known + around_group)
     overall = float(own.mean())
     return ClassCenters(
         weight * others + (1 - weight) * overall,

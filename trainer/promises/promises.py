@@ -17,7 +17,7 @@ New samples must come from the distribution of the labeled set.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,6 @@ from trainer.promises.bounds import (
 from trainer.promises.centers import ClassCenters, class_centers
 from trainer.promises.heldout import (
     ClassSamples,
-    Residuals,
     range_of,
     raw_pairs,
     residuals_of_ranges,
@@ -46,7 +45,6 @@ POOLED, SHRUNK, GUARANTEED = range(3)
 # A threshold can equal the score of a sample. In another batch, or with another engine or device,
 # the score may be rounded down, so thresholds are lowered by this fraction of the largest one.
 _ROUNDING = 1e-5
-_CLASSES_AT_ONCE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -82,11 +80,15 @@ def make_promises(
 
     `scores` [N] is the score of each sample for its own class, `labels` [N], and `groups` [K]
     assigns each class to a group of similar classes (`class_groups.py`); groups are numbered from
-    0. The result does not depend on the order of the samples. Besides the result, memory holds a
-    few numbers per sample and class. Raises ValueError for a recall outside (0, 1], a confidence
-    outside (0, 1), an empty set, a label outside the classes or a score that is not finite.
+    0. `recalls` are in (0, 1], and `confidence` in (0, 1). The result does not depend on the order
+    of the samples. Besides the result, memory holds a few numbers per sample and class. Raises
+    ValueError for an empty set or a score that is not finite.
     """
-    _check(scores, labels, len(groups), recalls, confidence)
+    if not len(scores) or not np.isfinite(scores).all():
+        raise ValueError(
+            "there are no samples, or a score is not finite: pass a split with samples, and check "
+            "the model's weights and inputs for non-finite values"
+        )
     order = np.lexsort((scores, labels))
     ascending, of_class = scores[order].astype(np.float64), labels[order].astype(np.int64)
     positives = np.bincount(of_class, minlength=len(groups))
@@ -107,6 +109,10 @@ def make_promises(
     )
 
 
+# The IDs [n] of classes, and their thresholds [n] and pass rates [n, 3].
+_Found = tuple[IntArray, NDArray[np.float32], FloatArray]
+
+
 class _Thresholds:
     """Computes the thresholds of all classes at one recall after another."""
 
@@ -125,25 +131,20 @@ class _Thresholds:
         """Return thresholds [K], kinds [K], pass rates [K, 3], the pooled threshold, and the
         fraction of classes below the recall at the pooled threshold.
         """
-        num_classes = len(self._samples.positives)
-        thresholds = np.empty(num_classes, np.float32)
-        kinds = np.empty(num_classes, np.uint8)
-        pass_rates = np.empty((num_classes, 3), np.float32)
+        positives = self._samples.positives
         last = len(self._ascending) - _needed(len(self._ascending), recall)
         pooled = self._lowered(self._ascending[[last]])[0]
-        below = 0
-        for start in range(0, num_classes, _CLASSES_AT_ONCE):
-            block = slice(start, min(start + _CLASSES_AT_ONCE, num_classes))
-            passed = self._passed(block, float(pooled))
-            positives = self._samples.positives[block]
-            below += int((passed < _needed(positives, recall)).sum())
-            thresholds[block], kinds[block] = pooled, POOLED
-            self._shrink(block, recall, thresholds, kinds, pass_rates)
-            self._guarantee(block, recall, thresholds, kinds, pass_rates)
-            left = np.flatnonzero(kinds[block] == POOLED)
-            pass_rates[block][left] = self._at_pooled(passed[left], positives[left], float(pooled))
-        measured = int((self._samples.positives > 0).sum())
-        return thresholds, kinds, pass_rates, pooled, below / measured
+        passed = self._of_classes(self._samples.scores >= pooled)
+        below = (passed < _needed(positives, recall)).sum() / (positives > 0).sum()
+        thresholds = np.full(len(positives), pooled)
+        kinds = np.full(len(positives), POOLED, np.uint8)
+        pass_rates = np.empty((len(positives), 3), np.float32)
+        for kind, found in ((SHRUNK, self._shrunk(recall)), (GUARANTEED, self._guaranteed(recall))):
+            classes, of_classes, rates = found
+            thresholds[classes], kinds[classes], pass_rates[classes] = of_classes, kind, rates
+        left = np.flatnonzero(kinds == POOLED)
+        pass_rates[left] = self._at_pooled(passed[left], positives[left], float(pooled))
+        return thresholds, kinds, pass_rates, pooled, float(below)
 
     def _lowered(self, thresholds: FloatArray) -> NDArray[np.float32]:
         """Return the thresholds minus the margin, rounded down to float32."""
@@ -152,13 +153,11 @@ class _Thresholds:
         below = np.nextafter(rounded, np.float32(-np.inf))
         return np.where(rounded > wanted, below, rounded).astype(np.float32)
 
-    def _passed(self, block: slice, threshold: float) -> IntArray:
-        """Return how many samples of each class of a block reach a threshold."""
-        starts, positives = self._samples.starts[block], self._samples.positives[block]
-        first = int(starts[0])
-        passes = self._samples.scores[first : int(starts[-1] + positives[-1])] >= threshold
-        total = np.concatenate([[0], np.cumsum(passes)])
-        return total[starts - first + positives] - total[starts - first]
+    def _of_classes(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum over the samples of each class [K] of `values` [N]."""
+        totals = np.append(0, np.cumsum(values))
+        starts = self._samples.starts
+        return totals[starts + self._samples.positives] - totals[starts]
 
     def _at_pooled(self, passed: IntArray, positives: IntArray, pooled: float) -> FloatArray:
         counts, inverse = np.unique(
@@ -171,86 +170,33 @@ class _Thresholds:
         rates = beta_pass_rates(alpha + passed, beta + positives - passed, self._confidence)
         return rates[inverse]
 
-    def _shrink(
-        self,
-        block: slice,
-        recall: float,
-        thresholds: NDArray[np.float32],
-        kinds: NDArray[np.uint8],
-        pass_rates: NDArray[np.float32],
-    ) -> None:
-        if not self._ranges:
-            return
-        centers, positives = self._centers, self._samples.positives[block]
-        has_similar = (centers.num_similar[block] > 0) & (centers.of_groups > 0)
+    def _shrunk(self, recall: float) -> _Found:
+        centers, positives = self._centers, self._samples.positives
+        has_similar = (centers.num_similar > 0) & (centers.of_groups > 0)
         classes = np.flatnonzero((positives > 0) | has_similar)
-        ranges = range_of(positives[classes])
-        at = classes + block.start
-        totals = np.concatenate([[0.0], np.cumsum(self._scores_of(block))])
-        ends = self._samples.starts[at] - self._samples.starts[block.start]
-        sums = totals[ends + positives[classes]] - totals[ends]
-        means = sums / np.maximum(positives[classes], 1)
+        if not self._ranges:
+            classes = classes[:0]
+        num = positives[classes]
+        means = self._of_classes(self._samples.scores)[classes] / np.maximum(num, 1)
         offsets = np.array([each.offset(recall) for each in self._ranges])
-        rates = np.stack([self._rates(*pair) for pair in zip(self._ranges, offsets, strict=True)])
-        thresholds[at] = self._lowered(centers.at(at, means, positives[classes]) + offsets[ranges])
-        kinds[at], pass_rates[at] = SHRUNK, rates[ranges]
+        rates = [
+            beta_pass_rates(*residuals.beta_at(offset), self._confidence)
+            for residuals, offset in zip(self._ranges, offsets, strict=True)
+        ]
+        at = range_of(num)
+        thresholds = centers.at(classes, means, num) + offsets[at]
+        return classes, self._lowered(thresholds), np.reshape(rates, (-1, 3))[at]
 
-    def _rates(self, residuals: Residuals, offset: float) -> FloatArray:
-        return beta_pass_rates(*residuals.beta_at(offset), self._confidence)
-
-    def _scores_of(self, block: slice) -> FloatArray:
-        starts, positives = self._samples.starts[block], self._samples.positives[block]
-        return self._samples.scores[int(starts[0]) : int(starts[-1] + positives[-1])]
-
-    def _guarantee(
-        self,
-        block: slice,
-        recall: float,
-        thresholds: NDArray[np.float32],
-        kinds: NDArray[np.uint8],
-        pass_rates: NDArray[np.float32],
-    ) -> None:
-        positives = self._samples.positives[block]
-        distinct, inverse = np.unique(positives, return_inverse=True)
+    def _guaranteed(self, recall: float) -> _Found:
+        distinct, inverse = np.unique(self._samples.positives, return_inverse=True)
         rank = guaranteed_rank(distinct, recall, self._confidence)[inverse]
         classes = np.flatnonzero(rank > 0)
-        at, rank, positives = classes + block.start, rank[classes], positives[classes]
-        scores = self._samples.scores[self._samples.starts[at] + rank - 1]
-        thresholds[at], kinds[at] = self._lowered(scores), GUARANTEED
-        pass_rates[at] = guaranteed_pass_rates(positives, rank, self._confidence)
+        rank, positives = rank[classes], self._samples.positives[classes]
+        scores = self._samples.scores[self._samples.starts[classes] + rank - 1]
+        rates = guaranteed_pass_rates(positives, rank, self._confidence)
+        return classes, self._lowered(scores), rates
 
 
 def _needed(num: IntArray | int, recall: float) -> IntArray:
     """Return ceil(recall * num), corrected for rounding: 0.55 * 100 is 55.00000000000001."""
     return np.ceil(np.asarray(num) * recall * (1 - 1e-12)).astype(np.int64)
-
-
-def _check(
-    scores: NDArray[np.floating],
-    labels: NDArray[np.integer],
-    num_classes: int,
-    recalls: Sequence[float],
-    confidence: float,
-) -> None:
-    for recall in recalls:
-        if not 0 < recall <= 1:
-            raise ValueError(f"recall is {recall}: pass a value above 0 and at most 1")
-    if not recalls or not 0 < confidence < 1:
-        raise ValueError(
-            f"recalls are {list(recalls)} and confidence is {confidence}: pass at least one recall "
-            "and a confidence between 0 and 1"
-        )
-    if scores.shape != labels.shape or scores.ndim != 1 or not len(scores):
-        raise ValueError(
-            f"scores have shape {list(scores.shape)} and labels {list(labels.shape)}: pass one "
-            "score and one label for each of at least one sample"
-        )
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(
-            f"labels are from {labels.min()} to {labels.max()}: pass labels from 0 to "
-            f"{num_classes - 1}"
-        )
-    if not np.isfinite(scores).all():
-        raise ValueError(
-            "a score is not finite: check the model's weights and inputs for non-finite values"
-        )

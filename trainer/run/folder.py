@@ -26,7 +26,6 @@ _FREE = (
     "data.workers",
     "data.cache",
     "data.eval_split",
-    "head.dtype",
     "head.memory_mib",
     "head.min_init_share",
 )
