@@ -28,8 +28,6 @@ from trainer.run.state import TrainState, provenance
 from trainer.run.training_data import RunData
 from trainer.schedules import RunLength
 from trainer.task import Task, build_task
-from trainer.telemetry.jsonl import SkippedSteps
-from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
 from trainer.telemetry.telemetry import Telemetry
 from trainer.train import Run, take_steps
@@ -143,7 +141,6 @@ def open_trainer(
         global_batch=length.global_batch,
         checkpoint_every=length.num_steps,
         phases=phases,
-        flops=ModelFlops(recipe, num_classes),
     )
     writer = CheckpointWriter(folder.checkpoints, recipe.checkpoint, world, start_step=0)
     run = Run(
@@ -155,7 +152,6 @@ def open_trainer(
         watchdog=opened.enter_context(Watchdog(world, timeout_seconds=600, phases=phases)),
         agreement=agreement,
         telemetry=opened.enter_context(telemetry),
-        skipped=SkippedSteps(folder.path, rank=0, cap=0),
         writer=opened.enter_context(writer),
         state=state,
         saved_step=0,

@@ -10,7 +10,7 @@ from urllib.request import url2pathname
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("data", "train", "ray", "serve", "hf")
+EXTRAS = ("data", "train", "ray", "serve", "hf", "tensorboard")
 # Modules whose names differ from those of their distributions, or a distribution in the same extra.
 _DISTRIBUTIONS = {
     "PIL": "pillow",

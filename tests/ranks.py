@@ -116,7 +116,7 @@ def rank_world(class_ranks: int | None = None) -> Any:
         return World(0, 1, 0, 1, cpu, None)
     rank, size = dist.get_rank(), dist.get_world_size()
     mesh = rank_mesh(size // (class_ranks or size))
-    return World(rank, size, rank, size, cpu, mesh, _rank_grid(), store=_store)
+    return World(rank, size, rank, size, cpu, mesh, _agreement_group(), store=_store)
 
 
 @cache
@@ -134,11 +134,7 @@ def rank_mesh(data_axis: int = 1) -> Any:
 
 
 @cache
-def _rank_grid() -> Any:
-    from datetime import timedelta
-
+def _agreement_group() -> Any:
     import torch.distributed as dist
 
-    from trainer.world import Grid
-
-    return Grid.create(dist.get_world_size(), timedelta(seconds=60))
+    return dist.new_group(timeout=timedelta(seconds=60), backend="gloo")

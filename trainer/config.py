@@ -166,12 +166,6 @@ class TelemetryConfig(FrozenConfig):
     tensorboard: bool = Field(
         False, description="whether to also write TensorBoard events to the run folder"
     )
-    peak_tflops: float | None = Field(
-        None,
-        gt=0,
-        description="peak TFLOPS of one device, used to compute MFU; by default looked "
-        "up by GPU name",
-    )
     sample_ids: bool = Field(
         False, description="whether to write the sample IDs of every step to samples-rank*.jsonl"
     )
@@ -218,7 +212,7 @@ class Recipe(FrozenConfig):
     def _conflicts(self) -> Iterator[str]:
         """Yield an error for each combination of settings that is not possible."""
         head, optimizer, train, loss = self.head, self.optimizer, self.train, self.head.loss
-        strategy, best = train.strategy, self.checkpoint.keep_best
+        best = self.checkpoint.keep_best
         is_factored, fused = head.weights.kind == "factored", optimizer.head.fused_sgd
         if is_factored and not optimizer.trains_factored_head:
             yield (
@@ -258,12 +252,6 @@ class Recipe(FrozenConfig):
             yield (
                 "train.ema is float32 and would need four times the memory of fp8 rows: remove "
                 "train.ema, or set head.dtype=bf16"
-            )
-        if optimizer.needs_whole_tensors and strategy.flattens_tensors:
-            yield (
-                f"optimizer {optimizer.kind} needs the norm of each tensor, but "
-                f"train.strategy {strategy.label} passes flattened pieces: set "
-                "train.strategy.stage=0 or train.strategy.kind=fsdp"
             )
         if is_factored and train.ema is not None:
             yield (

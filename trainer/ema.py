@@ -25,6 +25,7 @@ class MovingAverage:
             name: tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
             for name, tensor in live.items()
         }
+        self._dtypes = {average.dtype for average in self.averages.values()}
         self._rounded = [
             name for name, average in self.averages.items() if average.dtype != live[name].dtype
         ]
@@ -37,22 +38,16 @@ class MovingAverage:
 
         The averages do not change if `skipped`, a scalar on their device, is true.
         """
-        weight = 1 - self.decay_at(step)
+        # The weight is on the device, because `skipped` is. torch has no foreach lerp with such a
+        # weight, and other foreach operations would allocate a copy of all averages.
+        device = next(iter(self.averages.values())).device
+        weight = torch.full((), 1 - self.decay_at(step), dtype=torch.float64, device=device)
         if skipped is not None:
-            # torch has no foreach lerp with a scalar weight on the device, and a sequence of other
-            # foreach operations would allocate a copy of all averages.
-            changed = torch.where(skipped, 0.0, weight)
-            for name, average in self.averages.items():
-                for part, new in _pieces(average, live[name]):
-                    part.lerp_(new.to(part.dtype), changed.to(part.dtype))
-            return
-        whole = [name for name in self.averages if name not in self._rounded]
-        if whole:
-            averages = [self.averages[name] for name in whole]
-            torch._foreach_lerp_(averages, [live[name] for name in whole], weight)
-        for name in self._rounded:
-            for part, new in _pieces(self.averages[name], live[name]):
-                part.lerp_(new.to(part.dtype), weight)
+            weight = weight.where(~skipped, 0)
+        weights = {dtype: weight.to(dtype) for dtype in self._dtypes}
+        for name, average in self.averages.items():
+            for part, new in _pieces(average, live[name]):
+                part.lerp_(new.to(part.dtype), weights[part.dtype])
 
     def decay_at(self, step: int) -> float:
         """Return the decay at `step`. Warmup lowers the decay in early steps, so that the initial

@@ -8,16 +8,14 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, field, make_dataclass
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
 from typing import Any, TypeGuard
 
-from pydantic import ConfigDict
-from pydantic.dataclasses import dataclass
+from pydantic import ConfigDict, create_model
 
 from data.augment.custom import CustomAugmentation
 from data.messages import one_line
@@ -38,10 +36,21 @@ COMPONENTS: dict[str, type | None] = {
     "data.augment.custom.*": CustomAugmentation,
 }
 
-_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Types of the defaults that a recipe can store. Other defaults are covered by the digest of the
 # source.
 _PLAIN = (type(None), bool, int, float, str)
+
+
+class _Options(ImportedBackbone):
+    """The options of a backbone without **kwargs."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+class _AnyOptions(ImportedBackbone):
+    """The options of a backbone with **kwargs."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 def is_import_path(kind: object) -> TypeGuard[str]:
@@ -80,13 +89,6 @@ def with_component(tree: Any, key: str, component: Any) -> Any:
     return {**tree, first: with_component(tree[first], rest, component) if rest else component}
 
 
-def setting_of(key: str) -> str:
-    """Return the setting that contains a component: the component itself or the entire list that
-    contains it.
-    """
-    return re.sub(r"\.\d+$", "", key)
-
-
 def check_allowed(paths: Mapping[str, str], allowed: Collection[str], origin: str) -> None:
     """Raise ValueError with the options to add if a path in `paths` is not allowed."""
     missing = {key: path for key, path in paths.items() if path not in allowed}
@@ -104,11 +106,25 @@ def import_component(path: str, *, key: str) -> Any:
     Raises ValueError if the object does not exist or does not implement the base class that `key`
     requires. The message starts with `key` and the path.
     """
-    if not _PATH.fullmatch(path):
+    where = f"{key}.kind is {path}"
+    if not re.fullmatch(r"[\w.]+:[\w.]+", path):
         raise ValueError(
             f"{key}.kind is {path!r}: use module:Class, for example my_package.losses:MyLoss"
         )
-    component = _attribute(_module(path, key), path, key)
+    module = path.partition(":")[0]
+    try:
+        component = pkgutil.resolve_name(path)
+    except AttributeError as error:
+        near = difflib.get_close_matches(error.name or "", dir(error.obj), n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{where}: {module} has no {error.name}{hint}") from error
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{where}: no module named {error.name}: install it, or add its folder to PYTHONPATH"
+        ) from error
+    except (ImportError, SyntaxError) as error:
+        reason = one_line(error, 1000)
+        raise ValueError(f"{where}: {module} cannot be imported: {reason}") from error
     base = _base(key)
     if base is None:
         if not (inspect.isclass(component) or inspect.isfunction(component)):
@@ -139,40 +155,28 @@ def options_of(component: Any, *, key: str) -> type:
         assert isinstance(component, type)
         return component
     parameters = inspect.signature(component, eval_str=True).parameters.values()
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    own = ImportedBackbone.model_fields
-    for parameter in named:
-        if parameter.name in own:
+    fields: dict[str, Any] = {}
+    for each in parameters:
+        if each.kind not in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            continue
+        if hasattr(ImportedBackbone, each.name) or each.name in ImportedBackbone.model_fields:
             raise ValueError(
-                f"{key}.kind: the class or function has a parameter named {parameter.name}, but "
-                "every backbone has an option with this name: rename the parameter"
+                f"{key}.kind: the class or function has a parameter named {each.name}, but every "
+                "backbone has an option or attribute with this name: rename the parameter"
             )
-    fields = [
-        (name, info.annotation, field(default=info.get_default())) for name, info in own.items()
-    ]
-    fields += [
-        (p.name, Any if p.annotation is p.empty else p.annotation, _default(p)) for p in named
-    ]
-    accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    config = ConfigDict(
-        extra="allow" if accepts_any else "forbid",
-        allow_inf_nan=False,
-        arbitrary_types_allowed=True,
-    )
-    return dataclass(config=config)(make_dataclass("Options", fields, kw_only=True))
+        annotation = Any if each.annotation is each.empty else each.annotation
+        fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
+    accepts_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return create_model("Options", __base__=_AnyOptions if accepts_any else _Options, **fields)
 
 
 def imported_backbone(options: Any, explicit: Collection[str]) -> ImportedBackbone:
     """Return the backbone config from validated options: the `explicit` options and those defaults
     that a recipe can store.
     """
-    return ImportedBackbone(
-        **{
-            name: value
-            for name, value in vars(options).items()
-            if name in explicit or isinstance(value, _PLAIN)
-        }
-    )
+    values = dict(options).items()
+    plain = {name: value for name, value in values if isinstance(value, _PLAIN)}
+    return ImportedBackbone(**plain | {name: value for name, value in values if name in explicit})
 
 
 def source_version(path: str) -> str:
@@ -181,7 +185,7 @@ def source_version(path: str) -> str:
     component uses.
     """
     module = importlib.import_module(path.partition(":")[0])
-    defined_in = sys.modules[_attribute(module, path, "kind").__module__].__file__
+    defined_in = sys.modules[pkgutil.resolve_name(path).__module__].__file__
     assert defined_in is not None, "only built-in modules have no file"
     with open(defined_in, "rb") as source:
         digest = hashlib.file_digest(source, "sha256").hexdigest()[:16]
@@ -206,36 +210,3 @@ def _component_keys(tree: Any) -> list[str]:
 
 def _base(key: str) -> type | None:
     return COMPONENTS[re.sub(r"\.\d+$", ".*", key)]
-
-
-def _default(parameter: inspect.Parameter) -> Any:
-    default = parameter.default
-    if default is parameter.empty:
-        return field()
-    return field(default_factory=lambda: default)  # dataclasses reject mutable defaults
-
-
-def _module(path: str, key: str) -> ModuleType:
-    name = path.partition(":")[0]
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        raise ValueError(
-            f"{key}.kind is {path}: no module named {error.name}: install it, or add its folder to "
-            "PYTHONPATH"
-        ) from error
-    except (ImportError, SyntaxError) as error:
-        raise ValueError(
-            f"{key}.kind is {path}: {name} cannot be imported: {one_line(error, 1000)}"
-        ) from error
-
-
-def _attribute(module: ModuleType, path: str, key: str) -> Any:
-    found: Any = module
-    for name in path.partition(":")[2].split("."):
-        near = difflib.get_close_matches(name, dir(found), n=1)
-        hint = f": did you mean {near[0]}?" if near else ""
-        found = getattr(found, name, MISSING)
-        if found is MISSING:
-            raise ValueError(f"{key}.kind is {path}: {module.__name__} has no {name}{hint}")
-    return found

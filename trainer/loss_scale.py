@@ -1,7 +1,7 @@
 """Dynamic loss scaling for fp16. It keeps small gradients from underflowing; a step that overflows
 is skipped."""
 
-from dataclasses import dataclass, field
+import math
 from typing import Any
 
 import torch
@@ -11,81 +11,57 @@ _INITIAL, _LOWEST, _HIGHEST = 2.0**16, 2.0**-14, 2.0**24
 _GROWTH_INTERVAL = 2000
 
 
-@dataclass
 class LossScale:
-    """The factor by which the loss is multiplied before backward. It is always 1 unless `dynamic`
-    is true.
+    """The factor by which the loss is multiplied before backward. It is always 1 unless `precision`
+    is fp16.
 
-    All ranks compute the same global gradient norm, so their scales are always equal.
-
-    If steps are deferred (`trainer/step.py`), the device computes the scale for the
-    next step. The host repeats this computation when it reads the results of a step.
+    All ranks compute the same global gradient norm, so their scales are always equal. The device
+    computes the scale for the next step, because the host may not know yet whether the last step
+    was skipped (`trainer/step.py`).
     """
 
-    dynamic: bool
-    value: float = 1.0
-    good_steps: int = 0
-    _on_device: Tensor | None = field(
-        default=None, repr=False, compare=False
-    )  # [value, good_steps]
+    def __init__(self, precision: str, device: torch.device) -> None:
+        # The scale, and the number of consecutive steps without overflow.
+        self._state: Tensor | None = None
+        if precision == "fp16":
+            self._state = torch.tensor([_INITIAL, 0.0], device=device)
 
-    @classmethod
-    def for_precision(cls, precision: str) -> "LossScale":
-        dynamic = precision == "fp16"
-        return cls(dynamic, _INITIAL if dynamic else 1.0)
+    @property
+    def value(self) -> Tensor | float:
+        """The scale of the next step."""
+        return 1.0 if self._state is None else self._state[0]
 
-    def overflowed(self) -> bool:
-        """Halve the scale after non-finite gradients. Returns False if the scale is not dynamic or
-        is already at its minimum, in which case a lower scale cannot make the step finite.
-        """
-        if not self.dynamic or self.value <= _LOWEST:
-            return False
-        self.value, self.good_steps = self.value / 2, 0
-        return True
-
-    def succeeded(self) -> None:
-        """Count a step without overflow, and double the scale after many consecutive steps without
-        overflow.
-        """
-        if not self.dynamic:
+    def update(self, loss: Tensor, skipped: Tensor) -> None:
+        """Halve the scale after non-finite gradients of a finite loss, unless it is at its minimum.
+        Double it after many consecutive steps without overflow."""
+        if self._state is None:
             return
-        self.good_steps += 1
-        if self.good_steps >= _GROWTH_INTERVAL:
-            self.value, self.good_steps = min(self.value * 2, _HIGHEST), 0
-
-    def on_device(self, device: torch.device) -> Tensor | float:
-        """Return the scale for the next deferred step."""
-        if not self.dynamic:
-            return 1.0
-        if self._on_device is None:
-            numbers = [self.value, float(self.good_steps)]
-            self._on_device = torch.tensor(numbers, dtype=torch.float32, device=device)
-        return self._on_device[0]
-
-    def update_on_device(self, loss: Tensor, skipped: Tensor) -> None:
-        """Do what `overflowed` and `succeeded` do, on the device, where `skipped` is known."""
-        if self._on_device is None:
-            return
-        value, good_steps = self._on_device
+        value, good_steps = self._state
         overflow = skipped & loss.isfinite() & (value > _LOWEST)
         grows = ~skipped & (good_steps + 1 >= _GROWTH_INTERVAL)
         doubled = (value * 2).clamp(max=_HIGHEST)
-        self._on_device = torch.stack(
+        self._state = torch.stack(
             [
                 torch.where(overflow, value / 2, torch.where(grows, doubled, value)),
                 torch.where(overflow | grows, 0, good_steps + ~skipped),
             ]
         )
 
+    def overflows(self, loss: float, scale: float) -> bool:
+        """Return whether a skipped step with this loss was skipped because of its scale. At the
+        minimum, a lower scale cannot make the step finite."""
+        return self._state is not None and math.isfinite(loss) and scale > _LOWEST
+
     def to_json(self) -> dict[str, Any] | None:
         """Return the state for a checkpoint, or None without dynamic scaling. Without a stored
         state, a run that resumes in fp16 starts with the default scale.
         """
-        if not self.dynamic:
+        if self._state is None:
             return None
-        return {"value": self.value, "good_steps": self.good_steps}
+        value, good_steps = self._state.tolist()
+        return {"value": value, "good_steps": int(good_steps)}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        if self.dynamic:
-            self.value, self.good_steps = float(saved["value"]), int(saved["good_steps"])
-            self._on_device = None
+        if self._state is not None:
+            state = [float(saved["value"]), float(saved["good_steps"])]
+            self._state = torch.tensor(state, device=self._state.device)

@@ -60,47 +60,31 @@ _Loader.add_implicit_resolver(
 
 
 def load_recipe(
-    path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    allow_imports: Collection[str] = (),
+    is_trusted: bool = True,
 ) -> Recipe:
     """Load a recipe from a YAML file and apply `key=value` overrides in order.
 
     The file is merged over the recipe at the path in its `base` key, which is relative to the file.
-    Import paths in the file and in the overrides are imported. For a recipe stored by a run, only
-    import paths in `allow_imports` and in the overrides are imported.
+    Import paths in the file and in the overrides are imported. For a recipe stored by a run, which
+    may come from another machine, and if `is_trusted` is false, only import paths in
+    `allow_imports` and in the overrides are imported.
 
     Raises FileNotFoundError if the file is missing, and ValueError, naming the key and the closest
     known name, if the recipe is not valid.
     """
     tree = read_recipe(path)
-    trusted = {} if _is_stored_by_run(path) else import_paths(tree)
-    return _build(tree, path, overrides, {*allow_imports, *trusted.values()})
-
-
-def load_stored_recipe(
-    path: Path, overrides: Sequence[str] = (), *, allow_imports: Collection[str] = ()
-) -> Recipe:
-    """Like `load_recipe`, but for a file that the user did not specify: only the paths in
-    `allow_imports` and in the overrides are imported.
-    """
-    return _build(read_recipe(path), path, overrides, allow_imports)
-
-
-def _build(
-    tree: dict[str, Any], path: Path, overrides: Sequence[str], allowed: Collection[str]
-) -> Recipe:
+    is_stored = path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
+    trusted = import_paths(tree).values() if is_trusted and not is_stored else ()
     overridden: dict[str, Any] = {}
     for override in overrides:
         _apply(tree, override)
         _apply(overridden, override)
-    allowed = {*allowed, *import_paths(overridden).values()}
+    allowed = {*allow_imports, *trusted, *import_paths(overridden).values()}
     return build_recipe(tree, origin=f"recipe {path}", allow_imports=allowed)
-
-
-def _is_stored_by_run(path: Path) -> bool:
-    """Return whether a file is a recipe stored by a run. Such a file may come from an untrusted
-    machine.
-    """
-    return path.name == STORED_NAME and (path.parent / "checkpoints").is_dir()
 
 
 def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -121,13 +105,7 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise ValueError(f"recipe {path} is not a mapping of keys to values")
     if path.name == STORED_NAME:
-        # Settings that earlier versions stored. A resumed run compares the digest of its shards
-        # with the one in the checkpoint instead of the generation.
-        data, evaluation = tree.get("data") or {}, tree.get("evaluation") or {}
-        for one in (data, *(data.get("mixture") or ())):
-            one.pop("generation", None)
-        for name in ("marginal_topk", "marginal_temperature"):
-            evaluation.pop(name, None)
+        drop_removed_settings(tree)
     if "base" not in tree:
         return tree
     base = tree.pop("base")
@@ -143,6 +121,20 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         )
     merged: dict[str, Any] = _merged(read_recipe(below, (*above, path)), tree)
     return merged
+
+
+def drop_removed_settings(tree: dict[str, Any]) -> None:
+    """Drop the settings that only earlier versions stored from a recipe's mappings.
+
+    A resumed run compares the digest of its shards with the one in the checkpoint instead of the
+    generation.
+    """
+    data, evaluation = tree.get("data") or {}, tree.get("evaluation") or {}
+    for one in (data, *(data.get("mixture") or ())):
+        one.pop("generation", None)
+    for name in ("marginal_topk", "marginal_temperature"):
+        evaluation.pop(name, None)
+    (tree.get("telemetry") or {}).pop("peak_tflops", None)
 
 
 def build_recipe(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.loading.order import share as share_of_batch
-from heads import ClassHead, FactoredHead, build_head
+from heads import ClassHead, build_head
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import apply_batch_norm_mode, persistent_buffers
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
@@ -40,12 +40,11 @@ class Task(nn.Module):
     head_optimizer: Optimizer | None = None
     head_rate = 0.0
     average: MovingAverage | None = None
-    # Whether the device sets a flag if a step must be skipped (`trainer/step.py`). The
-    # head then does not check its inputs, which would make the host wait.
-    is_flagged = False
-    # Whether the optimizers read the flag, so that the host can read it later.
+    # Whether the optimizers read the flag of a step that must be skipped (`trainer/step.py`), so
+    # that the host can read it later.
     defers = False
-    # If steps are flagged: whether the labels and row weights of the first batch were checked.
+    # Whether the labels and row weights of the first batch were checked. The head does not check
+    # its inputs in every step, which would make the host wait.
     has_checked_inputs = False
     # The number of classes whose rows come from `head.init`.
     num_initial_rows: int | None = None
@@ -60,7 +59,6 @@ class Task(nn.Module):
     ) -> None:
         super().__init__()
         self.world, self.recipe = world, recipe
-        self.is_on_cuda = world.device.type == "cuda"
         self.phases = phases or Phases(world.device)
         train = recipe.train
         self.global_batch = train.global_batch
@@ -73,7 +71,7 @@ class Task(nn.Module):
         self.backbone = backbone.to(world.device)
         self.head = head
         self.num_backbone_weights = sum(p.numel() for p in self.backbone.parameters())
-        self.loss_scale = LossScale.for_precision(train.precision)
+        self.loss_scale = LossScale(train.precision, world.device)
         self.strategy = Strategy(self.backbone)
 
     def start_training(self) -> None:
@@ -92,15 +90,10 @@ class Task(nn.Module):
         if self.world.group is not None:  # there is nothing to distribute in one process
             self.strategy = train.strategy.start(self.backbone, self.world)
         strategy = self.strategy
-        strategy.attach(
-            build_optimizer(recipe.optimizer, strategy.parameters, strategy.shard_group)
-        )
+        strategy.attach(build_optimizer(recipe.optimizer, strategy.parameters))
         clips = recipe.train.clip_norm is not None
         self.head_optimizer = build_head_optimizer(recipe.optimizer, self.head, clips=clips)
         self.defers = self._defers()
-        self.is_flagged = self.defers or (
-            self.is_on_cuda and not isinstance(self.head, FactoredHead)
-        )
         if self.defers:
             for optimizer in (self.strategy.optimizer, self.head_optimizer):
                 create_momentum(optimizer)
@@ -139,7 +132,7 @@ class Task(nn.Module):
             # torch's flag for optimizers whose `step` reads `grad_scale` and `found_inf`
             reason = f"optimizer.kind is {self.recipe.optimizer.kind}, which ignores found_inf"
         if synchronous is None:
-            return self.is_on_cuda and reason is None
+            return self.world.device.type == "cuda" and reason is None
         if not synchronous and reason is not None:
             raise ValueError(f"train.synchronous is false, but {reason}: omit train.synchronous")
         return not synchronous

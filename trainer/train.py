@@ -5,7 +5,6 @@ implements each part; `trainer/step.py` is one step.
 """
 
 import gc
-import math
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +30,9 @@ from trainer.run.folder import RunFolder
 from trainer.run.state import TrainState, provenance, resume
 from trainer.run.training_data import RunData, load_run_manifest
 from trainer.schedules import RunLength
-from trainer.step import DeferredNumbers, Numbers, read_numbers, take_step
+from trainer.step import StepNumbers, read_numbers, take_step
 from trainer.task import Task
-from trainer.telemetry.jsonl import SkippedSteps, trim_logs
-from trainer.telemetry.mfu import ModelFlops
+from trainer.telemetry.jsonl import log_skipped_step, trim_logs
 from trainer.telemetry.phases import Phases
 from trainer.telemetry.telemetry import Telemetry, check_telemetry
 from trainer.world import World
@@ -92,9 +90,6 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
         task.train()
 
         # -------------------------------------------------------------- resume
-        if world.is_main:
-            folder.check(recipe)
-        world.barrier()
         evaluated_on = f"{split} {manifest.digest(split)}"
         start = TrainState(
             step=0,
@@ -104,8 +99,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             tokenizer=tokenizer_digest(recipe),
             origin=provenance(recipe, evaluated_on=evaluated_on),
         )
-        resumed = resume(folder, task, start, world, length=length)
-        state = resumed.state
+        state, notices = resume(folder, task, start, world, length=length)
         introduction = _introduction(task, data, state.step, num_steps)
         if dry_run:
             check_telemetry(recipe.telemetry, world)
@@ -113,7 +107,7 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 next(batches)  # this rank's share of the first global batch
             world.barrier()
             if world.is_main:
-                lines = [notice.line for notice in resumed.notices]
+                lines = [notice.line for notice in notices]
                 print(*lines, f"dry run passed: {introduction}", sep="\n", flush=True)
             return
         if world.is_main:
@@ -134,20 +128,12 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
                 phases=phases,
                 evaluated=state.evaluated,
                 skipped_steps=state.skipped,
-                flops=ModelFlops(recipe, len(manifest.classes)),
             )
         )
         profiler = None
         if recipe.train.profile is not None:
             trace = folder.path / f"profile-rank{world.rank}.json.gz"
             profiler = opened.enter_context(step_profiler(recipe.train.profile, trace))
-        skipped = SkippedSteps(
-            folder.path,
-            rank=world.rank,
-            cap=recipe.train.max_skipped_steps,
-            count=state.skipped,
-            key_of=None if isinstance(data.training, Stream) else data.training.key,
-        )
         keep_every = recipe.checkpoint.keep_every
         writer = opened.enter_context(
             CheckpointWriter(
@@ -171,13 +157,12 @@ def train(recipe: Recipe, world: World, *, dry_run: bool = False) -> None:
             watchdog=watchdog,
             agreement=opened.enter_context(Agreement(world)),
             telemetry=telemetry,
-            skipped=skipped,
             writer=writer,
             state=state,
             saved_step=state.step,
             profiler=profiler,
         )
-        for notice in resumed.notices:
+        for notice in notices:
             telemetry.event(notice.event, state.step, notice.line, **notice.values)
         telemetry.event("start", state.step, introduction, world_size=world.size)
         if isinstance(data.training, Stream):
@@ -283,7 +268,7 @@ class _TakenStep:
     factor: float
     agreed: Agreed
     cursor: Cursor
-    numbers: Numbers | DeferredNumbers
+    numbers: StepNumbers
 
 
 @dataclass
@@ -302,7 +287,6 @@ class Run:
     watchdog: Watchdog
     agreement: Agreement
     telemetry: Telemetry
-    skipped: SkippedSteps
     writer: CheckpointWriter
     state: TrainState
     saved_step: int | None
@@ -325,29 +309,37 @@ class Run:
         """Record a step in the state for the next checkpoint, the logs and the metrics (collective
         if `explains` is true; see `read_numbers`).
 
-        A skipped step is an fp16 overflow, which lowers the loss scale, or it counts towards
-        `train.max_skipped_steps`.
+        A skipped step that is not an fp16 overflow counts towards `train.max_skipped_steps`.
         """
         task, telemetry, step = self.task, self.telemetry, taken.step
         check = self.agreement.check
         numbers = read_numbers(task, taken.numbers, explains=explains, check=check)
-        if not numbers.skipped:
-            task.loss_scale.succeeded()
-        elif not (math.isfinite(numbers.loss) and task.loss_scale.overflowed()):
-            telemetry.print_line(self.skipped.add(step, taken.batch, numbers.reason))
+        num_skipped = self.state.skipped
+        if numbers.skipped and not numbers.overflowed:
+            num_skipped += 1
+            training = self.data.training
+            line = log_skipped_step(
+                task.recipe.run / f"nonfinite-rank{task.world.rank}.jsonl",
+                step,
+                taken.batch,
+                numbers.reason,
+                count=num_skipped,
+                cap=task.recipe.train.max_skipped_steps,
+                key_of=None if isinstance(training, Stream) else training.key,
+            )
+            telemetry.print_line(line)
         rate = task.recipe.optimizer.lr * taken.factor
         self.best = None  # of the previous step
         self.state = replace(
             self.state,
             step=step,
             cursor=taken.cursor,
-            skipped=self.skipped.count,
-            loss_scale=task.loss_scale.to_json(),
+            skipped=num_skipped,
             learning_rate=rate,
         )
         self._report_saves()
         telemetry.samples(step, taken.batch)
-        telemetry.beat(step, taken.agreed.busy_seconds, taken.batch.inputs)
+        telemetry.beat(step, taken.agreed.busy_seconds)
         if telemetry.is_due(step):
             telemetry.step(
                 step,
@@ -355,7 +347,7 @@ class Run:
                 learning_rate=rate,
                 gradient_norm=numbers.gradient_norm,
                 bad_samples=len(taken.cursor.bad),
-                skipped_steps=self.skipped.count,
+                skipped_steps=num_skipped,
             )
 
     def evaluate(self) -> None:
@@ -401,7 +393,8 @@ class Run:
         with self.task.phases("checkpoint"):
             try:
                 entries = training_entries(self.task)
-                self.writer.save(entries, self.state.to_json(), best=self.best)
+                state = replace(self.state, loss_scale=self.task.loss_scale.to_json())
+                self.writer.save(entries, state.to_json(), best=self.best)
             finally:
                 self._report_saves()
         self.saved_step = self.state.step

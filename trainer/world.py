@@ -5,7 +5,6 @@ the cause only in the error message.
 """
 
 import gc
-import math
 import os
 import secrets
 import sys
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Literal, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from pydantic import Field
@@ -29,7 +27,7 @@ from torch.distributed import (
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from heads.collectives import all_gather_equal, hooked
+from heads.collectives import hooked
 
 # The size of torch's flight recorder, from which the watchdog reads the name of a hung collective.
 _RECORDED_COLLECTIVES = 256
@@ -41,8 +39,6 @@ _GROUP_GRACE_SECONDS = 5
 # consecutive ranks.
 RankGroup = Literal["world", "node"] | Annotated[int, Field(gt=0)]
 _NO_LIMIT = timedelta(days=365)
-# With fewer ranks, connecting two groups instead of one takes more time than the grid saves.
-_LEAST_RANKS_OF_GRID = 16
 _LOST_RANK_MESSAGES = (
     "gloo/transport",
     "Connection closed by peer",
@@ -61,11 +57,11 @@ class World:
     """This process's rank, the world size, the device and the mesh.
 
     `mesh` has the axes `data` and `class`. It is None in a single process without process groups;
-    a mesh of one rank is only used to run the collectives on one device (see `axis_group`). `grid`
-    contains separate process groups for `all_gather_small`, so that it can run at the same time as
-    other collectives. `grid` is None if the world size is 1. `timeout` is the timeout of the
-    process groups (None: torch's default). `store` is the store of the rendezvous (None in a single
-    process); see `new_store`.
+    a mesh of one rank is only used to run the collectives on one device (see `axis_group`).
+    `agreement_group` is a gloo group of all ranks for collectives that run at the same time as
+    others. It is None if the world size is 1. `timeout` is the timeout of the process groups (None:
+    torch's default). `store` is the store of the rendezvous (None in a single process); see
+    `new_store`.
     """
 
     rank: int
@@ -74,7 +70,7 @@ class World:
     local_size: int
     device: torch.device
     mesh: DeviceMesh | None
-    grid: "Grid | None" = None
+    agreement_group: ProcessGroup | None = None
     timeout: timedelta | None = None
     store: dist.Store | None = None
 
@@ -90,21 +86,6 @@ class World:
     def create_mesh(self, shape: tuple[int, int], axes: tuple[str, str]) -> DeviceMesh:
         """Return a mesh over all ranks, row by row (collective)."""
         return _create_mesh(self.device, shape, axes, self.timeout)
-
-    def all_gather_small(self, tensor: Tensor) -> list[Tensor]:
-        """Return the CPU tensors of all ranks, in rank order (collective).
-
-        gloo's all-gather passes a message around a ring of all ranks. With the columns of `grid`,
-        the message passes around a row and then around a column of a grid of ranks: for 512 ranks,
-        46 hops instead of 511.
-        """
-        if self.grid is None:
-            return all_gather_equal(tensor, self.group)
-        row = all_gather_equal(tensor, self.grid.row)
-        if self.grid.column is None:
-            return row
-        rows = all_gather_equal(torch.stack(row), self.grid.column)
-        return list(torch.cat(rows).unbind())
 
     def new_store(self) -> dist.Store:
         """Return an empty store that all ranks share (collective). Reading it has no time limit.
@@ -191,8 +172,8 @@ def open_world(
     dist.init_process_group(backend, store=groups, rank=rank, world_size=size, timeout=timeout)
     _connect(dist.group.WORLD, chosen)
     mesh = _create_mesh(chosen, shape, ("data", "class"), timeout)
-    grid = Grid.create(size, timeout)
-    yield World(rank, size, local_rank, local_size, chosen, mesh, grid, timeout, store)
+    agreement = dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement")
+    yield World(rank, size, local_rank, local_size, chosen, mesh, agreement, timeout, store)
     # Destroying a group while objects still refer to it sometimes aborts the process. After an
     # error, the traceback refers to such objects, so the group is not destroyed (no `finally`).
     gc.collect()
@@ -215,31 +196,6 @@ def _connect(group: ProcessGroup | None, device: torch.device) -> None:
     appear before the model is built and the first step is not slower (collective).
     """
     dist.all_reduce(torch.zeros(1, device=device), group=group)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The ranks as a grid, row by row: the gloo groups of this rank's row and column. If there is
-    only one row, it contains all ranks, and the column is None."""
-
-    row: ProcessGroup
-    column: ProcessGroup | None = None
-
-    @classmethod
-    def create(cls, size: int, timeout: timedelta) -> "Grid":
-        """Create a grid that is as square as possible (collective). It has one row if there are
-        fewer than 16 ranks or if their number is prime."""
-        height = next(height for height in range(math.isqrt(size), 0, -1) if size % height == 0)
-        if size < _LEAST_RANKS_OF_GRID or height == 1:
-            return cls(dist.new_group(timeout=timeout, backend="gloo", group_desc="agreement"))
-        ranks = np.arange(size).reshape(height, -1)
-        row, column = (
-            dist.new_subgroups_by_enumeration(
-                groups.tolist(), timeout=timeout, backend="gloo", group_desc="agreement"
-            )[0]
-            for groups in (ranks, ranks.T)
-        )
-        return cls(row, column)
 
 
 def mesh_shape(class_group: RankGroup, *, size: int, local_size: int) -> tuple[int, int]:

@@ -13,7 +13,6 @@ from benchmarks.gpu.measuring import allocated_bytes, free, measure, peak_bytes
 from benchmarks.gpu.tasks import TaskSize, bare_loop, random_batch, recipe_of
 from benchmarks.timing import Row, ratio_row
 from benchmarks.trainer_step import InMemory, open_trainer
-from trainer.telemetry.mfu import ModelFlops, peak_flops
 from trainer.world import World
 
 _WARM_UP, _TIMED_STEPS = 3, 10
@@ -46,8 +45,5 @@ def step(
     case = f"{size.encoder['model_type']}, batch {size.batch}"
     yield ratio_row("trainer step / bare loop", case, found["trainer"], found["bare"], 1.02)
     each = float(np.median(found["trainer"])) / _TIMED_STEPS
-    flops, peak = ModelFlops(recipe, size.classes), peak_flops(device, "bf16", None)
-    per_row = flops.per_row(batch.inputs)
-    mfu = "" if peak is None or per_row is None else f"MFU {per_row * size.batch / each / peak:.0%}"
-    yield Row("samples per second of the trainer", case, f"{size.batch / each:,.0f}", "", mfu)
+    yield Row("samples per second of the trainer", case, f"{size.batch / each:,.0f}")
     yield Row("peak memory of a step", case, f"{memory / 1e9:.2f} GB")

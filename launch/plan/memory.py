@@ -112,19 +112,16 @@ def device_memory(head: Head, share: BackboneShare) -> MemoryTable:
         "strategy's buckets": share.buckets,
         "CUDA and NCCL (assumed)": _CUDA_RESERVE * (machine.kind == "cuda"),
     }
-    # Fused updates and fp8 or bf16 rows need no tensor of the size of the shard.
-    shard = head.shard if head.row_bytes == FLOAT32 and not head.fused else 0
-    updating = shard  # the squared gradients of the head, for their norm
-    if recipe.optimizer.copies_tensors:
-        largest = max(shape.numel() for unit in backbone.units for shape in unit) * FLOAT32
-        updating = max(share.updated, shard) + 2 * max(largest, shard)
+    # The squared gradients of the head, for their norm. Fused updates and fp8 or bf16 rows need no
+    # tensor of the size of the shard.
+    squares = head.shard if head.row_bytes == FLOAT32 and not head.fused else 0
     lines = {
         **{what: (size, size, size) for what, size in always.items()},
         "backbone gradients": (share.gradients * (parts > 1), share.gradients, share.gradients),
         "gathered blocks": (0, share.gathered, 0),
         "activations": (backbone.activations * during_head, max(0, backbone.backward), 0),
         **_of_head(head),
-        "optimizer's temporaries": (0, 0, updating),
+        "optimizer's temporaries": (0, 0, squares),
     }
     return MemoryTable(("head", "backward", "optimizer"), lines, machine.memory)
 

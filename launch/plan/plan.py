@@ -167,8 +167,7 @@ def _candidates(plan: Plan) -> Iterator[tuple[str, str, dict[str, object]]]:
     parts = train.micro_batches
     while (parts := parts * 2) <= -(-train.global_batch // ranks):
         yield f"train.micro_batches={parts}", "train", {"micro_batches": parts}
-    whole = recipe.optimizer.needs_whole_tensors
-    while ranks > 1 and (smaller := strategy.smaller(whole_tensors=whole)) is not None:
+    while ranks > 1 and (smaller := strategy.smaller()) is not None:
         yield strategy.change_to(smaller), "train", {"strategy": smaller}
         strategy = smaller
     default = plan.machine.processor.default_memory_mib

@@ -67,11 +67,10 @@ def _passes(head: Head) -> int:
 
 def _updated_bytes(head: Head, share: BackboneShare) -> int:
     """Return the bytes that the update reads and writes: weights and moments twice, and gradients
-    once. Clipping reads and scales the gradients; averages are read and written. If the optimizer
-    copies tensors, its step is written once and read twice, and the weights are read again."""
+    once. Clipping reads and scales the gradients; averages are read and written."""
     optimizer, train = head.recipe.optimizer, head.recipe.train
     moments = optimizer.num_moments
-    passes = 3 + 2 * moments + 4 * optimizer.copies_tensors
+    passes = 3 + 2 * moments
     passes += 3 * (train.clip_norm is not None) + 3 * (train.ema is not None)
     rows = passes * head.bytes_of_rows(FLOAT32)
     if head.row_bytes < FLOAT32:

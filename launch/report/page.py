@@ -84,7 +84,6 @@ def summary(runs: Sequence[Run]) -> dict[str, list[str]]:
     rows |= {
         "throughput, median": median("samples_per_second", lambda v: f"{format_number(v)}/s"),
         "waiting for data, median": median("data_wait_ratio", "{:.1%}".format),
-        "MFU, median": median("mfu", "{:.1%}".format),
         "training time": [
             _shown(run.seconds[-1:], lambda s: f"{timedelta(seconds=round(s))}") for run in runs
         ],
@@ -197,12 +196,11 @@ def _single_logits(runs: Sequence[Run]) -> Iterator[Part]:
 
 
 def _speed(runs: Sequence[Run]) -> Iterator[Part]:
-    """Throughput, time spent waiting for data, device utilization and phases."""
+    """Throughput, time spent waiting for data, and phases."""
     rate: dict[str, Any] = {"from_zero": True, "smooth": True}
     share: dict[str, Any] = {"percent": True, **rate}
     yield from _over_steps(runs, "samples_per_second", "Throughput", y_label="samples/s", **rate)
     yield from _over_steps(runs, "data_wait_ratio", "Share of the time waiting for data", **share)
-    yield from _over_steps(runs, "mfu", "Model FLOPs utilization (MFU)", **share)
     shares = {run.letter: found for run in runs if (found := share_of_phases(run))}
     if shares:
         parts = [part for part in (*PHASES, "other") if any(part in s for s in shares.values())]

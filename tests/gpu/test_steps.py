@@ -14,11 +14,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.gpu.tasks import IMAGES, TaskSize, random_batch
 from data.loading.batch import Batch
+from heads.engine.inputs import non_finite_rows
 from serving.addresses import free_port
 from tests.gpu.tasks import TINY, task_of, trace_steps
 from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world
 from tests.ranks import run_on_ranks
-from trainer.step import DeferredNumbers, PartLoss, read_numbers, take_step
+from trainer.step import Gradients, PartLoss, StepNumbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import World
 
@@ -66,7 +67,7 @@ def test_no_step_under_ddp_or_fsdp_synchronizes_with_the_host(device):
 def test_the_trace_of_a_synchronous_step_shows_where_it_synchronizes(device):
     """Otherwise, the test above could not fail."""
     sites = trace_steps(make_task({}, device, synchronous=True), 2).synchronizations()
-    assert any("trainer/step.py" in site and "gradient_norm" in site for site in sites), sites
+    assert any("trainer/step.py" in site and "values" in site for site in sites), sites
 
 
 @pytest.mark.gpu
@@ -75,15 +76,16 @@ def test_a_host_that_waits_for_a_step_checks_for_lost_ranks(cuda):
         raise ConnectionError
 
     scalar = torch.ones((), dtype=torch.float64, device=cuda)
-    part = PartLoss.of(scalar, torch.ones(2, 3, device=cuda))
-    DeferredNumbers(1, scalar, scalar, [part])  # allocates pinned memory
+    part = PartLoss(scalar, 2, non_finite_rows(torch.ones(2, 3, device=cuda)))
+    StepNumbers(1, Gradients(scalar, [part]), scalar)  # allocates pinned memory
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # about a second
-    numbers = DeferredNumbers(1, scalar, scalar, [part])
+    numbers = StepNumbers(1, Gradients(scalar, [part]), scalar)
     with pytest.raises(ConnectionError):
-        numbers.read(check)
+        numbers.wait(check)
     torch.cuda.synchronize()
-    assert numbers.read(check) == (1.0, 1.0, False)
+    numbers.wait(check)
+    assert numbers.values[:3] == [1.0, 1.0, 1.0]
 
 
 # ------------------------------------------------------------------------ batch norm

@@ -15,8 +15,8 @@ import yaml
 
 from serving.metrics import METRICS
 from tests.k8s.manifests import ROOT, built, needs_kustomize, of_kind
-from trainer.telemetry.phases import PHASES, Phases
-from trainer.telemetry.prometheus import _STEP_GAUGES, Metrics
+from trainer.telemetry.phases import Phases
+from trainer.telemetry.prometheus import GAUGES, Metrics
 from trainer.world import World
 
 pytestmark = needs_kustomize
@@ -83,16 +83,10 @@ def metric_names() -> frozenset[str]:
         for end in (("_bucket", "_count", "_sum") if metric.kind == "histogram" else ("",))
     }
     cpu = torch.device("cpu")
-    given = {"start_step": 0, "num_steps": 10, "global_batch": 4, "restarts": 0}
-    world, phases = World(0, 2, 0, 2, cpu, None), Phases(cpu)
-    metrics = Metrics(world, **given, checkpoint_every=5, phases=phases)
-    numbers = dict.fromkeys(_STEP_GAUGES, 1.0)
-    metrics.step({**numbers, "phases": dict.fromkeys(PHASES, 1.0), "memory": {"resident": 1}})
-    metrics.busy([1.0, 2.0], {1: 2.0})
-    metrics.event("checkpoint", {})
-    metrics.event("evaluation", {"top1": 0.5})
+    metrics = Metrics(World(0, 2, 0, 2, cpu, None), Phases(cpu), start_step=0, global_batch=4)
     samples = (sample for family in metrics.registry.collect() for sample in family.samples)
-    return frozenset({sample.name for sample in samples} | serving)
+    training = {sample.name for sample in samples} | {f"kway_train_{name}" for name in GAUGES}
+    return frozenset(training | serving)
 
 
 @needs_promtool

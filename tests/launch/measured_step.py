@@ -8,8 +8,9 @@ from torch.profiler import profile
 
 from data.loading.batch import Batch, Mixed
 from tests.ranks import rank_world
+from tests.trainer.training import clip_gradients
 from trainer.config import Recipe
-from trainer.step import clip_gradients, compute_gradients, set_rates, update_weights
+from trainer.step import compute_gradients, set_rates, update_weights
 from trainer.task import Task, build_task
 
 

@@ -323,7 +323,6 @@ def test_the_classes_and_samples_of_shards_are_planned(glyphs, tmp_path):
             ["--classes", 10, "--gpus", 4, "train.strategy={kind: fsdp, shard_group: 3}"],
             "train.strategy.shard_group is 3",
         ),
-        (["--classes", 10, "optimizer.kind=lamb", "train.strategy.kind=deepspeed"], "lamb"),
     ],
 )
 def test_an_impossible_plan_prints_a_one_line_error(tmp_path, kway, capsys, options, words):
@@ -359,7 +358,7 @@ CASES: dict[str, dict[str, Any]] = {
     "factored": {
         "head": {"weights": {"kind": "factored"}, "loss": {"kind": "quadratic"}, "bias": False}
     },
-    "fsdp, texts": {"train__strategy": FSDP, "optimizer": {"kind": "lamb"}, "text": True},
+    "fsdp, texts": {"train__strategy": FSDP, "optimizer": ADAMW, "text": True},
     "fsdp, bf16 weights": {
         "train__strategy": {**FSDP, "param_dtype": "bf16"},
         "train__precision": "bf16",

@@ -56,20 +56,37 @@ def test_an_input_error_prints_one_line_and_exits_with_2(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_a_run_cannot_resume_with_a_different_recipe(glyphs, tmp_path, capsys):
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
+@pytest.fixture(scope="module")
+def finished(glyphs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The recipe of a finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    recipe = str(write_recipe(folder, glyph_recipe(glyphs, folder / "run")))
     assert main([recipe]) == 0
-    assert main([recipe, "head.loss.kind=bce", "seed=3"]) == 2
-    assert "was started with different values of head.loss.kind, seed" in capsys.readouterr().err
-    assert main([recipe, "resume=never"]) == 2
-    assert "contains checkpoints, but resume=never is set" in capsys.readouterr().err
+    return recipe
 
 
-def test_a_duration_below_the_current_step_is_rejected(glyphs, tmp_path, capsys):
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
-    assert main([recipe]) == 0
-    assert main([recipe, "train.duration.steps=2"]) == 2
-    assert "is at step 4, but train.duration is 2 steps" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["head.loss.kind=bce", "seed=3"],
+            "was started with different values of head.loss.kind, seed",
+        ),
+        (["resume=never"], "contains checkpoints, but resume=never is set"),
+        (["train.duration.steps=2"], "is at step 4, but train.duration is 2 steps"),
+    ],
+)
+def test_a_recipe_that_cannot_continue_a_run_is_rejected(overrides, message, finished, capsys):
+    assert main([finished, *overrides]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_starting_a_finished_run_again_does_not_change_it(finished):
+    run = Path(finished).parent / "run"
+    before = final_tensors(run)
+    assert main([finished]) == 0
+    after = final_tensors(run)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
 
 
 def test_different_shards_at_the_same_path_are_rejected(glyphs, tmp_path, capsys):
@@ -81,12 +98,3 @@ def test_different_shards_at_the_same_path_are_rejected(glyphs, tmp_path, capsys
     write_shards(Glyphs(13, samples=2, size=16), shards, workers=0)
     assert main([recipe, "train.duration.steps=6"]) == 2
     assert "was trained on different shards" in capsys.readouterr().err
-
-
-def test_starting_a_finished_run_again_does_not_change_it(glyphs, tmp_path):
-    recipe = str(write_recipe(tmp_path, glyph_recipe(glyphs, tmp_path / "run")))
-    assert main([recipe]) == 0
-    before = final_tensors(tmp_path / "run")
-    assert main([recipe]) == 0
-    after = final_tensors(tmp_path / "run")
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())

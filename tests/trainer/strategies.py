@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.trainer.training import full_entries, share, started, take_steps
+from tests.trainer.training import clip_gradients, full_entries, share, started, take_steps
 from trainer.checkpoints import find_checkpoint, load_tensors, save_checkpoint
 from trainer.checkpoints.entries import create_moments, restore_training, training_entries
-from trainer.step import clip_gradients, compute_gradients
+from trainer.step import compute_gradients
 
 STRATEGIES: list[dict[str, Any]] = [
     {"kind": "ddp"},

@@ -9,7 +9,6 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from trainer.config import TelemetryConfig
-from trainer.telemetry.mfu import ModelFlops
 from trainer.telemetry.phases import Phases
 from trainer.telemetry.telemetry import Telemetry
 from trainer.world import World
@@ -34,7 +33,6 @@ def telemetry(
     skipped_steps: int = 0,
     rank: int = 0,
     phases: Phases | None = None,
-    flops: ModelFlops | None = None,
     **settings: Any,
 ) -> Telemetry:
     """Return the telemetry of one of two ranks on a machine."""
@@ -48,7 +46,6 @@ def telemetry(
         global_batch=GLOBAL_BATCH,
         checkpoint_every=CHECKPOINT_EVERY,
         phases=phases or Phases(CPU),
-        flops=flops,
     )
 
 

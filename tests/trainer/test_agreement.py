@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 import trainer.agreement
 import trainer.train
-import trainer.world
 from data.loading.batch import Batch, Substitute
 from heads.collectives import all_reduce_sum
 from tests.ranks import RankError, rank_world, run_on_ranks
@@ -26,40 +25,26 @@ from trainer.world import World, is_lost_rank
 EMPTY = torch.zeros(0, dtype=torch.int64)
 
 
-def gridded(least_ranks_of_grid: int) -> World:
-    trainer.world._LEAST_RANKS_OF_GRID = least_ranks_of_grid
-    return rank_world()
-
-
 def batch_with_bad(*indices: int) -> Batch:
     substitutes = tuple(Substitute(index, 0, "damaged") for index in indices)
     return Batch({}, EMPTY, EMPTY, substitutes=substitutes)
 
 
-def agreed_on(least_ranks_of_grid: int) -> tuple[bool, Agreed]:
-    world = gridded(least_ranks_of_grid)
-    assert world.grid is not None
+def agreed_on() -> Agreed:
+    world = rank_world()
     bad = [10 * world.rank, -5][: world.rank]  # hashes of a stream may be negative
     stop = "SIGTERM" if world.rank == 2 else None
-    found = agree(world, stop=stop, batch=batch_with_bad(*bad), busy_seconds=float(world.rank))
-    return world.grid.column is not None, found
+    return agree(world, stop=stop, batch=batch_with_bad(*bad), busy_seconds=float(world.rank))
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "least", "has_columns"), [(4, 16, False), (4, 4, True), (3, 2, False)]
-)
-def test_all_ranks_agree_with_a_ring_and_with_a_grid(
-    num_ranks: int, least: int, has_columns: bool
-) -> None:
-    """A prime number of ranks has no columns."""
-    bad = [10, 20, -5, *([30, -5] if num_ranks == 4 else [])]
-    expected = Agreed("SIGTERM", bad, [float(rank) for rank in range(num_ranks)])
-    assert run_on_ranks(num_ranks, agreed_on, least) == [(has_columns, expected)] * num_ranks
+def test_all_ranks_agree() -> None:
+    expected = Agreed("SIGTERM", [10, 20, -5], [0.0, 1.0, 2.0])
+    assert run_on_ranks(3, agreed_on) == [expected] * 3
 
 
 def agreed_during_other_collectives() -> list[tuple[float, Agreed]]:
     """Rank 0 starts each exchange before another collective, and rank 1 after it."""
-    world, found = gridded(16), []
+    world, found = rank_world(), []
     with Agreement(world) as agreement:
         for step in range(20):
             stop = "SIGUSR1" if step == 7 and world.rank else None
@@ -85,7 +70,7 @@ def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
 
 def left_before_the_message_is_received() -> bool:
     """Rank 0 receives the last message only after rank 1 could have left."""
-    world, wait = gridded(16), World.wait_for_next
+    world, wait = rank_world(), World.wait_for_next
 
     def wait_late(world: World) -> None:
         time.sleep(0.5 if world.rank == 0 else 0)
@@ -110,7 +95,7 @@ def poll(agreement: Agreement) -> None:
 def check_until_lost(lost: int, dies_early: bool) -> None:
     """In the second step, rank `lost` is killed before or after the exchange. The other ranks never
     end the step."""
-    world = gridded(16)
+    world = rank_world()
     agreement = Agreement(world)
 
     def start() -> Any:

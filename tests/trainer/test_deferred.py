@@ -9,7 +9,7 @@ import math
 import os
 import signal
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,9 @@ from tests.system.runs import losses
 from tests.trainer.training import full_entries, share, started
 from trainer.__main__ import main
 from trainer.agreement import Agreement
-from trainer.loss_scale import LossScale
-from trainer.step import DeferredNumbers, Numbers, read_numbers, take_step
+from trainer.step import Numbers, StepNumbers, read_numbers, take_step
 from trainer.task import Task
 from trainer.world import leave
-
-Results = tuple[list[Numbers], dict[str, np.ndarray]]
 
 
 def take(task: Task, step: int, rows: int = 12) -> Numbers:
@@ -60,40 +57,19 @@ def entries(task: Task) -> dict[str, np.ndarray]:
     return found
 
 
-def started_flagged(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
-    """Return a task whose optimizers do not read the flag, as on a GPU with DeepSpeed: the host
-    reads it before the update."""
-    task = started(shards, class_ranks, **changes)
-    task.is_flagged = True
-    return task
-
-
 def started_deferred(shards: Path, class_ranks: int | None = None, **changes: Any) -> Task:
     task = started(shards, class_ranks, train__synchronous=False, **changes)
     assert task.defers
     return task
 
 
-def trained(start: Any, shards: Path, changes: dict[str, Any]) -> Results:
-    task = start(shards, **changes)
-    numbers = [take(task, step, rows) for step, rows in ((1, 12), (2, 12), (3, task.global_batch))]
-    results = numbers, entries(task)
-    task.strategy.close()
-    return results
-
-
-def trained_in_all_modes(shards: Path, cases: list[dict[str, Any]]) -> list[list[Results]]:
-    modes = (started, started_flagged, started_deferred)
-    return [[trained(start, shards, case) for start in modes] for case in cases]
-
-
 DDP, FSDP = ({"train__strategy": {"kind": kind}} for kind in ("ddp", "fsdp"))
-DEEPSPEED = [{"kind": "deepspeed", "stage": stage} for stage in (0, 1, 2, 3)]
+DEEPSPEED = [{"kind": "deepspeed", "stage": stage} for stage in (1, 2, 3)]
 CASES: list[dict[str, Any]] = [
     {**DDP, "train__clip_norm": 0.1},
     {**FSDP, "train__clip_norm": 1e6, "optimizer": {"kind": "adamw"}},
-    {**DDP, "optimizer": {"kind": "lamb"}, "train__ema": {"decay": 0.5}},
-    {**FSDP, "optimizer": {"kind": "lamb"}, "train__micro_batches": 2},
+    {**DDP, "optimizer": {"kind": "adamw"}, "train__ema": {"decay": 0.5}},
+    {**FSDP, "optimizer": {"kind": "adamw"}, "train__micro_batches": 2},
     {**FSDP, "train__micro_batches": 3, "head__loss__kind": "batch_ce"},
     {**DDP, "train__micro_batches": 2, "head__class_weights": "balanced"},
     {**DDP, "train__micro_batches": 2, "head__logits": {"kind": "arcface", "scale": 8}},
@@ -103,82 +79,125 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "cases"),
-    [(1, CASES[1::2]), (2, CASES)],  # one rank takes the same steps, without synchronization
-    ids=lambda value: str(value if isinstance(value, int) else len(value)),
-)
-def test_all_modes_produce_the_same_results(
-    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
-) -> None:
-    cases = [{**case, "train__global_batch": 12} for case in cases]
-    for rank in run_on_ranks(num_ranks, trained_in_all_modes, glyphs, cases):
-        for case, (synchronous, *others) in zip(cases, rank, strict=True):
-            for other in others:
-                assert_same_results(other, synchronous, case)
-
-
-def assert_same_results(found: Results, expected: Results, case: dict[str, Any]) -> None:
-    for ours, theirs in zip(found[0], expected[0], strict=True):
-        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
-        assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-3), case
-        assert ours.skipped is theirs.skipped is False, case
-    assert found[1].keys() == expected[1].keys()
-    for name, value in expected[1].items():
-        np.testing.assert_allclose(
-            found[1][name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
-        )
-
-
-def skipped(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[Any]:
-    """Take a step, a broken step and another step; return the names of the entries that the broken
-    step changed, its reason, and the loss of the last step."""
-    found = []
-    for case in cases:
-        task = start(shards, **case)
-        take(task, 1)
-        before = entries(task)
-        numbers = take_broken(task, 2)
-        assert numbers.skipped
-        after = entries(task)
-        changed = [name for name, value in before.items() if not np.array_equal(value, after[name])]
-        found.append((changed, numbers.reason, take(task, 3).loss))
-        task.strategy.close()
-    return found
-
-
+OPTIONS: list[dict[str, Any]] = [
+    {**DDP, "backbone__batch_norm": "local"},
+    {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
+    {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
+    {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
+]
 PARTS = {"train__micro_batches": 2}
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What a task did in three steps, a fourth step that is skipped, and a fifth step.
+
+    `reads` are the reads from the device in the second step; the first one creates the moments.
+    `changed` are the names of the entries that the skipped step changed.
+    """
+
+    numbers: list[Numbers]
+    entries: dict[str, np.ndarray]
+    reads: list[str]
+    changed: list[str]
+    reason: str
+    last_loss: float
+
+
+def taken(start: Any, shards: Path, case: dict[str, Any]) -> Steps:
+    options = {"train__ema": {"decay": 0.5}, **case}
+    task = start(shards, options.pop("class_ranks", None), **options)
+    first, batch = take(task, 1), share(task)
+    with host_reads(batch.tensors()) as reads:
+        launched = take_step(task, batch, 1.0, step=2)
+    numbers = [first, read_numbers(task, launched), take(task, 3)]
+    before = entries(task)
+    broken = take_broken(task, 4)
+    assert broken.skipped
+    after = entries(task)
+    changed = [name for name, value in before.items() if not np.array_equal(value, after[name])]
+    sites = [line.rpartition(":")[0] for line in reads]  # without the line number
+    found = Steps(numbers, before, sites, changed, broken.reason, take(task, 5).loss)
+    task.strategy.close()
+    return found
+
+
+def taken_in_both_modes(shards: Path, cases: list[dict[str, Any]]) -> list[list[Steps]]:
+    return [[taken(start, shards, case) for start in (started, started_deferred)] for case in cases]
+
+
 @pytest.mark.parametrize(
-    ("num_ranks", "start", "cases"),
+    ("num_ranks", "cases"),
     [
-        (2, started_deferred, CASES),
-        (2, started_flagged, [{**CASES[0], "train__strategy": kind} for kind in DEEPSPEED]),
-        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
-        (3, started, [{**PARTS, **DDP}, {**PARTS, "train__strategy": DEEPSPEED[3]}]),
+        (2, CASES),
+        (2, OPTIONS),
+        (4, [{**DDP, "class_ranks": 2}, {**CASES[4], "class_ranks": 2}]),
     ],
-    ids=["deferred", "flagged", "synchronous"],
+    ids=["2", "2 with options", "4"],
 )
-def test_a_skipped_step_changes_nothing_and_its_reason_names_the_rank(
-    num_ranks: int, start: Any, cases: list[dict[str, Any]], glyphs: Path
+def test_deferred_steps_give_the_same_results_without_reading_from_the_device(
+    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
 ) -> None:
-    cases = [{**case, "train__ema": {"decay": 0.5}, "train__global_batch": 12} for case in cases]
-    for rank in run_on_ranks(num_ranks, skipped, start, glyphs, cases):
-        for case, (changed, reason, loss) in zip(cases, rank, strict=True):
-            assert changed == [], case
-            parts = case.get("train__micro_batches", 1)
-            is_whole = parts == 1 or case.get("head__loss__kind") == "batch_ce"
-            prefix = "" if is_whole else f"micro-batch 1 of {parts}: "
-            # With synchronized batch norm, the features of all ranks become NaN.
-            assert reason.startswith(f"{prefix}the loss is NaN; on rank "), case
-            assert f"on rank {num_ranks - 1}, " in reason, case
-            assert "rows of features (rows" in reason, case
-            assert math.isfinite(loss), case
+    """tests/heads/test_no_waiting.py covers each loss."""
+    for rank in run_on_ranks(num_ranks, taken_in_both_modes, glyphs, cases):
+        for case, (synchronous, deferred) in zip(cases, rank, strict=True):
+            assert_same_results(deferred, synchronous, case)
+            assert deferred.reads == [], case
+            for steps in (synchronous, deferred):
+                assert_nothing_changed(steps, case, num_ranks)
+
+
+def assert_same_results(found: Steps, expected: Steps, case: dict[str, Any]) -> None:
+    for ours, theirs in zip(found.numbers, expected.numbers, strict=True):
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-4), case
+        assert ours.gradient_norm == pytest.approx(theirs.gradient_norm, rel=1e-3), case
+        assert ours.skipped is theirs.skipped is False, case
+    assert found.entries.keys() == expected.entries.keys()
+    for name, value in expected.entries.items():
+        np.testing.assert_allclose(
+            found.entries[name], value, rtol=2e-3, atol=2e-5, err_msg=f"{case} {name}"
+        )
+
+
+def assert_nothing_changed(steps: Steps, case: dict[str, Any], num_ranks: int) -> None:
+    """The skipped step changed nothing, and its reason names the rank."""
+    assert steps.changed == [], case
+    parts = case.get("train__micro_batches", 1)
+    is_whole = parts == 1 or case.get("head__loss__kind") == "batch_ce"
+    prefix = "" if is_whole else f"micro-batch 1 of {parts}: "
+    # With synchronized batch norm, the features of all ranks become NaN.
+    assert steps.reason.startswith(f"{prefix}the loss is NaN; on rank "), case
+    assert f"on rank {num_ranks - 1}, " in steps.reason, case
+    assert "rows of features (rows" in steps.reason, case
+    assert math.isfinite(steps.last_loss), case
+
+
+def taken_by_each(shards: Path, cases: list[dict[str, Any]]) -> list[Steps]:
+    return [taken(started, shards, case) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "cases"),
+    [
+        (2, [{**CASES[0], "train__strategy": kind} for kind in DEEPSPEED]),
+        # The weights cannot be divided evenly among three ranks, so the pieces are padded.
+        (3, [{**PARTS, "train__strategy": DEEPSPEED[2]}]),
+    ],
+    ids=["2", "3"],
+)
+def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(
+    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
+) -> None:
+    """DeepSpeed itself reads more in its forward pass and its update."""
+    for rank in run_on_ranks(num_ranks, taken_by_each, glyphs, cases):
+        for case, steps in zip(cases, rank, strict=True):
+            ours = [read for read in steps.reads if "trainer/strategies/deepspeed.py" not in read]
+            assert ours == ["tolist at trainer/step.py"], case
+            assert_nothing_changed(steps, case, num_ranks)
 
 
 def test_a_first_step_that_is_skipped_leaves_fresh_moments(glyphs: Path) -> None:
-    for kind in ("sgd", "adamw", "lamb"):
+    for kind in ("sgd", "adamw"):
         task, other = (
             started(glyphs, optimizer={"kind": kind}, train__synchronous=False) for _ in range(2)
         )
@@ -196,79 +215,9 @@ def test_an_overflow_lowers_the_scale_of_the_next_step_on_the_device(glyphs: Pat
     before = entries(task)
     numbers = take(task, 2)
     assert numbers.skipped
-    assert math.isfinite(numbers.loss)
-    assert float(task.loss_scale.on_device(task.world.device)) == 2.0**23
+    assert numbers.overflowed
+    assert float(task.loss_scale.value) == 2.0**23
     assert all(np.array_equal(value, before[name]) for name, value in entries(task).items())
-
-
-def test_the_scale_on_the_device_follows_the_scale_of_the_host() -> None:
-    host, device = LossScale.for_precision("fp16"), LossScale.for_precision("fp16")
-    host.good_steps = device.good_steps = 1990
-    cpu, loss = torch.device("cpu"), torch.tensor(1.0)
-    outcomes = [*["ok"] * 12, "overflow", "nan", *["ok"] * 3, *["overflow"] * 40, "ok"]
-    for outcome in outcomes:
-        assert float(device.on_device(cpu)) == host.value
-        if outcome == "ok":
-            host.succeeded()
-        elif outcome == "overflow":
-            host.overflowed()
-        factor = math.nan if outcome == "nan" else 1.0
-        device.update_on_device(loss * factor, torch.tensor(outcome != "ok"))
-    assert host.value == 2.0**-14
-
-
-def reads_of_steps(start: Any, shards: Path, cases: list[dict[str, Any]]) -> list[list[str]]:
-    """Return the reads in the second step of each case. The first step creates the moments."""
-    found = []
-    for case in cases:
-        options = dict(case)
-        task = start(shards, options.pop("class_ranks", None), **options)
-        take(task, 1)
-        batch = share(task)
-        with host_reads(batch.tensors()) as reads:
-            taken = take_step(task, batch, 1.0, step=2)
-        assert not read_numbers(task, taken).skipped
-        found.append([line.rpartition(":")[0] for line in reads])  # without the line number
-        task.strategy.close()
-    return found
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {**DDP, "train__ema": {"decay": 0.5}, "backbone__batch_norm": "local"},
-    {**FSDP, "train__precision": "bf16", "train__activation_checkpointing": True},
-    {**DDP, "head__weights__kind": "vtree", "head__class_weights": "balanced"},
-    {**FSDP, "optimizer": {"kind": "adamw"}, "backbone__batch_norm": "frozen"},
-]
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "cases"),
-    [
-        (2, [*CASES, *OPTIONS]),  # tests/heads/test_no_waiting.py covers each loss
-        (4, [{**DDP, "class_ranks": 2}, {**FSDP, "class_ranks": 2, **CASES[4]}]),
-    ],
-    ids=lambda value: str(value if isinstance(value, int) else len(value)),
-)
-def test_a_deferred_step_reads_nothing_from_the_device(
-    num_ranks: int, cases: list[dict[str, Any]], glyphs: Path
-) -> None:
-    cases = [{**case, "train__global_batch": 12} for case in cases]
-    for rank in run_on_ranks(num_ranks, reads_of_steps, started_deferred, glyphs, cases):
-        for case, reads in zip(cases, rank, strict=True):
-            assert reads == [], case
-
-
-def test_a_step_reads_once_if_its_optimizer_does_not_read_the_flag(glyphs: Path) -> None:
-    """In stages 1 to 3, DeepSpeed itself reads more in its forward pass and its update."""
-    cases = [{**DDP}, {**FSDP, "head__loss__kind": "batch_ce", "train__micro_batches": 2}]
-    cases += [{"train__strategy": kind, "train__clip_norm": 0.1} for kind in DEEPSPEED]
-    cases = [{**case, "train__global_batch": 12} for case in cases]
-    for rank in run_on_ranks(2, reads_of_steps, started_flagged, glyphs, cases):
-        for case, reads in zip(cases, rank, strict=True):
-            ours = [read for read in reads if "trainer/strategies/deepspeed.py" not in read]
-            assert ours == ["tolist at trainer/step.py"], case
-            is_sharded = case["train__strategy"].get("stage", 0) > 0
-            assert (reads == ours) is not is_sharded, case
 
 
 def break_steps(monkeypatch: pytest.MonkeyPatch, *broken: int) -> None:
@@ -380,7 +329,7 @@ class NeverReached:
         return False
 
 
-def lose_rank_1(rank: int, port: int, recipe: str, is_flagged: bool, output: Path) -> None:
+def lose_rank_1(rank: int, port: int, recipe: str, output: Path) -> None:
     """Train on two ranks. At the end of step 3, rank 1 is killed, and from then on rank 0 waits for
     its device."""
     with output.open("w") as file:
@@ -389,9 +338,8 @@ def lose_rank_1(rank: int, port: int, recipe: str, is_flagged: bool, output: Pat
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
 
     def take(task: Task, *args: Any, step: int, **options: Any) -> Any:
-        task.is_flagged |= is_flagged
         if rank == 0 and step == 3:
-            DeferredNumbers.event = NeverReached()
+            StepNumbers.event = NeverReached()
         taken = take_step(task, *args, step=step, **options)
         if rank == 1 and step == 3:
             time.sleep(0.5)  # the exchange of this step completes
@@ -407,16 +355,13 @@ def two_ranks(mode: str, shards: Path, folder: Path, port: int) -> list[BaseProc
     folder.mkdir()
     recipe = glyph_recipe(shards, folder / "run", train__synchronous=mode != "deferred")
     path = str(write_recipe(folder, recipe))
-    return [
-        forked(lose_rank_1, rank, port, path, mode == "flagged", folder / str(rank))
-        for rank in (0, 1)
-    ]
+    return [forked(lose_rank_1, rank, port, path, folder / str(rank)) for rank in (0, 1)]
 
 
 def test_a_rank_that_waits_for_its_device_exits_if_another_rank_is_lost(
     glyphs: Path, tmp_path: Path
 ) -> None:
-    modes = ("synchronous", "flagged", "deferred")
+    modes = ("synchronous", "deferred")
     # The runs wait for most of their time, so they run in parallel.
     pairs = {
         mode: two_ranks(mode, glyphs, tmp_path / mode, free_port("127.0.0.1", 0)) for mode in modes
@@ -478,7 +423,7 @@ def test_a_batch_without_positive_row_weights_is_reported_one_step_late(glyphs: 
         assert rank == [(f"step 2: {NOTHING_COUNTS}", True)] * len(cases)
 
 
-@pytest.mark.parametrize("start", [started, started_flagged, started_deferred])
+@pytest.mark.parametrize("start", [started, started_deferred])
 def test_a_run_stops_if_a_learned_scale_collapses(start: Any, glyphs: Path) -> None:
     task = start(glyphs, head__logits={"kind": "cosine", "learn_scale": True})
     take(task, 1)

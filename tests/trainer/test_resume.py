@@ -19,7 +19,7 @@ from trainer.checkpoints.entries import training_entries
 from trainer.checkpoints.pieces import write_shard
 from trainer.recipe import dump_recipe, load_recipe
 from trainer.run.folder import RunFolder
-from trainer.run.state import Resumed, TrainState, provenance, resume
+from trainer.run.state import Notice, TrainState, provenance, resume
 from trainer.schedules import RunLength
 from trainer.task import Task
 
@@ -35,7 +35,7 @@ def state_of(task, step: int) -> TrainState:
     )
 
 
-def resume_run(folder: RunFolder, task: Task) -> Resumed:
+def resume_run(folder: RunFolder, task: Task) -> tuple[TrainState, list[Notice]]:
     start = replace(state_of(task, 0), origin=provenance(task.recipe))
     return resume(folder, task, start, task.world, length=RunLength(9, 9, 1))
 
@@ -46,8 +46,8 @@ def test_a_run_resumes_from_before_its_first_update(glyphs, tmp_path):
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     again = started(glyphs)
-    resumed = resume_run(folder, again)
-    assert (resumed.state.step, resumed.notices) == (1, [])
+    state, notices = resume_run(folder, again)
+    assert (state.step, notices) == (1, [])
     assert take_steps(again, 2) == take_steps(task, 2)
 
 
@@ -67,13 +67,12 @@ def test_a_run_resumes_with_its_weights_and_moments(glyphs, tmp_path):
 
 def test_an_fp16_run_resumes_with_its_loss_scale(glyphs, tmp_path):
     folder, task = RunFolder(tmp_path), started(glyphs, train__precision="fp16")
-    assert task.loss_scale.overflowed()
-    task.loss_scale.succeeded()
+    task.loss_scale.restore({"value": 8.0, "good_steps": 3})
     state = state_of(task, 1)
     save_checkpoint(folder.checkpoints, training_entries(task), state.to_json(), task.world, keep=1)
     again = started(glyphs, train__precision="fp16")
     resume_run(folder, again)
-    assert again.loss_scale == task.loss_scale
+    assert again.loss_scale.to_json() == {"value": 8.0, "good_steps": 3}
 
 
 def lines(run: Path, event: str) -> list[int]:

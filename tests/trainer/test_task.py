@@ -11,9 +11,16 @@ import torch
 from data.loading.batch import Batch, Mixed
 from tests.ranks import run_on_ranks
 from tests.shards import NO_DROPOUT, TINY_BERT
-from tests.trainer.training import full_entries, images, make_task, share, started, take_steps
-from trainer.step import (
+from tests.trainer.training import (
     clip_gradients,
+    full_entries,
+    images,
+    make_task,
+    share,
+    started,
+    take_steps,
+)
+from trainer.step import (
     compute_gradients,
     read_numbers,
     set_rates,
@@ -21,7 +28,7 @@ from trainer.step import (
     update_weights,
 )
 from trainer.task import Task
-from trainer.telemetry.jsonl import SkippedSteps
+from trainer.telemetry.jsonl import log_skipped_step
 
 SHARDED = {"head.weight", "head.bias"}
 
@@ -276,11 +283,13 @@ def test_a_finite_loss_with_an_infinite_gradient_changes_nothing(synchronous, gl
 
 
 def test_a_run_may_skip_as_many_steps_as_the_limit(tmp_path):
-    steps = SkippedSteps(tmp_path, rank=0, cap=2, count=1)
-    steps.add(3, images(0, 2), "the loss is inf")
+    def skip(count: int) -> str:
+        path, reason = tmp_path / "nonfinite-rank0.jsonl", "the loss is inf"
+        return log_skipped_step(path, 3, images(0, 2), reason, count=count, cap=2, key_of=None)
+
+    assert "2 of at most 2" in skip(2)
     with pytest.raises(FloatingPointError):
-        steps.add(4, images(2, 4), "the loss is inf")
-    assert steps.count == 3
+        skip(3)
 
 
 def stepped(shards: Path, weights: str) -> tuple[dict[str, np.ndarray], list[float]]:

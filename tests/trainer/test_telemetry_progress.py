@@ -10,8 +10,6 @@ import termios
 import threading
 from pathlib import Path
 
-import pytest
-
 from tests.ranks import forked
 from tests.trainer.telemetry_reports import NUM_STEPS, NUMBERS, telemetry
 
@@ -75,16 +73,8 @@ def read_all(terminal: int) -> str:
     return sent.decode()
 
 
-@pytest.mark.parametrize(
-    ("columns", "numbers"),
-    [
-        (80, r"loss 1\.250  [\d.]+ samples/s  wait 0%  ETA 0:00:00"),
-        (120, r"loss 1\.2500  [\d.]+ samples/s  data wait 0%  [\d.]+ [MG]iB  ETA 0:00:00"),
-    ],
-)
-def test_a_terminal_shows_unwrapped_lines_above_a_bar_that_fits_its_width(
-    columns: int, numbers: str, tmp_path: Path
-):
+def test_a_terminal_shows_unwrapped_lines_above_a_bar_that_fits_its_width(tmp_path: Path):
+    columns, numbers = 80, r"loss 1\.250  [\d.]+ samples/s  wait 0%  ETA 0:00:00"
     folder = tmp_path / ("long-name-" * 8)
     folder.mkdir()
     code, sent = shown_on_a_terminal(columns, folder)

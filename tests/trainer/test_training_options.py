@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.ranks import run_on_ranks
-from tests.trainer.training import full_entries, images, share, started, take_steps
+from tests.trainer.training import clip_gradients, full_entries, images, share, started, take_steps
 from trainer.config import EmaConfig
 from trainer.ema import MovingAverage
 from trainer.loss_scale import LossScale
-from trainer.step import clip_gradients, compute_gradients
+from trainer.step import compute_gradients
 
 # torch's own compiler still triggers these warnings.
 pytestmark = [
@@ -118,26 +118,31 @@ def test_bf16_weights_give_the_results_of_autocast_up_to_rounding(glyphs):
 def test_the_scale_does_not_change_the_gradients(glyphs):
     norms = []
     for scale in (1.0, 2.0**12):
-        task = started(glyphs)
-        task.loss_scale.value = scale
+        task = started(glyphs, train__precision="fp16")
+        task.loss_scale.restore({"value": scale, "good_steps": 0})
         compute_gradients(task, share(task), step=1)
         norms.append(clip_gradients(task, 0.5))
         norms.append(clip_gradients(task, None) * scale)
     assert norms[0] > 0.5
-    assert norms[2] == pytest.approx(norms[0], rel=1e-5)
-    assert norms[3] == pytest.approx(norms[1], rel=1e-4)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-2)
+    assert norms[3] == pytest.approx(norms[1], rel=1e-2)
 
 
-def test_the_scale_grows_after_many_good_steps_and_is_restored():
-    scale = LossScale.for_precision("fp16")
-    start = scale.value
-    for _ in range(2000):
-        scale.succeeded()
-    assert scale.value == 2 * start
-    again = LossScale.for_precision("fp16")
-    again.restore(scale.to_json())
-    assert again == scale
-    assert not LossScale.for_precision("bf16").overflowed()
+def test_the_loss_scale_grows_after_good_steps_and_shrinks_after_an_overflow():
+    scale = LossScale("fp16", torch.device("cpu"))
+    finite, taken, skipped = torch.tensor(1.0), torch.tensor(False), torch.tensor(True)
+    scale.restore({"value": 2.0**16, "good_steps": 1998})
+    scale.update(finite, taken)
+    assert scale.to_json() == {"value": 2.0**16, "good_steps": 1999}
+    scale.update(torch.tensor(torch.nan), skipped)  # not an overflow
+    assert scale.to_json() == {"value": 2.0**16, "good_steps": 1999}
+    scale.update(finite, taken)
+    assert scale.to_json() == {"value": 2.0**17, "good_steps": 0}
+    for _ in range(40):
+        scale.update(finite, skipped)
+    assert scale.to_json() == {"value": 2.0**-14, "good_steps": 0}
+    assert scale.overflows(1.0, 2.0**-13)
+    assert not scale.overflows(1.0, 2.0**-14)
 
 
 def test_a_moving_average_follows_its_closed_form():

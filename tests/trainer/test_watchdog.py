@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -44,6 +43,11 @@ def _train(
     """
     for step in range(1, 6):
         watchdog.at(step)
+        # The ranks of a run also exchange a message in each step. gloo counts it.
+        received = dist.irecv(torch.empty(1), src=(rank - 1) % 3)
+        sent = dist.isend(torch.zeros(1), dst=(rank + 1) % 3)
+        received.wait()
+        sent.wait()
         phase.current = "data"
         if rank == faulty and step == 3:
             act()
@@ -121,9 +125,7 @@ def _train_network(rank: int, network: torch.nn.Module) -> None:
 # ---------------------------------------------------------------- running the ranks
 
 
-def _rank_main(
-    rank: int, size: int, port: int, group_seconds: float, act: Callable[..., None], output: Path
-) -> None:
+def _rank_main(rank: int, size: int, port: int, act: Callable[..., None], output: Path) -> None:
     with output.open("w") as file:
         os.dup2(file.fileno(), 2)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -131,10 +133,11 @@ def _rank_main(
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     phase = Phase()
     try:
-        with open_world("cpu", timeout_seconds=_TIMEOUT) as world:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=group_seconds))
-            with Watchdog(world, timeout_seconds=_TIMEOUT, phases=phase) as watchdog:
-                act(rank, watchdog, phase)
+        with (
+            open_world("cpu", timeout_seconds=_TIMEOUT) as world,
+            Watchdog(world, timeout_seconds=_TIMEOUT, phases=phase) as watchdog,
+        ):
+            act(rank, watchdog, phase)
     except LostRankError as error:
         if not error.is_reported:
             print(f"lost: {error}", file=sys.stderr, flush=True)
@@ -148,7 +151,6 @@ class Case:
     act: Callable[..., None]
     size: int = 3
     stopped: int | None = None
-    group_seconds: float = 60
 
 
 STOPS = Case(rank_1_stops, stopped=1)
@@ -159,13 +161,12 @@ READS_LONG = Case(all_read_long, size=2)
 LONG_TIMEOUT = Case(rank_1_sleeps_before_its_group, size=2)
 DDP = Case(rank_1_stops_under_ddp, size=2, stopped=1)
 FSDP = Case(rank_1_stops_under_fsdp, size=2, stopped=1)
-SHORT_TIMEOUT = Case(rank_1_stops, stopped=1, group_seconds=1)
 DIES = Case(rank_1_dies)
 # The cases in a batch run concurrently, because they spend most of their time waiting.
 BATCHES = [
     [STOPS, STORE_STOPS, READS_LONG, DDP],
     [SLEEPS, SKIPS, LONG_TIMEOUT, FSDP],
-    [SHORT_TIMEOUT, DIES],
+    [DIES],
 ]
 # Exit codes (None: still running) and all lines of all ranks.
 Outcome = tuple[list[int | None], list[str]]
@@ -177,7 +178,7 @@ def _ranks(case: Case, folder: Path) -> Iterator[list[BaseProcess]]:
     folder.mkdir()
     port = free_port("127.0.0.1", 0)
     ranks = [
-        forked(_rank_main, rank, case.size, port, case.group_seconds, case.act, folder / str(rank))
+        forked(_rank_main, rank, case.size, port, case.act, folder / str(rank))
         for rank in range(case.size)
     ]
     for process in ranks:
@@ -218,7 +219,7 @@ def _run(batch: list[Case], folder: Path) -> dict[Case, Outcome]:
 def _end(case: Case, ranks: list[BaseProcess], folder: Path) -> Outcome:
     for rank, process in enumerate(ranks):
         if rank != case.stopped:
-            process.join(60)
+            process.join(120)
     codes = [process.exitcode for process in ranks]
     output = [(folder / str(rank)).read_text() for rank in range(case.size)]
     return codes, "".join(output).splitlines()
@@ -290,14 +291,6 @@ def test_collectives_of_ddp_and_fsdp_are_reported(case: Case, outcome: OutcomeOf
     assert re.search(
         r"rank 0: waiting in (all_reduce|all_gather|broadcast|reduce_scatter)", lines[0]
     )
-
-
-def test_a_collective_error_before_the_timeout_is_explained(outcome: OutcomeOf) -> None:
-    codes, lines = outcome(SHORT_TIMEOUT)
-    assert codes == [1, None, 1]
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("lost: rank 1: not responding")
-    assert "ranks 0, 2: waiting in all_reduce" in lines[0]
 
 
 def test_the_exit_of_a_rank_stops_the_others_before_the_timeout(outcome: OutcomeOf) -> None:

@@ -13,7 +13,13 @@ from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.checkpoints.entries import training_entries
 from trainer.run.training_data import label_vectors_of
-from trainer.step import clip_gradients, compute_gradients, set_rates, update_weights
+from trainer.step import (
+    compute_gradients,
+    divide_gradients,
+    gradient_norm,
+    set_rates,
+    update_weights,
+)
 from trainer.task import Task, build_task
 
 
@@ -60,6 +66,13 @@ def take_steps(task: Task, num_steps: int, *, rows: int = 12, first: int = 1) ->
         clip_gradients(task, 1.0)
         update_weights(task, step=step)
     return losses
+
+
+def clip_gradients(task: Task, max_norm: float | None) -> float:
+    """Divide all gradients by the loss scale, clip them, and return their norm (collective)."""
+    norm = float(gradient_norm(task))
+    divide_gradients(task, float(task.loss_scale.value), norm, max_norm)
+    return norm
 
 
 def full_entries(task: Task) -> dict[str, np.ndarray]:

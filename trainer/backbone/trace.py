@@ -1,8 +1,7 @@
 """The work and the memory of a backbone, recorded from a pass over tensors without memory.
 
 The real encoder runs under torch's `FakeTensorMode`, so no code here depends on the architecture
-and a model of any size takes a second. `kway plan` needs a training step, and the MFU of a run the
-products of a forward pass.
+and a model of any size takes a second. `kway plan` uses the cost of a training step.
 """
 
 import math
@@ -174,21 +173,6 @@ class FakeBackbone:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self.mode:
             self.backbone.to_empty(device="cpu")
-
-    def forward_flops(self, inputs: dict[str, Tensor], *, rows: int) -> int:
-        """Return the floating-point operations of a forward pass over `rows` rows that are shaped
-        like those of `inputs`, each [b, ...].
-
-        Raises RuntimeError if the encoder depends on the values of its inputs.
-        """
-        with self.mode, torch.no_grad(), Recorder() as recorder:
-            self.backbone(
-                {
-                    name: torch.ones(rows, *tensor.shape[1:], dtype=tensor.dtype)
-                    for name, tensor in inputs.items()
-                }
-            )
-        return recorder.flops
 
 
 @dataclass(frozen=True)

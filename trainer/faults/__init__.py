@@ -1,7 +1,6 @@
-"""Detects and explains faults in a run: hangs, slow ranks and out-of-memory errors."""
+"""Detects and explains faults in a run: hangs and out-of-memory errors."""
 
 from trainer.faults.out_of_memory import advice, is_out_of_memory
-from trainer.faults.stragglers import Stragglers
 from trainer.faults.watchdog import LostRankError, Watchdog
 
-__all__ = ["LostRankError", "Stragglers", "Watchdog", "advice", "is_out_of_memory"]
+__all__ = ["LostRankError", "Watchdog", "advice", "is_out_of_memory"]

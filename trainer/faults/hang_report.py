@@ -8,8 +8,9 @@ functions in its tutorial on the recorder; it has no public one that a process c
 
 import json
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
@@ -20,123 +21,108 @@ _DUMPS = [
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")
     if hasattr(c10d, name)
 ]
-_POLLS_PER_READING = 10
 _WORLD_GROUP = "default_pg"
-# Only the first few groups of ranks are listed, so that the line stays readable.
-_MAX_GROUPS = 4
+# Only a few groups of ranks, and ranks of a group, are listed, so that the line stays readable.
+_MAX_GROUPS, _MAX_RANKS = 8, 16
+_SILENT, _ELSEWHERE, _WAITING = 0, 1, 2
 _GONE = "not responding (stopped, exited or unreachable)"
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One collective of a group of ranks. `number` counts the group's collectives from 1."""
-
-    name: str
-    number: int
-    group: str
-
-    def __str__(self) -> str:
-        of_group = "" if self.group == _WORLD_GROUP else f" of {self.group}"
-        return f"{self.name} #{self.number}{of_group}"
-
-
 class FlightRecorder:
-    """The collectives in the recorder, over all groups and backends: `newest` is the last one that
-    this rank issued, and `pending` is the oldest one that has not completed.
+    """The collectives of this rank, over all groups and backends.
 
-    `pending_seconds` is the time since `pending` was issued. It is measured with the wall clock, so
-    it is wrong if the clock was adjusted in the meantime.
+    `waited_seconds` is how long the oldest collective that has not completed has been pending, or
+    None if all have completed. `name` is this collective if there is one, otherwise the last one
+    that this rank issued.
     """
 
-    newest: Collective | None = None
-    pending: Collective | None = None
-    pending_seconds = 0.0
+    waited_seconds: float | None = None
+    name = ""
 
     def __init__(self) -> None:
-        self._status: list[Any] = []
-        self._num_polls = 0
+        self._completed: dict[tuple[int, str], int] = {}
+        # For each group with a pending collective, when the last one before it completed.
+        self._since: dict[tuple[int, str], float] = {}
 
     def poll(self) -> None:
-        """Update the collectives. While collectives complete, they may be those of an earlier poll.
+        """Update the state. While collectives complete, `name` may be that of an earlier poll.
 
         A full read takes milliseconds and holds the GIL. In a large world, some rank would be
         reading during every step, which would slow down all ranks. As long as collectives complete,
-        nothing hangs. One of several groups may hang while others make progress, so read regularly.
+        nothing hangs. The counters of each group are cheap to read.
         """
-        status = [json.loads(dump(False, False))["pg_status"] for dump in _DUMPS]
-        self._num_polls += 1
-        is_due = self.pending is not None or self._num_polls % _POLLS_PER_READING == 0
-        if is_due or status == self._status:
+        now, completed, pending = time.monotonic(), {}, []
+        for number, dump in enumerate(_DUMPS):
+            for group, status in (json.loads(dump(False, False))["pg_status"] or {}).items():
+                key = number, group
+                completed[key] = int(status["last_completed_collective"])
+                if int(status["last_enqueued_collective"]) > completed[key]:
+                    pending.append(key)
+        self._since = {
+            key: self._since[key]
+            if key in self._since and completed[key] == self._completed[key]
+            else now
+            for key in pending
+        }
+        self.waited_seconds = now - min(self._since.values()) if pending else None
+        if completed == self._completed or self.waited_seconds:
             self.read()
-        self._status = status
+        self._completed = completed
 
     def read(self) -> None:
-        """Update the collectives with a full read."""
+        """Update `name` with a full read."""
         entries = []
         for dump in _DUMPS:
             recorder = json.loads(dump(True, False))
             status = recorder["pg_status"] or {}
-            entries += [(entry, is_pending(entry, status)) for entry in recorder.get("entries", [])]
-        entries.sort(key=lambda each: each[0]["time_created_ns"])
-        oldest = next((entry for entry, pending in entries if pending), None)
-        self.newest = _collective(entries[-1][0]) if entries else None
-        self.pending = _collective(oldest) if oldest else None
-        if oldest:
-            self.pending_seconds = (time.time_ns() - oldest["time_created_ns"]) / 1e9
+            entries += [(is_pending(each, status), each) for each in recorder.get("entries", [])]
+        entries.sort(key=lambda each: each[1]["time_created_ns"])
+        if entries:
+            oldest = next((entry for pending, entry in entries if pending), entries[-1][1])
+            kind = oldest["profiling_name"].partition(":")[2] or oldest["profiling_name"]
+            # Use the group's description, because its name consists only of numbers.
+            title, description = oldest["process_group"]
+            group = description or title
+            of_group = "" if group == _WORLD_GROUP else f" of {group}"
+            self.name = f"{kind} #{oldest['collective_seq_id']}{of_group}"
 
 
 def is_pending(entry: dict[str, Any], status: dict[str, Any]) -> bool:
     """Return whether a collective in the recorder is still pending, given the `status` of all
     groups.
 
-    The fields `state` and `retired` are not sufficient. With gloo, `state` is always "scheduled".
     With NCCL, the parts of a coalesced collective, which share its sequence number, are never
-    retired.
+    retired. With gloo, they are, but the last completed number of `status` also counts
+    point-to-point messages.
     """
     if entry["retired"] or entry["is_p2p"]:
         return False
+    if entry["profiling_name"].startswith("gloo:"):
+        return True
     group = status.get(str(entry["pg_id"]))
     return group is None or entry["collective_seq_id"] > int(group["last_completed_collective"])
-
-
-def _collective(entry: dict[str, Any]) -> Collective:
-    name = entry["profiling_name"].partition(":")[2] or entry["profiling_name"]
-    # Use the group's description, because its name consists only of numbers.
-    title, description = entry["process_group"]
-    return Collective(name, entry["collective_seq_id"], description or title)
 
 
 @dataclass(frozen=True)
 class RankState:
     """The state of a rank. `beat` increases while the rank is alive. `waited_seconds` is how long
-    the rank has been waiting in `pending`. `location` is the line that the main thread is
-    executing: `module:line`.
+    the rank has been waiting in `collective`, or None if it is the last one, which has completed.
+    `location` is the line that the main thread is executing: `module:line`.
     """
 
     beat: int
     step: int
     phase: str
     location: str
-    newest: Collective | None
-    pending: Collective | None
-    waited_seconds: float
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> "RankState":
-        fields = json.loads(text)
-        for name in ("newest", "pending"):
-            fields[name] = fields[name] and Collective(**fields[name])
-        return RankState(**fields)
+    collective: str
+    waited_seconds: float | None
 
     def __str__(self) -> str:
         phase = f" in {self.phase}" if self.phase else ""
         where = f"at step {self.step}{phase}{f' ({self.location})' if self.location else ''}"
-        if self.pending is not None:
-            return f"waiting in {self.pending} {where}"
-        return f"{where}, after {self.newest}" if self.newest else where
+        if self.waited_seconds is not None:
+            return f"waiting in {self.collective} {where}"
+        return f"{where}, after {self.collective}" if self.collective else where
 
 
 def describe_hang(
@@ -147,76 +133,41 @@ def describe_hang(
     A rank counts as unresponsive if its state is missing or if its beat did not increase in
     between. `size` is the world size.
     """
-    silent: dict[str, list[int]] = {}
-    elsewhere: dict[str, list[int]] = {}
-    waiting: dict[str, list[int]] = {}
+    # Unresponsive ranks first, then those outside collectives, then those that wait.
+    groups: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rank in range(size):
         old, state = before.get(rank), after.get(rank)
         if state is None:
-            silent.setdefault(_GONE, []).append(rank)
+            groups[_SILENT, _GONE].append(rank)
         elif old is not None and state.beat <= old.beat:
-            silent.setdefault(f"{_GONE}, last seen {state}", []).append(rank)
+            groups[_SILENT, f"{_GONE}, last seen {state}"].append(rank)
         else:
-            group = elsewhere if state.pending is None else waiting
-            group.setdefault(str(state), []).append(rank)
-    pending = {after[ranks[0]].pending for ranks in waiting.values()}
-    # Ranks at the same location are listed with the longest wait among them.
-    waiting = {
-        f"{text} for {max(after[rank].waited_seconds for rank in ranks):.0f} s": ranks
-        for text, ranks in waiting.items()
-    }
-    if silent:
+            groups[_ELSEWHERE if state.waited_seconds is None else _WAITING, str(state)].append(
+                rank
+            )
+    first, _ = min(groups)
+    if first == _SILENT:
         fix = "check the machines and the network of the ranks that are not responding"
-    elif elsewhere:
+    elif first == _ELSEWHERE:
         fix = "if this work is slow but correct, raise train.timeout_seconds"
-    elif len(pending) > 1:
+    elif len({state.collective for state in after.values()}) > 1:
         fix = (
             "check whether a rank skipped a collective or groups of ranks are waiting for each "
             "other"
         )
     else:
         fix = "check the network between the ranks, because all of them have entered the collective"
-    parts = [
-        *_listed(silent, "not responding"),
-        *_listed(elsewhere, "at other locations"),
-        *_listed(waiting, "waiting at other locations"),
-    ]
+    parts = []
+    for (kind, text), ranks in sorted(groups.items()):
+        seconds = max(after[rank].waited_seconds or 0 for rank in ranks) if kind == _WAITING else 0
+        shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
+        if len(ranks) > _MAX_RANKS:
+            shown += f" and {len(ranks) - _MAX_RANKS} more"
+        parts.append(
+            f"rank{'s' if len(ranks) > 1 else ''} {shown}: {text}"
+            + (f" for {seconds:.0f} s" if kind == _WAITING else "")
+        )
+    # Keep the waiting ranks, which are in the last group, even if there are many groups.
+    if len(parts) > _MAX_GROUPS:
+        parts[_MAX_GROUPS - 1 : -1] = [f"{len(parts) - _MAX_GROUPS} more groups of ranks"]
     return f"{'; '.join(parts)}: {fix}"
-
-
-def describe_lost_store(own: RankState, *, rank: int, host: str) -> str:
-    """Return the description of a hang for a rank that cannot read the states of the other
-    ranks.
-    """
-    return (
-        f"{host}, which hosts the store of the process group, is not responding (stopped, exited "
-        f"or unreachable); {format_ranks([rank])}: {own} for {own.waited_seconds:.0f} s: check "
-        "that machine and its network"
-    )
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as text: `rank 3`, or `ranks 0, 2-5`. Ranks are in ascending order; three or
-    more consecutive ranks form a range.
-    """
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
-    words = [
-        f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans
-    ]
-    return f"rank{'s' if sum(map(len, spans)) > 1 else ''} {', '.join(words)}"
-
-
-def _listed(ranks_by_text: Mapping[str, list[int]], rest: str) -> list[str]:
-    """Return one item per text, such as `ranks 0, 2: waiting in …`. If there are too many texts,
-    the last item lists all remaining ranks with the text `rest`.
-    """
-    groups = list(ranks_by_text.items())
-    if len(groups) > _MAX_GROUPS:
-        others = [rank for _, ranks in groups[_MAX_GROUPS - 1 :] for rank in ranks]
-        groups = [*groups[: _MAX_GROUPS - 1], (rest, others)]
-    return [f"{format_ranks(ranks)}: {text}" for text, ranks in groups]

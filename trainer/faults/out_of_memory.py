@@ -5,12 +5,12 @@ has.
 """
 
 import errno
-import re
 import traceback
-from types import FrameType
+from collections.abc import Iterator
 
 import torch
 
+from data.messages import one_line
 from heads.engine.block_size import Processor
 from trainer.config import Recipe
 from trainer.world import World
@@ -23,29 +23,15 @@ _MESSAGES = (
     "Cannot allocate memory",
     "MemoryError",  # from a data loader worker, whose error is passed on as text
 )
-# For each phase: the modules in the traceback that indicate it (the first phase with a match is
-# used), and the changes in `_changes` that save memory in it, in the order of their cost.
+# The modules in the traceback that indicate a phase. The first phase with a match is used.
 _PHASES = {
-    "building": ("(building)", "groups strategy rows"),
-    "evaluation": ("trainer.evaluation", "evaluation head groups strategy precision"),
-    "checkpoint": (
-        "trainer.checkpoints torch.distributed.checkpoint",
-        "background strategy groups",
-    ),
-    "data": ("data.", "workers background"),
-    "head": ("heads.", "head groups micro precision rows strategy recompute"),
-    "optimizer": (
-        "trainer.optimizers trainer.ema torch.optim",
-        "strategy groups rows ema micro precision recompute",
-    ),
-    "backward": ("torch.autograd", "micro precision recompute strategy groups head"),
-    "forward": (
-        "trainer.step. trainer.backbone. trainer.strategies transformers.",
-        "micro precision recompute strategy groups head",
-    ),
+    "evaluation": ("trainer.evaluation.",),
+    "checkpoint": ("trainer.checkpoints.", "torch.distributed.checkpoint."),
+    "data": ("data.",),
+    "head": ("heads.",),
+    "optimizer": ("trainer.optimizers.", "trainer.ema.", "torch.optim.", "deepspeed.ops."),
 }
 _MAX_SUGGESTIONS = 4
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -59,106 +45,76 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, recipe: Recipe, world: World, *, evaluating: bool = False) -> str:
-    """Return one line with the requested memory, the phase, and the changes to try in this recipe.
+    """Return one line with the phase, the error, and the changes to try in this recipe.
 
     If `evaluating` is true, suggest options of `kway eval` instead.
     """
-    text, kind = str(error), world.device.type
+    text, on_cuda = str(error), world.device.type != "cpu"
     phase = "data" if "DataLoader worker" in text else _phase(error)
-    on_device = kind != "cpu" and (
+    on_device = on_cuda and (
         isinstance(error, torch.OutOfMemoryError)
         or any(word in text.upper() for word in ("CUDA", "CUBLAS", "NCCL", "CUDNN"))
     )
-    keys = ["evaluation"] if evaluating else _PHASES[phase or "forward"][1].split()
-    # Data loader workers use host memory. On CPUs, the model does, too, so it comes first.
-    if kind == "cpu":
-        keys += ["workers"] if evaluating else ["workers", "background"]
-    elif not on_device:
-        keys.insert(0, "workers")
-    changes = _changes(recipe, world)
-    found = [changes[key] for key in dict.fromkeys(keys) if key in changes]
+    uses = {"batches" if evaluating else phase}
+    if not on_device:
+        # Data loader workers and copies for checkpoints use host memory. On CPUs, the model does,
+        # too; on other devices, only while it is built.
+        if on_cuda and not evaluating and phase != "building":
+            uses = set()
+        uses |= {"data"} if evaluating else {"data", "background"}
+    found = [change for change, used in _changes(recipe, world) if uses & {*used.split()}]
     if evaluating:
         found = [f"--set {change}" for change in found]
         # Each process has its own device, but the processes on a host share the host memory.
         if on_device or world.size > 1:
             found.append(f"--nproc {2 * world.size if on_device else world.size // 2}")
-    # torch has reserved enough memory, but in fragments that are too small.
-    wanted, unused = _bytes(text, "Tried to allocate"), _bytes(text, "and", "is reserved by")
-    if on_device and wanted and unused and wanted <= unused:
-        found.insert(0, "the environment variable PYTORCH_ALLOC_CONF=expandable_segments:True")
     if found:
         fix = f"try {', then '.join(found[:_MAX_SUGGESTIONS])}"
     elif evaluating:
         fix = "the batches cannot be smaller: use a machine with more memory"
     else:
         fix = "no other recipe setting saves memory: use more ranks or a smaller backbone"
-    owner = f"{kind} device {world.device.index or 0}" if on_device else "the machine"
-    requested = _requested(text) or type(error).__name__
-    return f"{owner} ran out of memory{f' in {phase}' if phase else ''}: {requested}; {fix}"
+    owner = f"cuda device {world.device.index or 0}" if on_device else "the machine"
+    return f"{owner} ran out of memory in {phase}: {one_line(error)}; {fix}"
 
 
-def _phase(error: BaseException) -> str | None:
-    modules = [f"{_module(frame)}." for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for phase, (parts, _) in _PHASES.items():
-        if any(module.startswith(part) for module in modules for part in parts.split()):
-            return phase
-    return None
+def _phase(error: BaseException) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [f"{frame.f_globals.get('__name__', '')}." for frame in frames]
+    for module, frame in zip(modules, frames, strict=True):
+        # The model itself is too large, so smaller batches would not help.
+        if frame.f_code.co_name.startswith("build_") and module.startswith(("heads.", "trainer.")):
+            return "building"
+    found = (phase for phase, parts in _PHASES.items() if any(m.startswith(parts) for m in modules))
+    return next(found, "step")
 
 
-def _module(frame: FrameType) -> str:
-    name: str = frame.f_globals.get("__name__", "")
-    function = frame.f_code.co_name
-    # If building the model fails, the model itself is too large, so smaller batches would not help.
-    if function.startswith("build_") and name.startswith(("heads.", "trainer.")):
-        return "(building)"
-    # DeepSpeed's optimizers are in many modules, so detect them by their caller.
-    if function == "step" and name.startswith("trainer.strategies"):
-        return "torch.optim"
-    return name
-
-
-def _requested(text: str) -> str:
-    """Return the amount of memory that was requested, or the first line of the error if it does not
-    contain the amount."""
-    if found := re.search(r"tried to allocate (\d+) bytes", text):
-        return f"an allocation of {int(found[1]) / 2**30:.3g} GiB failed"
-    if found := re.search(r"(?:Tried|Unable) to allocate ([\d.]+ \w+)", text):
-        total = re.search(r"total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free", text)
-        left = f" with {total[2]} of {total[1]} free" if total else ""
-        return f"an allocation of {found[1]} failed{left}"
-    return text.partition("\n")[0]
-
-
-def _bytes(text: str, before: str, after: str = "") -> float | None:
-    """Return the amount of memory that stands between two words of a message."""
-    found = re.search(rf"{before} ([\d.]+) ({'|'.join(_UNITS)}) ?{after}", text)
-    return None if found is None else float(found[1]) * 1024 ** _UNITS.index(found[2])
-
-
-def _changes(recipe: Recipe, world: World) -> dict[str, str]:
-    """Return the changes `key=value` for the keys in `_PHASES`, without those that the recipe
-    already has or cannot have."""
-    train, data, batch = recipe.train, recipe.data, recipe.evaluation.batch
-    smaller = train.strategy.smaller(whole_tensors=recipe.optimizer.needs_whole_tensors)
-    group = str(train.class_group)
-    ranks = {"world": str(world.size), "node": str(world.local_size)}.get(group, group)
+def _changes(recipe: Recipe, world: World) -> Iterator[tuple[str, str]]:
+    """Yield each possible change `key=value` that saves memory, in the order of their cost, with
+    the phases and other uses of memory that it makes smaller."""
+    train, data = recipe.train, recipe.data
+    if recipe.evaluation.batch > 1:
+        yield f"evaluation.batch={recipe.evaluation.batch // 2}", "evaluation batches"
     memory_mib = recipe.head.memory_mib or Processor.of(world.device).default_memory_mib
-    parts = 2 * train.micro_batches
-    table = {
-        "micro": (parts <= train.global_batch // world.size, f"train.micro_batches={parts}"),
-        "precision": (train.precision == "fp32", "train.precision=bf16"),
-        "recompute": (not train.activation_checkpointing, "train.activation_checkpointing=true"),
-        "strategy": (
-            smaller is not None and world.size > 1,
-            "" if smaller is None else train.strategy.change_to(smaller),
-        ),
+    if memory_mib > 1:
+        yield f"head.memory_mib={memory_mib // 2}", "head evaluation"
+    if (parts := 2 * train.micro_batches) <= train.global_batch // world.size:
+        yield f"train.micro_batches={parts}", "step head"
+    if train.precision == "fp32":
+        yield "train.precision=bf16", "step head evaluation"
+    if not train.activation_checkpointing:
+        yield "train.activation_checkpointing=true", "step"
+    groups = {"world": world.size, "node": world.local_size}
+    if groups.get(str(train.class_group), train.class_group) != world.size:
         # Each rank then has fewer classes.
-        "groups": (ranks != str(world.size), "train.class_group=world"),
-        "head": (memory_mib > 1, f"head.memory_mib={memory_mib // 2}"),
-        "rows": (recipe.can_have_bf16_rows, "head.dtype=bf16"),
-        "ema": (train.ema is not None, "train.ema=null"),
-        "evaluation": (batch > 1, f"evaluation.batch={batch // 2}"),
-        "background": (recipe.checkpoint.in_background, "checkpoint.in_background=false"),
-        "workers": (data.workers > 0, f"data.workers={data.workers // 2}"),
-    }
-    return {key: change for key, (applies, change) in table.items() if applies}
+        yield "train.class_group=world", "building step head optimizer evaluation checkpoint"
+    if world.size > 1 and (smaller := train.strategy.smaller()) is not None:
+        yield train.strategy.change_to(smaller), "building step optimizer evaluation checkpoint"
+    if recipe.can_have_bf16_rows:
+        yield "head.dtype=bf16", "building head optimizer"
+    if train.ema is not None:
+        yield "train.ema=null", "optimizer"
+    if data.workers > 0:
+        yield f"data.workers={data.workers // 2}", "data"
+    if recipe.checkpoint.in_background:
+        yield "checkpoint.in_background=false", "checkpoint background"

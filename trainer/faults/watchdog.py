@@ -11,25 +11,21 @@ increased in between is dead or unreachable. The first rank to claim the report 
 ranks exit silently.
 """
 
+import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
 import torch.distributed as dist
 
-from trainer.faults.hang_report import (
-    Collective,
-    FlightRecorder,
-    RankState,
-    describe_hang,
-    describe_lost_store,
-)
+from trainer.faults.hang_report import FlightRecorder, RankState, describe_hang
 from trainer.process.exit_codes import FAILED
 from trainer.telemetry.phases import Phases
 from trainer.world import World, is_lost_rank, leave
@@ -77,7 +73,7 @@ class _SharedStates:
         failed. Never blocks."""
         last = self._writing
         if last is None or (last.done() and last.exception() is None):
-            self._writing = self._thread.submit(self._write, state.to_json())
+            self._writing = self._thread.submit(self._write, json.dumps(asdict(state)))
 
     def _write(self, text: str) -> None:
         # Stop writing once the run is over, because the store may be closed at any time and torch
@@ -96,7 +92,7 @@ class _SharedStates:
                 if self._store.check([str(rank)])
             }
         )
-        return texts and {rank: RankState.from_json(text) for rank, text in texts.items()}
+        return texts and {rank: RankState(**json.loads(text)) for rank, text in texts.items()}
 
     def claim(self) -> bool:
         """Claim the report. Returns false if another rank has claimed it."""
@@ -134,20 +130,14 @@ class Watchdog:
         self._interval = self._gap / _POLLS_PER_GAP
         self._recorder = FlightRecorder()
         self._step = self._beat = 0
-        self._pending: Collective | None = None
-        self._since = 0.0
-        self._failed: Collective | None = None
         self._closed = threading.Event()
-        # Held while a thread prepares a report. A wait can fail with an error in the main thread
-        # while the watchdog thread is investigating it; only one of them may report.
-        self._report_lock = threading.Lock()
 
     def __enter__(self) -> Self:
         if self._world.size == 1:
             return self
         self._states = _SharedStates(self._world)
         self._recorder.read()
-        if self._recorder.newest is None:
+        if not self._recorder.name:
             raise RuntimeError(
                 "torch's flight recorder, which the watchdog requires, is disabled: set "
                 "TORCH_FR_BUFFER_SIZE to 256 or unset it"
@@ -179,7 +169,8 @@ class Watchdog:
                     raise
                 error = lost
         if error is not None and is_lost_rank(error):
-            line = self._explain(error)
+            # The launcher reports the rank that exited. This rank only needs to exit promptly.
+            line = None if self._states.is_claimed() else "another rank exited during a step"
             self._wait_for_readers()
             self._close()
             raise LostRankError(line) from error
@@ -199,62 +190,40 @@ class Watchdog:
         while not self._closed.wait(self._interval):
             state = self._observe()
             self._states.publish(state)
-            if self._failed is not None:
-                continue
             if self._states.over:
                 self._end(None)
-            if state.waited_seconds < self._timeout - self._gap:
+            waited = state.waited_seconds or 0.0
+            if waited < self._timeout - self._gap:
                 has_read = False
             elif not has_read:
                 before, has_read = self._states.read(), True
-            elif state.waited_seconds >= self._timeout:
-                with self._report_lock:
-                    if self._failed is None:
-                        self._end(self._investigate(before))
+            elif waited >= self._timeout:
+                self._end(self._investigate(before, state))
 
     def _observe(self) -> RankState:
-        recorder, now = self._recorder, time.monotonic()
-        newest = pending = self._failed
-        if self._failed is None:
-            recorder.poll()
-            newest, pending = recorder.newest, recorder.pending
-        if pending != self._pending:
-            # The collective was issued before this poll saw it. The wall clock may have been
-            # adjusted, so trust it only up to a few poll intervals.
-            late = min(max(recorder.pending_seconds, 0.0), 3 * self._interval)
-            self._pending, self._since = pending, now - late
+        self._recorder.poll()
         self._beat += 1
         return RankState(
             beat=self._beat,
             step=self._step,
             phase=self._phases.current or "",
             location=_main_thread_location(),
-            newest=newest,
-            pending=pending,
-            waited_seconds=now - self._since if pending else 0.0,
+            collective=self._recorder.name,
+            waited_seconds=self._recorder.waited_seconds,
         )
 
-    def _explain(self, error: BaseException) -> str | None:
-        """Return the message for an error about another rank, or None if another rank has reported
-        it. Takes several seconds if the error is a timeout."""
-        if "Timed out waiting" not in str(error):
-            # The launcher reports the rank that exited. This rank only needs to exit promptly.
-            return None if self._states.is_claimed() else "another rank exited during a step"
-        with self._report_lock:
-            recorder = FlightRecorder()  # of this thread
-            recorder.read()
-            # The recorder no longer lists a collective as pending once it has raised an error.
-            self._failed = recorder.pending or self._pending or recorder.newest
-            before = self._states.read()
-            time.sleep(self._gap)
-            return self._investigate(before)
-
-    def _investigate(self, before: _States | None) -> str | None:
+    def _investigate(self, before: _States | None, own: RankState) -> str | None:
         """Return the message, or None if another rank reports the hang."""
         after = self._states.read()
         if before is None or after is None:
-            return describe_lost_store(
-                self._observe(), rank=self._world.rank, host=_host_of_store()
+            # This is the same rule as in torch: either the launcher or rank 0 hosts the store.
+            by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            host = os.environ.get("MASTER_ADDR", "this machine")
+            return (
+                f"{'the launcher' if by_launcher else 'rank 0'} on {host}, which hosts the store "
+                "of the process group, is not responding (stopped, exited or unreachable); rank "
+                f"{self._world.rank}: {own} for {own.waited_seconds:.0f} s: check that machine and "
+                "its network"
             )
         if not self._states.claim():
             return None
@@ -274,13 +243,6 @@ class Watchdog:
         When a rank exits, its connections break, and the other ranks may be waiting on them.
         """
         time.sleep((2 if self._world.rank else 4) * self._interval)
-
-
-def _host_of_store() -> str:
-    address = os.environ.get("MASTER_ADDR", "this machine")
-    # This is the same rule as in torch: either the launcher or rank 0 hosts the store.
-    by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return f"{'the launcher' if by_launcher else 'rank 0'} on {address}"
 
 
 def _main_thread_location() -> str:

@@ -19,15 +19,13 @@ from trainer.optimizers.base import (
     set_rate,
     tensors_of,
 )
-from trainer.optimizers.lamb import LAMB
 from trainer.optimizers.sgd import SGD
 
 Optimizer = Annotated[
-    SerializeAsAny[SGD | AdamW | LAMB], Discriminator("kind"), or_instance(OptimizerKind)
+    SerializeAsAny[SGD | AdamW], Discriminator("kind"), or_instance(OptimizerKind)
 ]
 
 __all__ = [
-    "LAMB",
     "SGD",
     "AdamW",
     "HeadOptions",

@@ -4,7 +4,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from trainer.optimizers.base import Beta, OptimizerKind
@@ -24,7 +23,5 @@ class AdamW(OptimizerKind):
     def num_moments(self) -> int:
         return 2
 
-    def build(
-        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
-    ) -> Optimizer:
+    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
         return torch.optim.AdamW(groups, **self.options(), fused=True)

@@ -11,7 +11,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from data.base_config import FrozenConfig
@@ -41,13 +40,8 @@ class HeadOptions(FrozenConfig):
 class OptimizerKind(FrozenConfig, ABC):
     """Options of an optimizer. A subclass adds `kind: Literal[...]`, its own options and bounds."""
 
-    # Whether a step depends on the norm of each full tensor. If so, strategies must not flatten it.
-    needs_whole_tensors: ClassVar[bool] = False
     # Whether the optimizer supports the factored head, which updates itself with plain SGD.
     trains_factored_head: ClassVar[bool] = False
-
-    # Whether a step allocates a tensor for each weight, unlike the fused kernels of torch.
-    copies_tensors: ClassVar[bool] = False
     # Whether a step is proportional to the gradient, so that learned scalars of the head need their
     # own rates (`ClassHead.sgd_rates`).
     follows_gradient: ClassVar[bool] = False
@@ -67,12 +61,9 @@ class OptimizerKind(FrozenConfig, ABC):
         """The number of state tensors per weight that have the weight's size."""
 
     @abstractmethod
-    def build(
-        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
-    ) -> Optimizer:
-        """Build the torch optimizer for parameter `groups`. The rows of each parameter are sharded
-        over `norm_group`; optimizers that use the norms of full tensors require this group.
-        """
+    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Build the torch optimizer for parameter `groups`. A parameter may be a piece of a tensor
+        that is sharded over the ranks."""
 
     @property
     def head_lr(self) -> float:
@@ -88,20 +79,14 @@ class OptimizerKind(FrozenConfig, ABC):
         return self.model_dump(exclude={"kind", "head"})
 
 
-def build_optimizer(
-    config: OptimizerKind,
-    parameters: Iterable[nn.Parameter],
-    norm_group: ProcessGroup | None = None,
-) -> Optimizer:
-    """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay. `norm_group` is
-    the group over which the rows of the parameters are sharded (None: not sharded by row).
-    """
+def build_optimizer(config: OptimizerKind, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Build the backbone's optimizer. Vectors (norms, biases) have no weight decay."""
     parameters = list(parameters)
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters if p.ndim > 1]},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return config.build([group for group in groups if group["params"]], norm_group)
+    return config.build([group for group in groups if group["params"]])
 
 
 def build_head_optimizer(
@@ -122,8 +107,6 @@ def build_head_optimizer(
             deferred=config.head.fused_sgd == "deferred",
             needs_norm=clips,
         )
-    # Create one group per parameter, because LAMB does not scale the steps of a group that contains
-    # only vectors.
     factors = head.sgd_rates()
     if not config.follows_gradient:
         factors = dict.fromkeys(factors, 1.0)
@@ -138,7 +121,7 @@ def build_head_optimizer(
     ]
     if head.weight.dtype == torch.bfloat16:
         return RoundedOptimizer(head, groups, config.build)
-    return config.build(groups, norm_group=head.engine.class_group)
+    return config.build(groups)
 
 
 def tensors_of(optimizer: Optimizer, parameter: nn.Parameter) -> dict[str, Tensor]:

@@ -4,7 +4,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from trainer.optimizers.base import OptimizerKind
@@ -33,7 +32,5 @@ class SGD(OptimizerKind):
     def num_moments(self) -> int:
         return int(self.momentum > 0)
 
-    def build(
-        self, groups: list[dict[str, Any]], norm_group: ProcessGroup | None = None
-    ) -> Optimizer:
+    def build(self, groups: list[dict[str, Any]]) -> Optimizer:
         return torch.optim.SGD(groups, **self.options(), fused=True)

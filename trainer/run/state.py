@@ -9,6 +9,7 @@ and records the differences.
 import json
 import math
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -27,11 +28,22 @@ from trainer.checkpoints.entries import (
 )
 from trainer.config import Recipe
 from trainer.imports import import_paths, source_version
+from trainer.recipe import drop_removed_settings
 from trainer.run.folder import RunFolder, flat_settings
 from trainer.schedules import RunLength
 from trainer.task import Task
 from trainer.world import World
 
+# Settings that must not change within a run: with a new value, training would not be a continuation
+# of the earlier steps. Settings under _FREE may change.
+_FIXED = ("seed", "data", "backbone", "head", "optimizer.kind", "train.global_batch")
+_FREE = (
+    "data.workers",
+    "data.cache",
+    "data.eval_split",
+    "head.memory_mib",
+    "head.min_init_share",
+)
 _LIBRARIES = (
     "kway",
     "deepspeed",
@@ -107,29 +119,32 @@ class Notice:
     values: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Resumed:
-    """The `state` from which a run starts, and a notice for each rejected checkpoint and each
-    changed setting or version.
-    """
-
-    state: TrainState
-    notices: list[Notice]
-
-
 def resume(
     folder: RunFolder, task: Task, start: TrainState, world: World, *, length: RunLength
-) -> Resumed:
+) -> tuple[TrainState, list[Notice]]:
     """Load the newest valid checkpoint into the task and restore the random state (collective).
+    Return the state from which the run starts, and a notice for each rejected checkpoint and each
+    changed setting or version.
 
     `start` is the state of a run without checkpoints. Raises ValueError if the checkpoint does not
-    belong to this run or its step is greater than the `length` of the run.
+    belong to this run, its step is greater than the `length` of the run, or the recipe sets
+    `resume: never`.
     """
     checkpoint, rejected = find_checkpoint(folder.checkpoints, world)
+    if task.recipe.resume == "never" and (checkpoint is not None or rejected):
+        raise ValueError(
+            f"run {folder.path} contains checkpoints, but resume=never is set: choose another run "
+            "folder, or set resume=auto to continue the run"
+        )
     state, changes = start, list[Change]()
     if checkpoint is not None:
-        state = start.resumed(checkpoint)
         changes = changes_since(checkpoint.state, start.origin)
+        if fixed := [change.key for change in changes if change.is_fixed]:
+            raise ValueError(
+                f"run {folder.path} was started with different values of {', '.join(fixed)}: undo "
+                "the change or choose another run folder"
+            )
+        state = start.resumed(checkpoint)
         _load_checkpoint(checkpoint, task, state, world)
     if state.step > length.num_steps:
         raise ValueError(
@@ -146,8 +161,10 @@ def resume(
         if not math.isclose(same, before):
             changes.append(Change("learning_rate", f"{before:.3g} at step {step}", f"{after:.3g}"))
     notices = [Notice("refused", f"rejected {line}", {"checkpoint": line}) for line in rejected]
-    notices += [Notice("changed", f"changed on resume: {each}", vars(each)) for each in changes]
-    return Resumed(state, notices)
+    for each in changes:
+        values = {"key": each.key, "old": each.old, "new": each.new}
+        notices.append(Notice("changed", f"changed on resume: {each}", values))
+    return state, notices
 
 
 def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, world: World) -> None:
@@ -177,11 +194,13 @@ def _load_checkpoint(checkpoint: Checkpoint, task: Task, state: TrainState, worl
 
 @dataclass(frozen=True)
 class Change:
-    """A setting or a version that differs from the one in the checkpoint."""
+    """A setting or a version that differs from the one in the checkpoint. If `is_fixed`, it must
+    not change within a run."""
 
     key: str
     old: str
     new: str
+    is_fixed: bool = False
 
     def __str__(self) -> str:
         return f"{self.key}: {self.old} -> {self.new}"
@@ -220,20 +239,29 @@ def changes_since(stored: dict[str, Any], current: dict[str, Any]) -> list[Chang
     """
     if "recipe" not in stored:
         return []
+    drop_removed_settings(stored["recipe"])
     # By dotted key: `optimizer.lr`, …, `version.torch`, …
     old, new = (
         flat_settings(each["recipe"]) | flat_settings({"version": each["versions"]})
         for each in (stored, current)
     )
-    return [
-        Change(key, _shown(old, key), _shown(new, key))
-        for key in sorted(old.keys() | new.keys())
-        if key not in old or key not in new or old[key] != new[key]
-    ]
+    changes = []
+    for key in sorted(old.keys() | new.keys()):
+        if key in old and key in new and old[key] == new[key]:
+            continue
+        # A setting that only one of the versions of kway knows has not changed. But if the other
+        # recipe has `data.augment.mix: null`, `data.augment.mix.kind` has.
+        only_in_one, leaves = key not in old or key not in new, {*old, *new}
+        is_known = not only_in_one or any(key.startswith(f"{leaf}.") for leaf in leaves)
+        is_fixed = is_known and _is_under(key, _FIXED) and not _is_under(key, _FREE)
+        before, after = (_shown(values.get(key, "not set")) for values in (old, new))
+        changes.append(Change(key, before, after, is_fixed))
+    return changes
 
 
-def _shown(values: dict[str, Any], key: str) -> str:
-    if key not in values:
-        return "not set"
-    value = values[key]
+def _is_under(key: str, prefixes: Sequence[str]) -> bool:
+    return any(key == prefix or key.startswith(f"{prefix}.") for prefix in prefixes)
+
+
+def _shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

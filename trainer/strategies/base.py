@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from data.base_config import FrozenConfig
@@ -74,11 +73,6 @@ class StrategyKind(FrozenConfig, ABC):
         return size
 
     @property
-    def flattens_tensors(self) -> bool:
-        """Whether the optimizer receives flat pieces instead of full tensors."""
-        return False
-
-    @property
     def weight_precision(self) -> str | None:
         """The precision of the weights in the forward and backward passes, except for batch norm,
         or None for float32. `train.precision` must have the same value.
@@ -102,10 +96,8 @@ class StrategyKind(FrozenConfig, ABC):
         return Sharding()
 
     @abstractmethod
-    def smaller(self, *, whole_tensors: bool) -> "StrategyKind | None":
-        """Return the next strategy that requires less memory per rank, or None. `whole_tensors`
-        means that the optimizer does not accept pieces of a tensor.
-        """
+    def smaller(self) -> "StrategyKind | None":
+        """Return the next strategy that requires less memory per rank, or None."""
 
     def change_to(self, other: "StrategyKind") -> str:
         """Return the recipe override that changes this strategy to `other`."""
@@ -127,10 +119,6 @@ class Strategy:
     call `forward` and `backward` the same number of times, with zero rows if necessary. `last`
     marks the forward pass whose backward pass sums the gradients over ranks.
     """
-
-    # The group over which the rows of `parameters` are sharded, or None if they are not sharded by
-    # row.
-    shard_group: ProcessGroup | None = None
 
     def __init__(self, backbone: nn.Module) -> None:
         self.backbone = backbone

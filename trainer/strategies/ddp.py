@@ -36,7 +36,7 @@ class DDP(StrategyKind):
     def sharding(self) -> Sharding:
         return Sharding(bucket=sys.maxsize, keeps_bucket=True)  # buckets for all gradients
 
-    def smaller(self, *, whole_tensors: bool) -> StrategyKind:
+    def smaller(self) -> StrategyKind:
         return FSDP()
 
 

@@ -1,4 +1,5 @@
-"""DeepSpeed's ZeRO stages 0 to 3 behind the same interface, with torch's own optimizers.
+"""DeepSpeed's ZeRO stages 1 to 3 behind the same interface, with torch's own optimizers. Stage 0,
+plain data parallelism, is torch's DDP.
 
 The DeepSpeed configuration is generated from the recipe; there is no separate file. torch's
 autocast sets the precision. The trainer scales the loss. It also clips the gradients, because their
@@ -8,6 +9,7 @@ at a time from DeepSpeed's flat pieces.
 
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -22,7 +24,7 @@ from heads.collectives import all_gather_equal, all_reduce_sum
 from heads.dtensors import full_tensor, sharded_rows
 from heads.weights import shard_range
 from trainer.strategies.base import Sharding, Strategy, StrategyKind
-from trainer.strategies.fsdp import FSDP
+from trainer.strategies.ddp import DDPStrategy
 from trainer.strategies.private_deepspeed import (
     disable_shared_memory_collectives,
     flat_pieces,
@@ -53,15 +55,11 @@ class DeepSpeed(StrategyKind):
         return self.stage > 0
 
     @property
-    def flattens_tensors(self) -> bool:
-        return self.stage > 0
-
-    @property
     def label(self) -> str:
         return f"deepspeed stage {self.stage}"
 
     def start(self, backbone: nn.Module, world: World) -> Strategy:
-        return DeepSpeedStrategy(backbone, self, world)
+        return DeepSpeedStrategy(backbone, self, world) if self.stage else DDPStrategy(backbone)
 
     @property
     def sharding(self) -> Sharding:
@@ -70,13 +68,11 @@ class DeepSpeed(StrategyKind):
             gradients=self.stage >= 2,
             updates=self.stage >= 1,
             copies_updates=self.stage >= 1,
-            bucket=_BUCKET if self.stage else 0,
-            keeps_bucket=self.stage == 3,
+            bucket=_BUCKET if self.stage else sys.maxsize,
+            keeps_bucket=self.stage in (0, 3),
         )
 
-    def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
-        if whole_tensors:
-            return FSDP()
+    def smaller(self) -> StrategyKind | None:
         return None if self.stage == 3 else DeepSpeed.model_validate({"stage": self.stage + 1})
 
 
@@ -114,13 +110,10 @@ class DeepSpeedStrategy(Strategy):
         self._engine.backward((features * (gradient * self._world.size)).sum())
 
     def gradients(self) -> list[Tensor]:
-        if self.stage == 0:
-            return super().gradients()
         return reduced_gradients(self._zero)
 
     def squared_gradient_norm(self) -> Tensor:
-        norm = super().squared_gradient_norm()
-        return norm if self.stage == 0 else all_reduce_sum(norm, self._world.group)
+        return all_reduce_sum(super().squared_gradient_norm(), self._world.group)
 
     def step(self) -> None:
         self._engine.step()
@@ -130,9 +123,6 @@ class DeepSpeedStrategy(Strategy):
         only its own overflow handling resets all of its internal state. After a step there are no
         gradients to clear.
         """
-        if self.stage == 0:
-            super().zero_gradients()
-            return
         gradients = self.gradients()
         if gradients:
             for gradient in gradients:
@@ -144,9 +134,6 @@ class DeepSpeedStrategy(Strategy):
     # ---- checkpoints ----
 
     def create_moments(self) -> None:
-        if self.stage == 0:
-            super().create_moments()
-            return
         groups = self.optimizer.param_groups
         saved = [(group["lr"], group["params"]) for group in groups]
         for number, flat in flat_pieces(self._zero, self.stage):
@@ -165,8 +152,6 @@ class DeepSpeedStrategy(Strategy):
         return {name: self.canonical(name, weight_piece(p)) for name, p in self._names.items()}
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        if self.stage == 0:
-            return super().moments()
         from deepspeed.utils import safe_get_full_optimizer_state
 
         scalars, names = self._state_names()
@@ -185,8 +170,6 @@ class DeepSpeedStrategy(Strategy):
     def restore(
         self, weights: Mapping[str, Tensor], moments: Mapping[str, Mapping[str, Tensor]]
     ) -> None:
-        if self.stage == 0:
-            return
         self._link_moments()
         for name, parameter in self._names.items():
             self._set(name, parameter, weights[name], None)

@@ -89,7 +89,7 @@ class FSDP(StrategyKind):
             reduce_bytes=_DTYPES[self.reduce_dtype].itemsize,
         )
 
-    def smaller(self, *, whole_tensors: bool) -> StrategyKind | None:
+    def smaller(self) -> StrategyKind | None:
         if not self.reshard_after_forward:
             return self.model_copy(update={"reshard_after_forward": True})
         if self.shard_group != "world":
@@ -116,7 +116,6 @@ class FSDPStrategy(Strategy):
         both = world.create_mesh((world.size // ranks, ranks), ("replicate", "shard"))
         self._mesh, self._is_replicated = both["shard"], ranks < world.size
         _shard(backbone, config, both if self._is_replicated else self._mesh)
-        self.shard_group = self._mesh.get_group()
         self._modules = [module for module in backbone.modules() if isinstance(module, FSDPModule)]
         for module in self._modules:
             if not isinstance(module, BATCH_NORMS):  # see `_shard`
@@ -148,7 +147,7 @@ class FSDPStrategy(Strategy):
             sharded.grad = None
 
     def squared_gradient_norm(self) -> Tensor:
-        return all_reduce_sum(super().squared_gradient_norm(), self.shard_group)
+        return all_reduce_sum(super().squared_gradient_norm(), self._mesh.get_group())
 
     def weights(self) -> dict[str, Tensor]:
         self._free_gathered_weights()

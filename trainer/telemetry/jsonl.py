@@ -109,44 +109,34 @@ def trim_logs(run: Path, step: int) -> None:
             drop_lines_after(path, step)
 
 
-class SkippedSteps:
-    """Counts the skipped updates of a run, of which at most `cap` are allowed.
+def log_skipped_step(
+    path: Path,
+    step: int,
+    batch: Batch,
+    reason: str,
+    *,
+    count: int,
+    cap: int,
+    key_of: Callable[[int], str] | None,
+) -> str:
+    """Log this rank's samples of a skipped step to `path`, and return a message.
 
-    All ranks see the same loss and the same global norm, so they make the same decision. The
-    samples of a skipped step are logged with their keys, because a bad sample is often the cause.
-    `count`, the number so far, is part of the checkpoint. `key_of` returns the key of a sample;
-    pass None if samples do not have keys.
+    A bad sample is often the cause of a skipped step. `key_of` returns the key of a sample (None:
+    samples do not have keys). All ranks see the same loss and the same global norm, so they make
+    the same decision. Raises FloatingPointError if `count`, the number of skipped steps of the run
+    including this one, is more than `cap`.
     """
-
-    def __init__(
-        self,
-        run: Path,
-        *,
-        rank: int,
-        cap: int,
-        count: int = 0,
-        key_of: Callable[[int], str] | None = None,
-    ) -> None:
-        self.path = run / f"nonfinite-rank{rank}.jsonl"
-        self.cap, self.count, self._key_of = cap, count, key_of
-
-    def add(self, step: int, batch: Batch, reason: str) -> str:
-        """Count a skipped step, log this rank's samples and return a message.
-
-        Raises FloatingPointError if more than `cap` updates have been skipped.
-        """
-        samples = batch.indices.tolist()
-        record: dict[str, object] = {"step": step, "samples": samples}
-        if self._key_of is not None:
-            record["keys"] = [self._key_of(sample) for sample in samples]
-        with closing(JsonLines(self.path)) as lines:
-            lines.write(record)
-        self.count += 1
-        files = self.path.with_name("nonfinite-rank*.jsonl")
-        line = f"step {step}: {reason}; the update was skipped, and its samples are in {files}"
-        if self.count > self.cap:
-            raise FloatingPointError(
-                f"{line}: lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or "
-                f"inspect the samples (train.max_skipped_steps is {self.cap})"
-            )
-        return f"{line} ({self.count} of at most {self.cap} skipped)"
+    samples = batch.indices.tolist()
+    record: dict[str, object] = {"step": step, "samples": samples}
+    if key_of is not None:
+        record["keys"] = [key_of(sample) for sample in samples]
+    with closing(JsonLines(path)) as lines:
+        lines.write(record)
+    files = path.with_name("nonfinite-rank*.jsonl")
+    line = f"step {step}: {reason}; the update was skipped, and its samples are in {files}"
+    if count > cap:
+        raise FloatingPointError(
+            f"{line}: lower optimizer.lr, increase schedule.warmup, set train.clip_norm, or "
+            f"inspect the samples (train.max_skipped_steps is {cap})"
+        )
+    return f"{line} ({count} of at most {cap} skipped)"

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 # and checkpoints, but small enough to soon exclude the first steps, which compile and warm up.
 _REPORTS = 50
 MemoryKind = Literal["resident", "device_allocated", "device_reserved", "device_peak"]
-# Minimum terminal width, in columns, for the long form.
-_WIDE_COLUMNS = 110
 
 
 class Pace:
@@ -63,33 +61,24 @@ def memory_bytes(device: torch.device) -> dict[MemoryKind, int]:
     return used
 
 
-def line_of(
-    numbers: Mapping[str, Any], remaining_seconds: float, columns: int | None = None
-) -> str:
-    """Return the numbers of a logged step as text. `columns` is the width of a terminal that also
-    shows a progress bar; by default, the text is a line of its own.
-    """
+def line_of(numbers: Mapping[str, Any], remaining_seconds: float, *, short: bool) -> str:
+    """Return the numbers of a logged step as text. A `short` text fits beside a progress bar."""
     rate, wait = numbers["samples_per_second"], numbers["data_wait_ratio"]
     speed = f"{rate:.{0 if rate >= 10 else 2}f} samples/s"
     minutes, seconds = divmod(round(remaining_seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, rest = divmod(hours, 24)
     remaining = f"{days}d{rest:02}h" if days > 1 else f"{hours}:{minutes:02}:{seconds:02}"
-    if columns is not None and columns < _WIDE_COLUMNS:
+    if short:
         return f"loss {numbers['loss']:.3f}  {speed}  wait {wait:.0%}  ETA {remaining}"
     # Host memory usually runs out first on CPUs, otherwise device memory.
     used = numbers["memory"]
     mebibytes = used.get("device_reserved", used["resident"]) / 2**20
-    parts = [
-        f"loss {numbers['loss']:.4f}",
-        f"lr {numbers['learning_rate']:.2e}" if columns is None else None,
-        speed,
-        f"data wait {wait:.0%}",
-        f"MFU {numbers['mfu']:.0%}" if "mfu" in numbers else None,
-        f"{mebibytes:.0f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:.1f} GiB",
-        f"ETA {remaining}",
-    ]
-    return "  ".join(part for part in parts if part is not None)
+    memory = f"{mebibytes:.0f} MiB" if mebibytes < 1000 else f"{mebibytes / 1024:.1f} GiB"
+    return (
+        f"loss {numbers['loss']:.4f}  lr {numbers['learning_rate']:.2e}  {speed}  "
+        f"data wait {wait:.0%}  {memory}  ETA {remaining}"
+    )
 
 
 class Screen:
@@ -117,10 +106,10 @@ class Screen:
 
     def step(self, step: int, numbers: Mapping[str, Any], remaining_seconds: float) -> None:
         if self._bar is not None:
-            text = line_of(numbers, remaining_seconds, self._bar.console.width)
+            text = line_of(numbers, remaining_seconds, short=True)
             self._bar.update(self._task, completed=step, numbers=text)
         else:
-            text = line_of(numbers, remaining_seconds)
+            text = line_of(numbers, remaining_seconds, short=False)
             self.print_line(f"step {step}/{self._num_steps}  {text}")
 
     def close(self) -> None:

@@ -8,19 +8,14 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
-from data.extras import install_command
 from data.loading.batch import Batch
 from trainer.config import TelemetryConfig
-from trainer.faults.stragglers import Stragglers
 from trainer.telemetry.jsonl import JsonLines, drop_lines_after
-from trainer.telemetry.mfu import ModelFlops, Utilization
 from trainer.telemetry.phases import OUTSIDE_STEPS, Phases
 from trainer.telemetry.progress import Pace, Screen, memory_bytes
 from trainer.world import World
@@ -33,8 +28,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
     """The reports of one run. Every rank makes the same calls, but ranks other than rank 0 only
     serve their endpoint and log their samples. No method waits for another rank.
 
-    `flops` counts the model's operations; pass it to report MFU. `checkpoint_every` is in steps.
-    `skipped_steps` is the number of steps that the run skipped before this process.
+    `checkpoint_every` is in steps. `skipped_steps` is the number of steps that the run skipped
+    before this process.
     """
 
     def __init__(
@@ -50,10 +45,7 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         phases: Phases,
         evaluated: int | None = None,
         skipped_steps: int = 0,
-        flops: ModelFlops | None = None,
     ) -> None:
-        if config.tensorboard:
-            check_tensorboard()
         self.run, self.config, self.world = run, config, world
         self.start_step, self.num_steps, self.evaluated = start_step, num_steps, evaluated
         self.global_batch, self.checkpoint_every = global_batch, checkpoint_every
@@ -64,11 +56,8 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         self.endpoint: Endpoint | None = None
         self._samples: JsonLines | None = None
         self._tensorboard: Any = None
-        self._phases, self._ranks = phases, Stragglers(world.size)
+        self._phases, self._busy = phases, list[Sequence[float]]()
         self._is_log_written = True
-        self._utilization = Utilization(
-            flops, world.device, config.peak_tflops, print_line=self.print_line
-        )
 
     def __enter__(self) -> "Telemetry":
         with ExitStack() as opened:
@@ -81,8 +70,11 @@ class Telemetry(AbstractContextManager["Telemetry"]):
                 self._open_files(opened)
             self._opened = opened.pop_all()
         self._pace = Pace(start_step=self.start_step, num_steps=self.num_steps)
-        if self.endpoint is not None:
-            self._print_address(self.endpoint)
+        if self.endpoint is not None and self.world.is_main:
+            others = f"; local rank r: port {self.config.port} + r" if self.config.port else ""
+            self.print_line(f"metrics at {self.endpoint.url}{others}")
+        elif self.endpoint is not None and not self.config.port:  # rank 0 does not know this port
+            print(f"metrics of rank {self.world.rank} at {self.endpoint.url}", flush=True)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -102,25 +94,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         if self._samples is not None:
             self._samples.write({"step": step, "samples": batch.indices.tolist()})
 
-    def beat(
-        self,
-        step: int,
-        busy_seconds: Sequence[float] = (),
-        inputs: dict[str, Tensor] | None = None,
-    ) -> None:
+    def beat(self, step: int, busy_seconds: Sequence[float] = ()) -> None:
         """Record that `step` is complete.
 
-        `busy_seconds` contains one number per rank, the result of `Phases.take_busy`. `inputs` are
-        this rank's inputs, for MFU.
+        `busy_seconds` contains one number per rank, the result of `Phases.take_busy`.
         """
         if self.metrics is not None:
             self.metrics.beat(step)
-        if inputs is not None:
-            self._utilization.add(inputs)
         if self.world.is_main:
             self.screen.beat(step)
-            if len(busy_seconds) > 1:
-                self._ranks.add(busy_seconds)
+            self._busy.append(busy_seconds)
 
     def step(self, step: int, **numbers: Any) -> None:
         """Log the `numbers` of a completed step for which `is_due` returned true: the loss, the
@@ -132,11 +115,16 @@ class Telemetry(AbstractContextManager["Telemetry"]):
             "restarts": self.restarts,
             "memory": memory_bytes(self.world.device),
         }
+        # The mean of each rank since the last logged step
+        busy = [sum(seconds) / len(self._busy) for seconds in zip(*self._busy, strict=True)]
+        self._busy.clear()
         if self.metrics is not None:
             self.metrics.beat(step)
-            self.metrics.step(numbers)
+            self.metrics.step(numbers, busy)
         if self.world.is_main:
-            numbers |= self._busy_ranks()
+            if len(busy) > 1:
+                numbers["slowest_rank"] = max(range(len(busy)), key=busy.__getitem__)
+                numbers["busy_seconds"] = {"slowest": max(busy), "median": median(busy)}
             samples = step * self.global_batch
             self._record({"event": "step", "step": step, "samples": samples, **numbers})
             self._draw(step, numbers)
@@ -175,12 +163,12 @@ class Telemetry(AbstractContextManager["Telemetry"]):
 
         self.metrics = Metrics(
             self.world,
+            self._phases,
             start_step=self.start_step,
-            num_steps=self.num_steps,
             global_batch=self.global_batch,
+            planned_steps=self.num_steps,
+            checkpoint_every_steps=self.checkpoint_every,
             restarts=self.restarts,
-            phases=self._phases,
-            checkpoint_every=self.checkpoint_every,
             skipped_steps=self.skipped_steps,
         )
         endpoint = Endpoint(self.config, self.world.local_rank, self.metrics.registry)
@@ -200,63 +188,29 @@ class Telemetry(AbstractContextManager["Telemetry"]):
         screen = Screen(start_step=self.start_step, num_steps=self.num_steps)
         self.screen = opened.enter_context(closing(screen))
 
-    def _print_address(self, endpoint: "Endpoint") -> None:
-        if self.world.is_main:
-            last = (self.config.port or 0) + self.world.local_size - 1
-            shared = self.config.port and self.world.local_size > 1
-            others = f" (other ranks of this machine: ports up to {last})"
-            self.print_line(f"metrics at {endpoint.url}{others if shared else ''}")
-        elif not self.config.port:  # each rank uses any free port, which rank 0 does not know
-            print(f"metrics of rank {self.world.rank} at {endpoint.url}", flush=True)
-
-    def _busy_ranks(self) -> dict[str, Any]:
-        """Return the slowest rank and the busy times. Prints a message if one rank delays the
-        others."""
-        seconds = self._ranks.busy_seconds()
-        if not seconds:
-            return {}
-        if self.metrics is not None:
-            self.metrics.busy(seconds, self._ranks.slow_ranks())
-        if (notice := self._ranks.notice()) is not None:
-            self.print_line(notice)
-        slowest = max(range(len(seconds)), key=seconds.__getitem__)
-        busy = {"slowest": seconds[slowest], "median": median(seconds)}
-        return {"slowest_rank": slowest, "busy_seconds": busy}
-
     def _rates(self, step: int) -> dict[str, Any]:
         """Return the rates since the last report, excluding the time of evaluations and
         checkpoints."""
         phases = self._phases.take()
         excluded = sum(phases.get(phase, 0.0) for phase in OUTSIDE_STEPS)
         elapsed, steps = self._pace.report(step, excluded)
-        rates = {
+        return {
             "step_seconds": elapsed / steps,
             "samples_per_second": steps * self.global_batch / elapsed,
             "data_wait_ratio": phases.get("data", 0.0) / elapsed,
             "phases": phases,
         }
-        mfu = self._utilization.take(elapsed)
-        return rates if mfu is None else rates | {"mfu": mfu}
 
 
 def check_telemetry(config: TelemetryConfig, world: World) -> None:
-    """Raise the errors that opening a `Telemetry` would raise: ValueError for a package that is not
-    installed, or OSError for a port that cannot be used.
+    """Raise the errors that opening a `Telemetry` would raise: ModuleNotFoundError for a package
+    that is not installed, or OSError for a port that cannot be used.
     """
     if config.tensorboard:
-        check_tensorboard()
+        import_module("torch.utils.tensorboard")
     if config.port is not None:
         from prometheus_client import CollectorRegistry
 
         from trainer.telemetry.prometheus import Endpoint
 
         Endpoint(config, world.local_rank, CollectorRegistry()).close()
-
-
-def check_tensorboard() -> None:
-    """Raise ValueError if the optional package tensorboard is not installed."""
-    if find_spec("tensorboard") is None:
-        raise ValueError(
-            "telemetry.tensorboard is true, but the package tensorboard is not installed: run "
-            f"{install_command('tensorboard')}, or set telemetry.tensorboard=false"
-        )
