@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from isal import isal_zlib
 
+from data.files import sha256_of
 from data.messages import Report, pluralize, printable
 from data.processes import over_jobs
 from data.remote.config import DEFAULT_CACHE, file_url
@@ -26,7 +27,7 @@ from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK
 from data.tars.indexing import INDEXED
-from data.tars.labels import ClassList, label_text
+from data.tars.labels import Labels, label_text
 from data.tars.samples import ShardPass
 
 Kind = Literal[
@@ -63,7 +64,7 @@ class _Rules:
     folder: Path | str
     text: bool
     num_classes: int
-    classes: ClassList | None
+    classes: Labels | None
     label_field: str
     decode: bool
     named: int | None
@@ -101,6 +102,12 @@ def damages(
         yield from found_here
         done += shard.samples
         report(done, total)
+    if (
+        (about := manifest.class_file) is not None
+        and isinstance(folder, Path)
+        and sha256_of(folder / about.file) != about.sha256
+    ):
+        yield Damage(about.file, "its SHA-256 differs from the manifest's")
     if manifest.label_vectors is not None:
         try:
             check_label_vectors(folder, manifest)
@@ -135,7 +142,7 @@ def _rules(folder: Path | str, manifest: Manifest, *, decode: bool, named: int |
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        classes=ClassList.of_manifest(manifest) if is_indexed else None,
+        classes=Labels.of_manifest(manifest) if is_indexed else None,
         label_field=str(about.get("label_field")),
         decode=decode,
         named=named,

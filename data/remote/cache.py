@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import IO
 
 from data.files import explained, flush
+from data.remote.config import CacheConfig
+from data.remote.fetch import fetch
 
 Fill = Callable[[IO[bytes]], None]
 
@@ -188,6 +190,23 @@ class Cache:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def cached_copy(url: str, sha256: str, config: CacheConfig, *, again: bool = False) -> Path:
+    """Return the path of the copy of a file, which is named by its SHA-256.
+
+    again: whether to replace a copy, because it is damaged. Raises the errors of `fetch`.
+    """
+    cache = Cache(config.folder, config.max_bytes)
+    name = f"{sha256}.safetensors"
+    if again:
+        cache.remove(name)
+
+    def fill(file: IO[bytes]) -> None:
+        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
+
+    os.close(cache.open(name, fill, size=None))
+    return cache.path(name)
 
 
 def _open_or_create(path: str, flags: int) -> int:

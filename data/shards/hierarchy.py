@@ -7,7 +7,8 @@ node is identified by its name and the names above it. The heads build label tre
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.shards.manifest import ClassInfo, Manifest
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import Manifest
 
 PATH = "path"
 SEPARATOR = " > "

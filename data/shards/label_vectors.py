@@ -1,16 +1,13 @@
 """The label vectors of a folder of shards, one per class, loaded from disk or from a URL."""
 
-import hashlib
-import os
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from data.files import sha256_of
-from data.remote.cache import Cache
+from data.remote.cache import cached_copy
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
 from data.retry import retried
@@ -34,7 +31,9 @@ def load_label_vectors(
     assert digest is not None
     if is_url(folder):
         url = file_url(check_url(str(folder)), manifest.label_vectors)
-        path = _fetched(url, digest, cache)
+        path = cached_copy(url, digest, cache)
+        if sha256_of(path) != digest:
+            path = cached_copy(url, digest, cache, again=True)
     else:
         path = Path(folder) / manifest.label_vectors
         retried(str(path), lambda: _check_digest(path, digest))
@@ -85,23 +84,3 @@ def _vectors(path: Path, num_classes: int) -> np.ndarray:
             f"{path} contains values that are not finite float32: run kway shard again"
         )
     return vectors
-
-
-def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Return the path of the cached copy, which is named by its SHA-256. Raises the errors of
-    `fetch`.
-
-    A damaged copy is fetched again.
-    """
-    cache = Cache(config.folder, config.max_bytes)
-    name = f"{sha256}.safetensors"
-
-    def fill(file: IO[bytes]) -> None:
-        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
-
-    with open(cache.open(name, fill, size=None), "rb") as file:
-        intact = hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    if not intact:
-        cache.remove(name)
-        os.close(cache.open(name, fill, size=None))
-    return cache.path(name)

@@ -16,10 +16,10 @@ from data.files import commit
 from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
 from data.shards.index import IndexBuilder, index_path
-from data.shards.manifest import MANIFEST, ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import MANIFEST, Manifest, ShardInfo, SourceInfo
 from data.skipped import SKIPPED, Skipped, to_lines
 from data.tars.headers import member_name
-from data.tars.labels import INDEXED, LABEL_EXTENSIONS, ClassList
+from data.tars.labels import INDEXED, LABEL_EXTENSIONS, Labels
 from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
 from data.tars.samples import (
     IMAGE_EXTENSIONS,
@@ -83,14 +83,14 @@ def index_shards(
     _check_out(folder, out, tars)
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
-    class_list = None if classes is None else ClassList.read(classes)
+    class_list = None if classes is None else Labels.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
     named = None if skip_bad else NAMED
     rules = Rules(endings, label_endings, label_field, named)
     scans = _scan(list(split_of), partial(scan_tar, rules=rules), workers, ray, report)
     if class_list is None:
-        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
+        class_list = Labels.found(text for scan in scans.values() for text in scan.texts)
     labels = {tar: _labels(tar, scan, class_list) for tar, scan in scans.items()}
     problems = Problems(named)
     for scan in scans.values():
@@ -115,11 +115,12 @@ def index_shards(
     manifest = Manifest(
         modality="image" if endings[0].rpartition(".")[2] in IMAGE_EXTENSIONS else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
-        classes=tuple(ClassInfo(name=name) for name in class_list.names),
+        classes=class_list.classes,
         shards=tuple(shards),
         incomplete={names[tar]: why for tar in used if (why := scans[tar].unfinished)},
     )
     skipped = _write_skipped(out, problems, scans)
+    manifest = manifest.with_class_file(lambda name, classes: classes.write(out / name))
     commit(out / MANIFEST, manifest.to_bytes())
     notes = [*_notes(tars, split_of, scans), *_changed(before, manifest)]
     return Indexed(manifest, problems, tuple(notes), skipped)
@@ -182,7 +183,7 @@ def _scan(
     return scans
 
 
-def _labels(tar: Path, scan: TarScan, class_list: ClassList) -> np.ndarray:
+def _labels(tar: Path, scan: TarScan, class_list: Labels) -> np.ndarray:
     """Return the label of each sample, int32 [n]. An unknown label is -1 and is recorded as a
     problem.
     """
