@@ -1,14 +1,15 @@
 """The classes of a data set or a model, in columns that the processes of a machine share.
 
-A class costs its name and 20 bytes: 8 for the end of its name, and 12 for its place in the sorted
-hashes of all names, in which a name is looked up by binary search. Attributes, if there are any,
-cost their JSON and 8 bytes per class. A list of 100,000,000 classes opens at once, because its file
-is mapped into memory and read page by page.
+A class costs its name and 20 bytes: 8 for the end of its name, and 12 for its position in the
+sorted hashes of all names, in which a name is looked up by binary search. A hierarchy costs 4 bytes
+per class, and other attributes cost their JSON and 8 bytes per class. The file of a list is mapped
+into memory and read page by page, so that a list of 100,000,000 classes opens at once.
 """
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -19,6 +20,7 @@ from safetensors.numpy import save_file
 
 from data.classes.columns import mapped_columns
 from data.classes.strings import Strings, equal_strings
+from data.files import sha256_of
 
 
 class ClassInfo(BaseModel):
@@ -35,89 +37,69 @@ class ClassInfo(BaseModel):
 class ClassList(Sequence[ClassInfo]):
     """K classes. The label or ID of a class is its position in the list."""
 
-    def __init__(
-        self,
-        names: Strings,
-        attributes: Strings | None,
-        hashes: NDArray[np.uint64],
-        by_hash: NDArray[np.int32],
-    ) -> None:
-        """names [K]. attributes [K]: JSON objects, or empty strings. hashes [K]: the hashes of the
-        names in ascending order. by_hash [K]: the class of each hash.
-        """
-        self.names, self._attributes = names, attributes
-        self._hashes, self._by_hash = hashes, by_hash
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        """columns: those that `of` creates and `open` reads, by the names in `_TYPES`."""
+        self._columns = columns
+        self.names = Strings(columns["names"], columns["name_ends"])
+        self._attributes = _optional(columns, "attributes", "attribute_ends")
+        self._paths = _optional(columns, "paths", "path_ends")
         self._found: dict[str, int] = {}
 
     @classmethod
     def of(cls, infos: Iterable[ClassInfo]) -> "ClassList":
         """Copy classes to new columns. Raises ValueError if two classes have the same name."""
         attributes: list[str] = []
+        number: dict[str, int] = {}
+        path_of_class = array("i")
 
         def names() -> Iterator[str]:
             for info in infos:
-                attributes.append(
-                    json.dumps(info.attributes, ensure_ascii=False) if info.attributes else ""
-                )
+                path = info.attributes.get(PATH)
+                path_of_class.append(-1 if path is None else number.setdefault(path, len(number)))
+                # `path` keeps its position among the attributes, but its text is stored once.
+                own = info.attributes if path is None else {**info.attributes, PATH: None}
+                attributes.append(json.dumps(own, ensure_ascii=False) if own else "")
                 yield info.name
 
-        return cls.of_columns(Strings.of(names()), Strings.of(attributes))
-
-    @classmethod
-    def of_columns(cls, names: Strings, attributes: Strings | None = None) -> "ClassList":
-        """Index the names. Raises ValueError if two classes have the same name."""
-        hashes = names.hashes()
-        by_hash = np.argsort(hashes, kind="stable").astype(np.int32)
-        if attributes is not None and not len(attributes.text):
-            attributes = None
-        found = cls(names, attributes, hashes[by_hash], by_hash)
-        if (twice := found._first_repeated()) is not None:
-            raise ValueError(f"class {twice!r} is listed twice")
-        return found
+        columns = _columns_of(Strings.of(names()))
+        if any(attributes):
+            found = Strings.of(attributes)
+            columns |= {"attributes": found.text, "attribute_ends": found.ends}
+        if number:
+            paths = Strings.of(number)
+            columns |= {"paths": paths.text, "path_ends": paths.ends}
+            columns["path_of_class"] = np.frombuffer(path_of_class, np.int32)
+        return cls(columns)
 
     @classmethod
     def of_names(cls, names: Iterable[str]) -> "ClassList":
         """Copy names to new columns. Raises ValueError if two names are equal."""
-        return cls.of_columns(names if isinstance(names, Strings) else Strings.of(names))
+        return cls(_columns_of(names if isinstance(names, Strings) else Strings.of(names)))
 
     @classmethod
     def open(cls, path: Path, num_classes: int) -> "ClassList":
         """Map a file that `write` wrote. Raises ValueError if it is damaged or has another number
         of classes. Names are decoded only when they are read.
         """
-        found = mapped_columns(path, _TYPES)
-        try:
-            attributes = None
-            if "attributes" in found:
-                attributes = Strings(found["attributes"], found["attribute_ends"])
-            names = Strings(found["names"], found["name_ends"])
-            opened = cls(names, attributes, found["name_hashes"], found["ids_by_hash"])
-        except KeyError as error:
-            raise ValueError(f"{path} has no column {error}: copy it again") from error
-        columns = [column for column in (names, attributes) if column is not None]
-        lengths = {*map(len, columns), len(opened._hashes), len(opened._by_hash)}
+        columns = mapped_columns(path, _TYPES)
+        if not columns.keys() >= _REQUIRED:
+            missing = min(_REQUIRED - columns.keys())
+            raise ValueError(f"{path} does not contain the array {missing}: copy it again")
+        opened = cls(columns)
+        lengths = {len(columns[name]) for name in _PER_CLASS & columns.keys()}
         if lengths != {num_classes}:
             raise ValueError(
-                f"{path} has {len(names):,} classes instead of {num_classes:,}: copy it again"
+                f"{path} contains {len(opened):,} classes instead of {num_classes:,}: copy it again"
             )
-        if any(len(column.text) != column.ends[-1] for column in columns):
-            raise ValueError(f"{path} is damaged: copy it again")
+        strings = (opened.names, opened._attributes, opened._paths)
+        if any(one is not None and len(one.text) != one.ends[-1] for one in strings):
+            raise ValueError(f"{path} is damaged (a column is not complete): copy it again")
         return opened
 
     def write(self, path: Path) -> str:
         """Write the columns to a safetensors file. Return its SHA-256."""
-        columns: dict[str, NDArray[Any]] = {
-            "names": self.names.text,
-            "name_ends": self.names.ends,
-            "name_hashes": self._hashes,
-            "ids_by_hash": self._by_hash,
-        }
-        if self._attributes is not None:
-            columns["attributes"] = self._attributes.text
-            columns["attribute_ends"] = self._attributes.ends
-        save_file(columns, path)
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        save_file(dict(self._columns), path)
+        return sha256_of(path)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -132,16 +114,15 @@ class ClassList(Sequence[ClassInfo]):
         return ClassInfo(name=self.names[index], attributes=self.attributes(index))
 
     def __iter__(self) -> Iterator[ClassInfo]:
-        if self._attributes is None:
-            yield from (ClassInfo(name=name) for name in self.names)
-            return
-        for name, text in zip(self.names, self._attributes, strict=True):
-            yield ClassInfo(name=name, attributes=json.loads(text) if text else {})
+        for class_id, name in enumerate(self.names):
+            yield ClassInfo(name=name, attributes=self.attributes(class_id))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ClassList):
             return NotImplemented
-        return self.names == other.names and self._attributes == other._attributes
+        return self._columns.keys() == other._columns.keys() and all(
+            np.array_equal(column, other._columns[name]) for name, column in self._columns.items()
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -149,7 +130,17 @@ class ClassList(Sequence[ClassInfo]):
         """Return the attributes of a class."""
         text = "" if self._attributes is None else self._attributes[class_id]
         found: dict[str, str] = json.loads(text) if text else {}
+        if self._paths is not None and PATH in found:
+            found[PATH] = self._paths[int(self._columns["path_of_class"][class_id])]
         return found
+
+    def paths(self) -> tuple[Strings, NDArray[np.int32]]:
+        """Return the distinct values of the attribute `path`, and the number of the one of each
+        class [K], which is -1 for a class without a path.
+        """
+        if self._paths is None:
+            return Strings.of([]), np.full(len(self), -1, np.int32)
+        return self._paths, self._columns["path_of_class"]
 
     def find(self, name: str) -> int | None:
         """Return the class with exactly this name, or None if there is none."""
@@ -165,9 +156,10 @@ class ClassList(Sequence[ClassInfo]):
             wanted = Strings.of([name]).hashes()[0]
         except UnicodeEncodeError:  # a lone surrogate, which no name contains
             return None
-        position = int(np.searchsorted(self._hashes, wanted))
-        while position < len(self) and self._hashes[position] == wanted:
-            class_id = int(self._by_hash[position])
+        hashes, by_hash = self._columns["name_hashes"], self._columns["ids_by_hash"]
+        position = int(np.searchsorted(hashes, wanted))
+        while position < len(self) and hashes[position] == wanted:
+            class_id = int(by_hash[position])
             if self.names[class_id] == name:
                 return class_id
             position += 1
@@ -179,16 +171,16 @@ class ClassList(Sequence[ClassInfo]):
         return np.concatenate([np.zeros(0, np.int32), *found])
 
     def _find_chunk(self, names: Strings) -> NDArray[np.int32]:
-        wanted = names.hashes()
-        position = np.searchsorted(self._hashes, wanted)
+        hashes, wanted = self._columns["name_hashes"], names.hashes()
+        position = np.searchsorted(hashes, wanted)
         position[position == len(self)] = 0
-        found = self._by_hash[position].astype(np.int32)
-        has_hash = self._hashes[position] == wanted
+        found: NDArray[np.int32] = self._columns["ids_by_hash"][position]
+        has_hash = hashes[position] == wanted
         hits = np.flatnonzero(has_hash)
         is_equal = equal_strings(names.at(hits), self.names.at(found[hits]))
         found[~has_hash] = -1
         for number in hits[~is_equal].tolist():  # two names with the same hash
-            class_id = self.find(names[number])
+            class_id = self._search(names[number])
             found[number] = -1 if class_id is None else class_id
         return found
 
@@ -201,34 +193,47 @@ class ClassList(Sequence[ClassInfo]):
         if not len(added):
             return self, labels
         labels[added] = np.arange(len(self), len(self) + len(added), dtype=np.int32)
-        attributes = None
-        if self._attributes is not None or other._attributes is not None:
-            attributes = self._json() + other._json().at(added)
-        return ClassList.of_columns(self.names + other.names.at(added), attributes), labels
-
-    def _json(self) -> Strings:
-        if self._attributes is None:
-            return Strings(np.zeros(0, np.uint8), np.zeros(len(self), np.int64))
-        return self._attributes
-
-    def _first_repeated(self) -> str | None:
-        """Return the name, of those that occur twice, whose second occurrence comes first."""
-        equal = np.flatnonzero(self._hashes[1:] == self._hashes[:-1])
-        seen: dict[str, int] = {}
-        repeated: list[int] = []
-        for class_id in np.unique(self._by_hash[np.concatenate([equal, equal + 1])]).tolist():
-            if self.names[class_id] in seen:
-                repeated.append(class_id)
-            seen.setdefault(self.names[class_id], class_id)
-        return self.names[min(repeated)] if repeated else None
+        if self._attributes is None and other._attributes is None:
+            return ClassList.of_names(self.names + other.names.at(added)), labels
+        return ClassList.of(chain(self, (other[class_id] for class_id in added.tolist()))), labels
 
 
+def _columns_of(names: Strings) -> dict[str, NDArray[Any]]:
+    """Return the columns of a list without attributes. Raises ValueError for a repeated name."""
+    hashes = names.hashes()
+    by_hash = np.argsort(hashes, kind="stable").astype(np.int32)
+    hashes = hashes[by_hash]
+    equal = np.flatnonzero(hashes[1:] == hashes[:-1])
+    seen: set[str] = set()
+    for class_id in np.unique(by_hash[np.concatenate([equal, equal + 1])]).tolist():
+        if names[class_id] in seen:
+            raise ValueError(f"class {names[class_id]!r} is listed twice")
+        seen.add(names[class_id])
+    return {
+        "names": names.text,
+        "name_ends": names.ends,
+        "name_hashes": hashes,
+        "ids_by_hash": by_hash,
+    }
+
+
+def _optional(columns: Mapping[str, NDArray[Any]], text: str, ends: str) -> Strings | None:
+    return Strings(columns[text], columns[ends]) if {text, ends} <= columns.keys() else None
+
+
+PATH = "path"
+"""The attribute with the names of the nodes above a class; see `data/shards/hierarchy.py`."""
 _MAX_FOUND = 1 << 16  # names whose lookups are kept
 _TYPES = {
-    "names": np.uint8,
+    "names": np.uint8,  # UTF-8, as are the other texts
     "name_ends": np.int64,
-    "name_hashes": np.uint64,
-    "ids_by_hash": np.int32,
-    "attributes": np.uint8,
+    "name_hashes": np.uint64,  # in ascending order
+    "ids_by_hash": np.int32,  # the class of each hash
+    "attributes": np.uint8,  # JSON objects, or nothing
     "attribute_ends": np.int64,
+    "paths": np.uint8,  # distinct
+    "path_ends": np.int64,
+    "path_of_class": np.int32,
 }
+_REQUIRED = {"names", "name_ends", "name_hashes", "ids_by_hash"}
+_PER_CLASS = {"name_ends", "name_hashes", "ids_by_hash", "attribute_ends", "path_of_class"}

@@ -91,19 +91,21 @@ def tree_of_paths(
     class_names: Sequence[str],
     paths: Sequence[Sequence[str]],
     *,
+    of_class: IntArray | None = None,
     titles: Mapping[str, str] | None = None,
     collapse: bool = True,
 ) -> NamedTree:
     """Return the label tree whose leaves are the classes, each under the nodes of its path.
 
-    `paths` [K] start at a root. A node is identified by its name and the names above it, so the
+    `paths` [K] start at a root. If several classes have the same path, it may be given once: class
+    i is then below `paths[of_class[i]]`. A node is identified by its name and the names above it, so the
     same name may occur in several branches. A class with an empty path is a root. `titles` are
     display names. `collapse` removes pseudoclasses with a single child, which do not group
     anything.
     """
     number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node
     above: list[int] = []
-    hosts = []
+    ends = []
     for path in paths:
         at = -1
         for name in path:
@@ -112,12 +114,13 @@ def tree_of_paths(
                 number[key] = len(class_names) + len(number)
                 above.append(at)
             at = number[key]
-        hosts.append(at)
+        ends.append(at)
+    hosts = np.array(ends, np.int64) if of_class is None else np.array(ends, np.int64)[of_class]
     if len(hosts) != len(class_names):
         raise ValueError(
             f"there are {len(class_names)} classes, but {len(hosts)} paths: pass one path per class"
         )
-    parents = np.array(hosts + above, np.int64)
+    parents = np.append(hosts, np.array(above, np.int64))
     shown = [name if titles is None else titles.get(name, name) for _, name in number]
     if collapse:
         parents, kept = _collapsed(parents, len(class_names))
