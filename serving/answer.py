@@ -162,7 +162,7 @@ def threshold_of(bundle: Bundle, class_id: int, query: Query) -> ClassThreshold:
         score = None
         more = {"reason": f"the query requires a {query.require} threshold, but {reason}"}
     return ClassThreshold(
-        class_name=bundle.names.names[class_id],
+        class_name=bundle.classes[class_id].name,
         class_id=class_id,
         threshold=score,
         threshold_source=source,

@@ -162,8 +162,8 @@ class Service:
 
     async def make_query(self, classes: Sequence[str | int], rule: Rule) -> Query:
         """Create a query from class names or ids. Raises ApiError if it is invalid."""
-        names = self.model.bundle.names
-        if len(classes) <= _FEW_CLASSES and all(map(names.contains, classes)):
+        known = self.model.bundle.classes
+        if len(classes) <= _FEW_CLASSES and all(map(known.contains, classes)):
             return self._make_query(classes, rule)
         # The error message for an unknown class lists similar names, which takes up to a second.
         return await self.in_thread(self._make_query, classes, rule)

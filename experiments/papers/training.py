@@ -144,7 +144,6 @@ def evaluated_logits(
     from data.loading.loader import EvalLoader
     from trainer.evaluation.features import gathered_rows
     from trainer.evaluation.run_evaluation import open_evaluation_split
-    from trainer.evaluation.stopping import never_stop
 
     with open_evaluation_split(recipe) as split:
         loader = EvalLoader(
@@ -155,13 +154,7 @@ def evaluated_logits(
             world_size=1,
             device=world.device,
         )
-        rows = gathered_rows(
-            task,
-            loader,
-            world,
-            progress=lambda samples: None,
-            should_stop=never_stop,
-        )
+        rows = gathered_rows(task, loader, world)
     features, blocks = rows.features, list(task.head.class_rows())
     logits = torch.cat([task.head.logits(features, block) for block in blocks], dim=1)
     return logits, rows.labels, torch.cat([block.class_ids for block in blocks])

@@ -16,22 +16,6 @@ if TYPE_CHECKING:
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run")],
     out: Annotated[Path, typer.Option("--out", "-o", help="folder of the bundle")],
-    recall: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="FLOAT",
-            help="additional recall for which to compute thresholds (above 0, at most 1); can be "
-            "repeated",
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        typer.Option(
-            metavar="FLOAT",
-            help="confidence of the guarantees and intervals of the thresholds (above 0, below 1); "
-            "default: evaluation.confidence of the recipe (0.9)",
-        ),
-    ] = None,
     onnx: Annotated[
         bool, typer.Option("--onnx", help="also export the backbone to ONNX, for onnxruntime")
     ] = False,
@@ -39,7 +23,6 @@ def export(
     allow_import: AllowImport = None,
 ) -> None:
     """Export a run's newest model as a bundle."""
-    check_promises(recall, confidence)
     check_new(out, force=force)
     from trainer.bundle.export import export_run
     from trainer.world import open_world
@@ -49,8 +32,6 @@ def export(
             run,
             out,
             world,
-            recalls=recall or (),
-            confidence=confidence,
             onnx=onnx,
             force=force,
             allow_imports=allow_import or (),

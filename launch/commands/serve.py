@@ -167,7 +167,7 @@ def replica_range(text: str) -> tuple[int, int | None]:
 
 def _curl_line(bundle: "Bundle", *, has_tokens: bool) -> str:
     """Return the arguments of a curl query, with the class name quoted for the shell."""
-    quoted = shlex.quote(bundle.names.names[0])
+    quoted = shlex.quote(bundle.classes[0].name)
     inputs = "-F images=@your-image.png"
     if bundle.spec.reads == "texts":
         inputs = "--form-string texts='A text.'"

@@ -97,7 +97,7 @@ def test_kway_export_writes_a_bundle_that_kway_query_reads(kway, run, tmp_path, 
         f"{out} is ready: kway serve {out}",
     ]
     with Bundle.open(out) as bundle:
-        name = bundle.names.names[3]
+        name = bundle.classes[3].name
     image = tmp_path / "image.png"
     assert cv2.imwrite(str(image), np.full((16, 16), 200, np.uint8))
     assert kway("query", out, image, "--class", name, "--recall", "0.9") == 0
@@ -118,9 +118,8 @@ INVALID = [
     ("eval {run} --classes .", ". is a folder: pass"),
     ("export {out} -o {out}/bundle", "{out} is not a run"),
     ("export {run} -o {out}", "or pass --force"),
-    ("export {run} -o {out}/bundle --recall 1.5", "--recall 1.5: pass a number above 0"),
-    ("export {run} -o {out}/bundle --confidence 1", "--confidence 1: pass a number above 0"),
-    ("export {run} -o {out}/bundle --recall 0.5", "--set 'evaluation.recalls=[0.5, 0.9, 0.99]'`"),
+    ("calibrate {out} {out} --recall 1.5", "--recall 1.5: pass a number above 0"),
+    ("calibrate {out} {out} --confidence 1", "--confidence 1: pass a number above 0"),
     ("query {out} {run}/recipe.yaml --class x", "bundle.json"),
     ("query {out} none.png --class x", "none.png is not a file"),
     ("shard imagefolder {out}/none -o {out}/shards", "{out}/none"),

@@ -14,7 +14,6 @@ from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.evaluation.features import gathered_rows
-from trainer.evaluation.stopping import never_stop
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import TrainedRun, open_trained
 from trainer.train import train
@@ -65,13 +64,7 @@ def _scores_of(trained: TrainedRun) -> Scores:
     recipe, world, head = trained.recipe, rank_world(), trained.task.head
     with open_split(recipe.data.shards, recipe.data.eval_split) as split, torch.no_grad():
         loader = EvalLoader(split, recipe.data, batch=recipe.evaluation.batch)
-        rows = gathered_rows(
-            trained.task,
-            loader,
-            world,
-            progress=lambda samples: None,
-            should_stop=never_stop,
-        )
+        rows = gathered_rows(trained.task, loader, world)
         (block,) = head.score_blocks(rows.features, head.num_classes)
     scores: Scores = block.scores[:, block.class_ids.argsort()].numpy()
     return scores

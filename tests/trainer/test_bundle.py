@@ -353,7 +353,7 @@ DAMAGED = {
         )
         for length in (0, 2**63, 60)
     },
-    "shape": (swap_shape, r"'weight' .*expected float32 \[7, 17\]"),
+    "shape": (swap_shape, r"weights\.safetensors .*expected float32 \[7, 17\] as 'weight'"),
 }
 
 

@@ -1,6 +1,5 @@
 """An exported bundle computes the same logits as the task, for every weighting and world size."""
 
-import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from trainer.bundle.bundle import Bundle
 from trainer.bundle.export import export_run
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation, save_evaluation
-from trainer.evaluation.run_evaluation import EvaluationRequest, evaluate_run
 from trainer.promises import make_promises
 from trainer.run.folder import RunFolder
 from trainer.run.trained_run import open_trained
@@ -46,7 +44,7 @@ def held_out(shards: Path, recipe: Recipe) -> tuple[dict[str, Tensor], np.ndarra
 def bundle_logits(bundle: Bundle, inputs: dict[str, Tensor]) -> np.ndarray:
     with torch.no_grad():
         features = bundle.load_backbone()(inputs)
-        return bundle.logits(features, range(len(bundle.names))).numpy()
+        return bundle.logits(features, range(len(bundle.classes))).numpy()
 
 
 def task_logits(run: Path, inputs: dict[str, Tensor]) -> np.ndarray:
@@ -147,29 +145,6 @@ def test_the_error_for_an_evaluation_from_an_older_version_contains_the_fix(run,
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"'confidence', .* run `kway eval` again"):
         export_run(run, tmp_path / "bundle", rank_world())
-
-
-def test_another_recall_or_confidence_requires_an_evaluation(run, tmp_path):
-    options = {"recalls": [0.95, 0.9, 0.8], "confidence": 0.8}
-    with pytest.raises(FileNotFoundError, match="these recalls and this confidence") as caught:
-        export_run(run, tmp_path / "bundle", rank_world(), **options)
-    assert not (tmp_path / "bundle").exists()
-    command = shlex.split(str(caught.value).split("`")[1])
-    settings = ("evaluation.recalls=[0.8, 0.9, 0.95, 0.99]", "evaluation.confidence=0.8")
-    assert command[:5] == ["kway", "eval", str(run), "--checkpoint", "4"]
-    assert command[5:] == ["--set", settings[0], "--set", settings[1]]
-    evaluate_run(EvaluationRequest(run, checkpoint=4, settings=settings), rank_world())
-    export_run(run, tmp_path / "bundle", rank_world(), **options)
-    with Bundle.open(tmp_path / "bundle") as bundle:
-        found = [bundle.threshold(0, recall) for recall in (0.8, 0.9, 0.95, 0.99)]
-        assert bundle.spec.recalls[1].min_positives == 16
-    assert {threshold.confidence for threshold in found} == {0.8}
-    scores = [threshold.score for threshold in found]
-    assert scores == sorted(scores, reverse=True)
-    assert scores[0] > scores[-1]
-    assert "precision_at_recall_0.95" in (tmp_path / "bundle" / "MODEL_CARD.md").read_text()
-    # The recall and the confidence of the recipe.
-    export_run(run, tmp_path / "other", rank_world(), recalls=[0.9], confidence=0.9)
 
 
 def names(folder: Path) -> set[str]:

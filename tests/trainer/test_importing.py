@@ -45,7 +45,7 @@ def test_rows_biases_and_names_of_the_classifier_become_those_of_the_classes(tmp
         assert torch.equal(rows.rows, model.classifier.weight)
         assert rows.bias is not None
         assert torch.equal(rows.bias, model.classifier.bias)
-        names = list(bundle.names.names)
+        names = [entry.name for entry in bundle.classes]
         assert names == ["husky", "tabby cat", "crane (2)", "crane (3)", "class 4"]
         assert bundle.classes[3].attributes == {"label": "crane"}
         assert bundle.spec.loss.kind == "ce"
@@ -267,7 +267,7 @@ def test_class_names_can_be_replaced(tmp_path):
     file.write_text("a\nb\nc\nd\ne\n")
     imported(tmp_path / "model", class_names=file)
     with Bundle.open(tmp_path / "bundle") as bundle:
-        assert list(bundle.names.names) == list("abcde")
+        assert [entry.name for entry in bundle.classes] == list("abcde")
     file.write_text("a\nb\n")
     with pytest.raises(ValueError, match="has 2 lines, but the model has 5 classes"):
         imported(tmp_path / "model", class_names=file, force=True)

@@ -54,7 +54,7 @@ def bundle_logits(path: Path) -> dict[str, Tensor]:
     with Bundle.open(path) as bundle, torch.no_grad():
         features = bundle.load_backbone()({"pixel_values": PIXELS})
         logits = bundle.logits(features, range(bundle.spec.num_classes))
-        return dict(zip(bundle.names.names, logits.T, strict=True))
+        return dict(zip((entry.name for entry in bundle.classes), logits.T, strict=True))
 
 
 def check_initial_logits(path: Path) -> set[str]:
@@ -115,7 +115,7 @@ def test_an_imported_text_model_is_trained_further(texts, tmp_path):
     export_run(tmp_path / "run", tmp_path / "exported", rank_world())
     with Bundle.open(tmp_path / "exported") as exported:
         assert exported.spec.pooling == "classifier"
-        assert sorted(exported.names.names) == ["blue", "green", "red", "white"]
+        assert sorted(entry.name for entry in exported.classes) == ["blue", "green", "red", "white"]
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.ranks import rank_world
 from tests.shards import TINY_BERT, text_recipe
-from trainer.backbone.backbone import Backbone, build_backbone
-from trainer.backbone.compatibility import check_reading
-from trainer.backbone.config import BackboneConfig
 from trainer.config import Recipe
 from trainer.evaluation import load_evaluation
 from trainer.run.trained_run import open_trained
@@ -52,6 +48,9 @@ def of_type(model_type: str, **changes: object) -> dict:
     return {**TINY_BERT, "model_type": model_type, **required, **changes}
 
 
+GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_head": 2}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -67,6 +66,10 @@ def of_type(model_type: str, **changes: object) -> dict:
         ),
         ({"backbone__config": of_type("convbert", embedding_size=16)}, "convbert ignores the att"),
         (
+            {"backbone__config": GPT2, "backbone__pooling": "auto"},
+            r"gpt2 either is causal .*use backbone\.pooling=mean",
+        ),
+        (
             {"backbone__config": {"model_type": "resnet"}},
             "contains texts, but the backbone processes ima",
         ),
@@ -77,29 +80,3 @@ def test_an_incompatible_text_backbone_is_rejected(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         train(text_recipe(texts, tmp_path / "run", **changes), rank_world())
-
-
-def backbone_of(fields: dict, pooling: str) -> Backbone:
-    torch.manual_seed(0)
-    return build_backbone(BackboneConfig(config=fields, pooling=pooling), image=None)
-
-
-GPT2 = {"model_type": "gpt2", "vocab_size": 120, "n_embd": 32, "n_layer": 1, "n_head": 2}
-
-
-def test_a_causal_backbone_is_rejected_if_it_pools_the_first_token() -> None:
-    for pooling in ("auto", "cls"):
-        with pytest.raises(ValueError, match=r"gpt2 either is causal .*use backbone\.pooling=mean"):
-            check_reading(backbone_of(GPT2, pooling), pad_id=0, num_positions=None)
-    check_reading(backbone_of(GPT2, "mean"), pad_id=0, num_positions=None)
-
-
-def test_the_backbone_check_restores_training_mode_and_random_state() -> None:
-    backbone = backbone_of(of_type("bert"), "auto")  # with dropout
-    backbone.encoder.embeddings.eval()
-    modes = [part.training for part in backbone.modules()]
-    state = torch.get_rng_state()
-    check_reading(backbone, pad_id=0, num_positions=4)
-    assert [part.training for part in backbone.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not any(parameter.grad is not None for parameter in backbone.parameters())

@@ -6,7 +6,7 @@ One small forward pass checks whether a backbone processes texts as kway require
 from itertools import cycle, islice
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from data.messages import one_line
@@ -27,8 +27,9 @@ _MASK_TOLERANCE = 1e-4
 
 def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> None:
     """Raise ValueError if the shards contain texts but the backbone processes images, or vice
-    versa; if a token has no embedding or no position; if the padding tokens differ; or if
-    `check_reading` fails.
+    versa; if a token has no embedding or no position; if the padding tokens differ; or if the
+    backbone does not read the whole text or reads the padding. The backbone is then in evaluation
+    mode.
     """
     if manifest.modality != backbone.modality:
         stored, read = (
@@ -50,7 +51,7 @@ def check_modality(recipe: Recipe, manifest: Manifest, backbone: Backbone) -> No
             f"data.text.max_length is {text.max_length}, but the backbone has {num_positions} "
             "positions: lower data.text.max_length"
         )
-    check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
+    _check_reading(backbone, pad_id=tokenizer.pad_id, num_positions=num_positions)
 
 
 def num_positions_of(encoder: nn.Module) -> int | None:
@@ -117,74 +118,48 @@ def check_tokenizer(checkpoint: Checkpoint, digest: str | None) -> None:
         )
 
 
-def check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:
+@torch.no_grad()
+def _check_reading(backbone: Backbone, *, pad_id: int, num_positions: int | None) -> None:
     """Raise ValueError if texts that differ only after the first token have the same features, or
-    if features depend on the tokens in the padding.
-
-    `num_positions` is the backbone's number of positions, or None if it is unlimited. Training
-    modes and torch's random state are not changed.
+    if features depend on the tokens in the padding. Leaves the backbone in evaluation mode.
     """
-    width = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS)
-    if width < 4:  # too short for two tokens and two padding tokens
+    half = min(_NUM_TEST_TOKENS, num_positions or _NUM_TEST_TOKENS) // 2
+    if half < 2:  # too short for two tokens and two padding tokens
         return
+    # Take tokens from the end of the vocabulary, because a model may treat the special tokens at
+    # the beginning differently.
+    usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id]
+    ids = list(islice(cycle(usable[: 3 * half]), 3 * half))
+    text, other, padding = ids[:half], [ids[0], *ids[half : 2 * half - 1]], [pad_id] * half
+    # Keep the first padding token: in MobileBERT, the embedding of each token includes the
+    # embedding of the next token, so the last token of a text legitimately depends on the first
+    # padding token.
+    other_padding = [pad_id, *ids[1 - half :]]
+    # All three texts are in one batch, so that equal features are bitwise equal, even on a GPU.
+    device = next(backbone.parameters()).device
+    rows = torch.tensor([text + padding, text + other_padding, other + padding], device=device)
+    mask = torch.tensor([[1] * half + [0] * half] * 3, device=device)
     kind = backbone.architecture
     try:
-        text, padded_differently, other = _features_of_test_texts(backbone, pad_id, width)
+        inputs = {"input_ids": rows, "attention_mask": mask}
+        features, padded_differently, different = backbone.eval()(inputs).float()
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         raise ValueError(
             f"backbone {kind} cannot process tokens and a mask ({one_line(error)}): choose another "
             "backbone"
         ) from error
-    differ = (text - other).norm()
-    if differ <= _EQUAL_TOLERANCE * text.norm():
+    differ = (features - different).norm()
+    if differ <= _EQUAL_TOLERANCE * features.norm():
         mean = backbone.pooling == "mean"
         fix = "choose another backbone" if mean else "use backbone.pooling=mean"
         raise ValueError(
             f"backbone {kind} either is causal or ignores its input, because texts with the same "
             f"first token have the same features with pooling {backbone.pooling}: {fix}"
         )
-    if (text - padded_differently).norm() > max(
-        _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * text.norm()
+    if (features - padded_differently).norm() > max(
+        _MASK_TOLERANCE * differ, _EQUAL_TOLERANCE * features.norm()
     ):
         raise ValueError(
             f"backbone {kind} ignores the attention mask, so the features of a text would depend "
             "on the other texts in the batch: choose another backbone"
         )
-
-
-@torch.no_grad()
-def _features_of_test_texts(backbone: Backbone, pad_id: int, width: int) -> Tensor:
-    """Return the features [3, dim] of a text, of the same text with different tokens in its
-    padding, and of a different text.
-
-    All three are in one batch with one shape, so that equal features are bitwise equal, even on a
-    GPU.
-    """
-    device = next(backbone.parameters()).device
-    num_padding = width // 2
-    num_tokens = width - num_padding
-    # Take tokens from the end of the vocabulary, because a model may treat the special tokens at
-    # the beginning differently.
-    usable = [i for i in reversed(range(backbone.settings.vocab_size)) if i != pad_id][: 3 * width]
-    ids = list(islice(cycle(usable), 3 * width))
-    text, other = ids[:num_tokens], [ids[0], *ids[width : width + num_tokens - 1]]
-    padding = [pad_id] * num_padding
-    # Keep the first padding token: in MobileBERT, the embedding of each token includes the
-    # embedding of the next token, so the last token of a text legitimately depends on the first
-    # padding token.
-    other_padding = [pad_id, *ids[1 - num_padding :]]
-    rows = [text + padding, text + other_padding, other + padding]
-    mask = [[1] * num_tokens + [0] * num_padding] * 3
-    modes = [(part, part.training) for part in backbone.modules()]
-    backbone.eval()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            return backbone(
-                {
-                    "input_ids": torch.tensor(rows, device=device),
-                    "attention_mask": torch.tensor(mask, device=device),
-                }
-            ).float()
-    finally:
-        for part, mode in modes:
-            part.training = mode

@@ -54,8 +54,9 @@ class Bundle:
     """An open bundle. Data whose size grows with the number of classes stays on disk and is read on
     demand.
 
-    `classes[id]` returns a class with its attributes. `names` finds classes by name. `thresholds`
-    is None if the bundle contains none. `version` identifies the contents of all files.
+    `classes[id]` returns a class with its attributes, and `classes` also finds classes by name.
+    `thresholds` is None if the bundle contains none. `version` identifies the contents of all
+    files.
     """
 
     def __init__(self, path: Path, manifest: BundleManifest) -> None:
@@ -64,7 +65,6 @@ class Bundle:
         self._files = manifest.files
         num_classes = self.spec.num_classes
         self.classes = ClassList(path, num_classes)
-        self.names = self.classes.names
         self.thresholds = (
             ClassThresholds.open(path, self.spec.recalls, num_classes)
             if self.spec.recalls
@@ -98,9 +98,8 @@ class Bundle:
         return cls(path, manifest)
 
     def close(self) -> None:
-        """Close the files of class weights and classes."""
+        """Close the file of class weights."""
         self._rows.close()
-        self.classes.close()
 
     def __enter__(self) -> "Bundle":
         return self
@@ -128,15 +127,15 @@ class Bundle:
 
         Raises ValueError, listing the nearest names, if there is no such class.
         """
-        return self.names.id_of(name_or_id)
+        return self.classes.id_of(name_or_id)
 
     def rows(self, class_ids: Sequence[int]) -> ClassRows:
         """Read the rows, float32 [n, dim], and the biases of classes from disk."""
         return self._class_rows(torch.tensor(class_ids), self._rows.read(class_ids))
 
-    def blocks(self) -> Iterator[ClassRows]:
-        """Yield the rows of all classes, in blocks of consecutive classes."""
-        for first, stored in self._rows.blocks():
+    def blocks(self, num_classes: int | None = None) -> Iterator[ClassRows]:
+        """Yield the rows of all classes, in blocks of `num_classes` consecutive classes."""
+        for first, stored in self._rows.blocks(num_classes):
             yield self._class_rows(torch.arange(first, first + len(stored)), stored)
 
     def _class_rows(self, ids: Tensor, stored: Tensor) -> ClassRows:

@@ -5,7 +5,7 @@ from disk. Memory therefore holds the features and the scores of one block.
 """
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,10 @@ from data.loading.loader import EvalLoader
 from data.shards.manifest import Manifest
 from data.shards.split import Split, open_split
 from heads.losses import score
+from heads.slc import positions_of_labels
 from trainer.backbone.precision import Precision, check_device
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.model_card import with_thresholds
+from trainer.bundle.model_card import thresholds_section, with_section
 from trainer.bundle.spec import CARD, TOKENIZER
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import rewrite_bundle
@@ -33,7 +34,6 @@ from trainer.promises.class_groups import groups_of_rows
 
 # Memory for the scores of a block, of which a few copies exist.
 _BLOCK_BYTES = 64 * 2**20
-_CLASSES_AT_ONCE = 16_384
 _MAX_MAP_BYTES = 200 * 2**20
 _NAMES_SHOWN = 3
 
@@ -56,18 +56,26 @@ class CalibrationOptions:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The new thresholds, and the number of samples, of classes with samples, and of samples whose
-    class has the highest logit.
-    """
+    """The new thresholds, and the labels and the classes with the highest logit [N] of the
+    samples."""
 
     thresholds: ClassThresholds
-    num_samples: int
-    num_classes: int
-    num_correct: int
+    labels: Tensor
+    predicted: Tensor
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes with samples."""
+        return len(self.labels.unique())
 
     @property
     def accuracy(self) -> float:
-        return self.num_correct / self.num_samples
+        """The fraction of the samples whose class has the highest logit."""
+        return float((self.predicted == self.labels).double().mean())
 
 
 def calibrate(
@@ -139,13 +147,12 @@ class LabeledSamples:
 
     def model_card(self, card: str, found: Calibration) -> str:
         """Return a model card with the section about the thresholds from these samples."""
-        return with_thresholds(
-            card,
-            found.thresholds,
-            source=f"split `{self.options.split}` of {self.manifest.source}",
-            num_samples=found.num_samples,
-            accuracy=found.accuracy,
+        section = (
+            f"{thresholds_section(found.thresholds)}\nMeasured on {found.num_samples} samples of "
+            f"split `{self.options.split}` of {self.manifest.source}: top-1 accuracy "
+            f"{found.accuracy:.4f}.\n"
         )
+        return with_section(card, section)
 
 
 @contextmanager
@@ -188,12 +195,12 @@ def _class_ids(
     names, present = manifest.class_names, np.unique(split.labels)
     ids = np.full(len(names), -1, np.int64)
     for class_id, name in enumerate(names):
-        found = bundle.names.find(renamed.get(name, name))
+        found = bundle.classes.find(renamed.get(name, name))
         ids[class_id] = -1 if found is None else found
     unknown = [names[class_id] for class_id in present if ids[class_id] < 0]
     if unknown:
         shown = ", ".join(repr(name) for name in unknown[:_NAMES_SHOWN])
-        near = bundle.names.nearest(renamed.get(unknown[0], unknown[0]), 1)
+        near = bundle.classes.nearest(renamed.get(unknown[0], unknown[0]), 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(
             f"{bundle.path} does not have {len(unknown)} classes of the shards, such as {shown}"
@@ -225,45 +232,34 @@ def calibration_of(
     bundle: Bundle, features: Tensor, labels: Tensor, options: CalibrationOptions
 ) -> Calibration:
     """Return the thresholds for features [N, dim] and labels [N], which are IDs of the bundle."""
-    spec = bundle.spec
     own, best = (torch.full((len(labels),), -torch.inf) for _ in range(2))
     predicted = torch.zeros_like(labels)
     for ids, scores, logits in scores_of_blocks(bundle, features):
-        mine = (labels >= ids.start) & (labels < ids.stop)
-        own[mine] = scores[mine, labels[mine] - ids.start]
-        highest, at = logits.max(1)
+        at = positions_of_labels(labels, ids)
+        own[at[0]] = scores[at]
+        highest, column = logits.max(1)
         better = highest > best  # a tie goes to the lowest class ID
-        best[better], predicted[better] = highest[better], at[better] + ids.start
-    groups = groups_of_rows(
-        lambda: (bundle.rows(ids) for ids in _blocks(spec.num_classes, _CLASSES_AT_ONCE)),
-        spec.num_classes,
-        spec.dim,
-    )
+        best[better], predicted[better] = highest[better], ids[column[better]]
+    groups = groups_of_rows(bundle.blocks, bundle.spec.num_classes, bundle.spec.dim)
     promises = make_promises(
         own.numpy(), labels.numpy(), groups, options.recalls, options.confidence
     )
     cutoffs = torch.from_numpy(promises.thresholds)
     reached = [
-        count_reached(scores, labels, torch.arange(ids.start, ids.stop), cutoffs[list(ids)])
+        count_reached(scores, labels, ids, cutoffs[ids])
         for ids, scores, _ in scores_of_blocks(bundle, features)
     ]
     return Calibration(
         ClassThresholds.of_promises(promises, torch.cat(reached).numpy(), len(labels)),
-        len(labels),
-        len(labels.unique()),
-        int((predicted == labels).sum()),
+        labels,
+        predicted,
     )
 
 
-def scores_of_blocks(bundle: Bundle, features: Tensor) -> Iterator[tuple[range, Tensor, Tensor]]:
-    """Yield the IDs, the scores [N, C] and the logits [N, C] of blocks of classes."""
+def scores_of_blocks(bundle: Bundle, features: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the IDs [C], the scores [N, C] and the logits [N, C] of blocks of classes."""
     loss = bundle.spec.loss
     at_once = max(1, _BLOCK_BYTES // (4 * len(features)))
-    for ids in _blocks(bundle.spec.num_classes, at_once):
-        logits = bundle.logits(features, ids)
-        yield ids, score(loss.score, logits, eps=loss.eps), logits
-
-
-def _blocks(num_classes: int, at_once: int) -> Sequence[range]:
-    starts = range(0, num_classes, at_once)
-    return [range(start, min(start + at_once, num_classes)) for start in starts]
+    for rows in bundle.blocks(at_once):
+        logits = bundle.spec.logits(features, rows)
+        yield rows.class_ids, score(loss.score, logits, eps=loss.eps), logits

@@ -53,7 +53,7 @@ def _load_rows(
     the number of such classes of all ranks."""
     _check_head(head, bundle)
     mine = head.engine.weights.held.class_ids.tolist()
-    found = [bundle.names.find(class_names[class_id]) for class_id in mine]
+    found = [bundle.classes.find(class_names[class_id]) for class_id in mine]
     pairs = [(position, own) for position, own in enumerate(found) if own is not None]
     device = head.weight.device
     num_found = int(

@@ -1,19 +1,64 @@
-"""The section of a model card that describes the thresholds."""
+"""The model card of a bundle, and its section about the thresholds."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from data.messages import kway_command
+from trainer.bundle.spec import BundleSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.promises import KINDS
 
-_HEADING = "## Thresholds"
-_NEXT = "## Use"
-NO_THRESHOLDS = f"""{_HEADING}
+NO_THRESHOLDS = """## Thresholds
 
 The bundle has no thresholds, so queries return scores. `kway calibrate BUNDLE SHARDS` adds
 thresholds from labeled samples.
+"""
+
+
+def model_card(
+    title: str,
+    origin: str,
+    facts: Mapping[str, str],
+    spec: BundleSpec,
+    example: str,
+    sections: Iterable[str],
+) -> str:
+    """Return the model card of a new bundle. `origin` states how it was created, `facts` are rows
+    of its table, and `example` is the name of a class.
+    """
+    query = "IMAGE"
+    if spec.image is not None:
+        size, channels, crops = spec.image.size, spec.image.channels, spec.image.crops
+        reads = f"images, {size} x {size} x {channels}"
+        reads += f", the mean of {crops} crops" if crops > 1 else ""
+    else:
+        assert spec.text is not None
+        query = '--text "TEXT"'
+        reads = f"texts, truncated to {spec.text.max_length} tokens of `tokenizer/`"
+    alignment = (
+        "aligned with the Principle of Logit Separation: a single logit is comparable across inputs"
+        if spec.loss.aligned
+        else "NOT aligned with the Principle of Logit Separation: a single logit may be "
+        "misleading; prefer a model trained with `batch_ce` or `bce` for single-class queries"
+    )
+    rows = {**facts, "loss": f"{spec.loss.kind}, {alignment}", "input": reads}
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    described = "\n".join(sections)
+    return f"""# {title}
+
+A classifier for {spec.num_classes} classes, {origin}
+
+| | |
+|---|---|
+{table}
+
+{described}
+## Use
+
+    {kway_command("query", "BUNDLE", "--class", example)} {query}
+    kway serve BUNDLE
 """
 
 
@@ -23,7 +68,7 @@ def thresholds_section(thresholds: ClassThresholds) -> str:
     """
     confidence = thresholds.recalls[0].confidence
     rows = "\n".join(_promise_rows(thresholds))
-    return f"""{_HEADING}
+    return f"""## Thresholds
 
 The kind of a class's threshold states what it promises at a recall, if new samples come from the
 distribution of this split. With confidence {confidence:g}, `guaranteed` means that at least the
@@ -39,20 +84,16 @@ precision).
 """
 
 
-def with_thresholds(
-    card: str, thresholds: ClassThresholds, *, source: str, num_samples: int, accuracy: float
-) -> str:
-    """Return a model card whose section about thresholds is replaced, or added before `## Use`.
-
-    It states the `source` of the samples and the top-1 accuracy on them.
+def with_section(card: str, section: str) -> str:
+    """Return a model card with a section, which replaces the one with the same heading. A new
+    section is added before `## Use`.
     """
-    section = (
-        f"{thresholds_section(thresholds)}\nMeasured on {num_samples} samples of {source}: top-1 "
-        f"accuracy {accuracy:.4f}.\n"
-    )
-    without = re.sub(rf"^{_HEADING}\n.*?(?=^## |\Z)", "", card, flags=re.MULTILINE | re.DOTALL)
-    before, heading, after = without.partition(f"{_NEXT}\n")
-    return f"{before.rstrip()}\n\n{section}\n{heading}{after}".rstrip() + "\n"
+    heading = section.partition("\n")[0]
+    parts = re.split("^(?=## )", card, flags=re.MULTILINE)
+    parts = [part for part in parts if part.partition("\n")[0] != heading]
+    at = next((at for at, part in enumerate(parts) if part.startswith("## Use\n")), len(parts))
+    parts.insert(at, section)
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
 def _promise_rows(thresholds: ClassThresholds) -> Iterator[str]:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from data.loading.batch import Batch
@@ -24,11 +23,10 @@ from trainer.bundle.calibration import (
     open_samples,
     scores_of_blocks,
 )
+from trainer.bundle.model_card import with_section
 from trainer.bundle.spec import CARD, ONNX
 from trainer.bundle.writing import rewrite_bundle
 
-_HEADING = "## Precision"
-_NEXT = "## Use"
 # Samples that set the ranges of int8 activations, spread over the split.
 _NUM_RANGE_SAMPLES = 256
 
@@ -87,7 +85,8 @@ def quantize(
             write_int8(_float32_onnx(bundle, Path(folder), options), kept, onnx)
         after, labels = samples.features(precision=precision, onnx=onnx)
         found = _compare(bundle, before, after, labels, options)
-        card = _with_precision((path / CARD).read_text(encoding="utf-8"), precision, found)
+        card = (path / CARD).read_text(encoding="utf-8")
+        card = with_section(card, _precision_section(precision, found))
         rewrite_bundle(
             path,
             out,
@@ -110,26 +109,18 @@ def _float32_onnx(bundle: Bundle, folder: Path, options: CalibrationOptions) -> 
 def _compare(
     bundle: Bundle, before: Tensor, after: Tensor, labels: Tensor, options: CalibrationOptions
 ) -> Quantization:
-    best = torch.full((2, len(labels)), -torch.inf)
-    predicted = torch.zeros(2, len(labels), dtype=torch.int64)
-    difference = 0.0
-    both = zip(scores_of_blocks(bundle, before), scores_of_blocks(bundle, after), strict=True)
-    for (ids, old_scores, old_logits), (_, scores, logits) in both:
-        difference = max(difference, float((scores - old_scores).abs().max()))
-        highest, at = torch.stack([old_logits, logits]).max(2)
-        better = highest > best
-        best[better], predicted[better] = highest[better], at[better] + ids.start
+    old, new = (calibration_of(bundle, each, labels, options) for each in (before, after))
+    pairs = zip(*(scores_of_blocks(bundle, each) for each in (before, after)), strict=True)
     return Quantization(
-        calibration_of(bundle, after, labels, options),
-        float((predicted[0] == labels).float().mean()),
-        float((predicted[0] == predicted[1]).float().mean()),
-        difference,
+        new,
+        old.accuracy,
+        float((old.predicted == new.predicted).double().mean()),
+        max(float((one - other).abs().max()) for (_, one, _), (_, other, _) in pairs),
     )
 
 
-def _with_precision(card: str, precision: str, found: Quantization) -> str:
-    """Return a model card with a section about the precision before `## Use`."""
-    section = f"""{_HEADING}
+def _precision_section(precision: str, found: Quantization) -> str:
+    return f"""## Precision
 
 The backbone runs in {precision} on CPUs, and the thresholds belong to its scores. Compared with
 float32 on {found.calibration.num_samples} samples:
@@ -141,5 +132,3 @@ float32 on {found.calibration.num_samples} samples:
 | samples with the same top-1 class | {found.agreement:.4f} |
 | largest difference of a score | {found.largest_difference:.4g} |
 """
-    before, heading, after = card.partition(f"{_NEXT}\n")
-    return f"{before.rstrip()}\n\n{section}\n{heading}{after}".rstrip() + "\n"

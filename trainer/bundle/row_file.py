@@ -10,18 +10,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from mmap import ACCESS_COPY, mmap
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 _ITEM_BYTES = 4
-# Limits on the rows and bytes of one preadv call, below the kernel's limits.
-_MAX_RUN, _MAX_RUN_BYTES = 1024, 1 << 30
-# The format's limit on the header size. Without it, a damaged length could cause a read of
-# gigabytes.
-_MAX_HEADER_BYTES = 100_000_000
 _BLOCK_BYTES, _MAX_BLOCK_ROWS = 1 << 26, 1 << 16
 
 
@@ -74,14 +69,24 @@ class RowFile:
     """
 
     def __init__(self, path: Path, *, name: str, num_rows: int, width: int) -> None:
+        """Raises ValueError if the file does not contain exactly one tensor, `name`, float32
+        [num_rows, width]."""
         self.path, self.num_rows, self.width = path, num_rows, width
+        try:
+            with safe_open(path, framework="numpy") as file:
+                found = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+                shapes = {key: (part.get_dtype(), part.get_shape()) for key, part in found.items()}
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): copy the bundle again") from error
+        if shapes != {name: ("F32", [num_rows, width])}:
+            raise ValueError(
+                f"{path} contains {shapes}, expected float32 [{num_rows}, {width}] as {name!r}: "
+                "copy the bundle again"
+            )
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
-        try:
-            self._start = self._check_header(name)
-        except Exception:
-            self.close()
-            raise
+        # The format has no gaps, so the only tensor ends with the file.
+        self._start = os.fstat(self._descriptor).st_size - num_rows * width * _ITEM_BYTES
 
     def close(self) -> None:
         """Close the file. `read` must not be called afterwards."""
@@ -91,77 +96,26 @@ class RowFile:
         """Return the rows as a tensor [len(rows), width]. Raises ValueError if a row is out of
         range."""
         assert self._close.alive, "the file is closed"
-        outside = [row for row in rows if not 0 <= row < self.num_rows]
-        if outside:
-            raise ValueError(f"class ID {outside[0]} is out of range 0 … {self.num_rows - 1}")
+        stride = self.width * _ITEM_BYTES
         out = np.empty((len(rows), self.width), dtype="<f4")
-        for run in self._runs(rows):
-            self._read_run(rows[run[0]], [out[position] for position in run])
+        for row, part in zip(rows, out, strict=True):
+            if not 0 <= row < self.num_rows:
+                raise ValueError(f"class ID {row} is out of range 0 … {self.num_rows - 1}")
+            if os.preadv(self._descriptor, [part], self._start + row * stride) != stride:
+                raise ValueError(f"{self.path} ends within row {row}: copy the bundle again")
         return torch.from_numpy(out)
 
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield blocks of consecutive rows [rows, width] that together contain all rows, each with
-        the number of its first row. Do not write to the blocks.
+    def blocks(self, num_rows: int | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield blocks of `num_rows` consecutive rows [rows, width] that together contain all rows,
+        each with the number of its first row. By default, a block has at most 64 MiB and
+        65,536 rows. Do not write to the blocks.
         """
         assert self._close.alive, "the file is closed"
         # Reading ahead is what a sequential read needs. The map is private, because torch warns
         # about memory that it cannot write to.
-        mapped = mmap(self._descriptor, 0, access=ACCESS_COPY)
-        matrix = np.frombuffer(mapped, "<f4", offset=self._start).reshape(-1, self.width)
-        most = max(1, min(_MAX_BLOCK_ROWS, _BLOCK_BYTES // (self.width * _ITEM_BYTES)))
-        for first in range(0, self.num_rows, most):
-            yield first, torch.from_numpy(matrix[first : first + most])
-
-    def _runs(self, rows: Sequence[int]) -> Iterator[list[int]]:
-        """Group the positions in `rows` into runs of rows that are consecutive in the file."""
-        longest = max(1, min(_MAX_RUN, _MAX_RUN_BYTES // (self.width * _ITEM_BYTES)))
-        run: list[int] = []
-        for position in sorted(range(len(rows)), key=rows.__getitem__):
-            if run and (rows[position] != rows[run[-1]] + 1 or len(run) == longest):
-                yield run
-                run = []
-            run.append(position)
-        if run:
-            yield run
-
-    def _read_run(self, first: int, out: list[np.ndarray]) -> None:
-        stride = self.width * _ITEM_BYTES
-        count = os.preadv(
-            self._descriptor,
-            [row.data.cast("B") for row in out],
-            self._start + first * stride,
-        )
-        if count != stride * len(out):
-            raise ValueError(
-                f"{self.path} ends within row {first + count // stride}: copy the bundle again"
-            )
-
-    def _check_header(self, name: str) -> int:
-        size = os.fstat(self._descriptor).st_size
-        length = int.from_bytes(os.pread(self._descriptor, 8, 0), "little")
-        if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise ValueError(
-                f"{self.path} is not a safetensors file or is truncated: copy the bundle again"
-            )
-        entry = _parse_header(os.pread(self._descriptor, length, 8)).get(name)
-        expected = {
-            "dtype": "F32",
-            "shape": [self.num_rows, self.width],
-            "data_offsets": [0, self.num_rows * self.width * _ITEM_BYTES],
-        }
-        if entry != expected:
-            raise ValueError(
-                f"{self.path}: the header of {name!r} is {entry}, expected float32 "
-                f"{expected['shape']}: copy the bundle again"
-            )
-        if size != 8 + length + self.num_rows * self.width * _ITEM_BYTES:
-            raise ValueError(f"{self.path} is truncated or damaged: copy the bundle again")
-        return 8 + length
-
-
-def _parse_header(data: bytes) -> dict[str, Any]:
-    try:
-        header = json.loads(data)
-    except (ValueError, RecursionError):
-        return {}
-    return header if isinstance(header, dict) else {}
+        content = mmap(self._descriptor, 0, access=ACCESS_COPY)
+        matrix = np.frombuffer(content, "<f4", offset=self._start).reshape(-1, self.width)
+        fitting = max(1, _BLOCK_BYTES // (self.width * _ITEM_BYTES))
+        at_once = num_rows or min(_MAX_BLOCK_ROWS, fitting)
+        for first in range(0, self.num_rows, at_once):
+            yield first, torch.from_numpy(matrix[first : first + at_once])

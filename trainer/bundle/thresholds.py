@@ -206,7 +206,7 @@ class ClassThresholds:
         known = ", ".join(f"{entry.recall:g}" for entry in self.recalls) or "none"
         raise ValueError(
             f"this bundle contains no thresholds for recall {recall:g}, only for: {known}. Pass "
-            "one of these or a threshold, or add recalls with `kway export --recall`"
+            "one of these or a threshold, or compute others with `kway calibrate --recall`"
         )
 
 

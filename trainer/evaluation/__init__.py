@@ -2,9 +2,9 @@
 confusions.
 """
 
+from trainer.evaluation.features import EvaluationStopped
 from trainer.evaluation.measure import Evaluation, evaluate_split, measure
 from trainer.evaluation.saved import load_evaluation, save_evaluation
-from trainer.evaluation.stopping import EvaluationStopped
 
 __all__ = [
     "Evaluation",

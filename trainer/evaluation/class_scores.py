@@ -4,8 +4,9 @@ The first pass computes the top-k classes, the scores of the true classes and th
 metrics. A second pass counts the samples that reach given thresholds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -13,11 +14,11 @@ from torch.distributed import ProcessGroup
 
 from heads import ClassHead
 from heads.collectives import all_gather_equal, all_reduce_max, all_reduce_sum
+from heads.head import ClassScores as BlockScores
 from heads.rows.node_values import wide_dtype
 from heads.slc import ClassMeasures, block_measures, positions_of_labels
 from heads.topk import largest_columns, sort_largest
-from trainer.evaluation.features import SplitRows, all_rows
-from trainer.evaluation.stopping import ShouldStop, StopChecks
+from trainer.evaluation.features import ShouldStop, SplitRows, all_rows, check_stop
 from trainer.world import World
 
 # Shape legend: N rows, of which n belong to this class group; C classes of a block; K classes in
@@ -88,18 +89,15 @@ def score_classes(
 
     Raises ValueError on every rank if a score is NaN.
     """
-    labels, features = rows.labels, rows.features
+    labels = rows.labels
     class_group, data_group = head.engine.class_group, head.engine.data_group
     true_scores = torch.zeros(
         len(labels), device=labels.device, dtype=wide_dtype(head.weight.dtype)
     )
     ranking = Ranking(k, true_scores)
     measures = [block_measures(true_scores[:, None][:, :0], labels, labels[:0], recalls)]
-    at_once = classes_at_once(head, len(labels))
-    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     nan_class = torch.tensor(-1, device=labels.device)
-    for block in head.score_blocks(features, at_once):
-        stop_checks.check()
+    for block in _scored_blocks(head, rows, world, should_stop):
         scores, class_ids = block.scores, block.class_ids
         highest = scores.amax(1)
         if highest.isnan().any():  # raised after the loop, because other ranks wait for this one
@@ -116,7 +114,6 @@ def score_classes(
             measures.append(
                 block_measures(own, labels, class_ids[present], recalls, group=data_group)
             )
-    stop_checks.check_remaining()
     _check_numbers(nan_class, world)
     return ClassScores(
         ranking.over_ranks(class_group),
@@ -125,22 +122,25 @@ def score_classes(
     )
 
 
-def classes_at_once(head: ClassHead, num_rows: int) -> int:
-    """Return the number of classes per block whose scores fit in the head's memory budget. It is
-    the same in all groups along `data`, which process each block together. Their numbers of rows
-    and, on GPUs of different models, their budgets may differ (collective).
+def _scored_blocks(
+    head: ClassHead, rows: SplitRows, world: World, should_stop: ShouldStop
+) -> Iterator[BlockScores]:
+    """Yield the scores of this rank's classes in blocks that fit in the head's memory budget
+    (collective).
+
+    All groups along `data` process each block together, so their blocks have the same size. Their
+    numbers of rows and, on GPUs of different models, their budgets may differ. `should_stop` is
+    called before each block, and as often on every rank as on the rank with the most blocks.
     """
-    fitting = head.engine.logit_bytes // (_COPIES * 4 * max(1, num_rows))
-    fewest = -all_reduce_max(
-        torch.tensor(-fitting, device=head.weight.device), head.engine.data_group
-    )
-    return max(1, int(fewest))
-
-
-def num_blocks(head: ClassHead, at_once: int) -> int:
-    """Return the number of blocks of at most `at_once` nodes that cover this rank's classes."""
-    weights = head.engine.weights
-    return -(-(weights.stop - weights.start) // at_once)
+    fitting = head.engine.logit_bytes // (_COPIES * 4 * max(1, len(rows.labels)))
+    device, weights = head.weight.device, head.engine.weights
+    fewest = -all_reduce_max(torch.tensor(-fitting, device=device), head.engine.data_group)
+    at_once = max(1, int(fewest))
+    num_blocks = torch.tensor(-(-(weights.stop - weights.start) // at_once), device=device)
+    blocks = iter(head.score_blocks(rows.features, at_once))
+    for _ in range(int(all_reduce_max(num_blocks, world.group))):
+        check_stop(should_stop)
+        yield from islice(blocks, 1)
 
 
 def _check_numbers(nan_class: Tensor, world: World) -> None:
@@ -179,19 +179,15 @@ def count_samples_above(
     Returns counts [K, R, 2] over all groups, on the CPU: samples of the class, and samples of any
     class. All classes are scored again, because the thresholds are known only after the first pass.
     """
-    features, labels = rows.features, rows.labels
+    labels = rows.labels
     thresholds = thresholds.to(labels.device)
-    at_once = classes_at_once(head, len(labels))
-    stop_checks = StopChecks(num_blocks(head, at_once), should_stop, world)
     ids = [labels[:0]]
     counts = [labels.new_zeros(0, thresholds.shape[1], 2)]
-    for block in head.score_blocks(features, at_once):
-        stop_checks.check()
+    for block in _scored_blocks(head, rows, world, should_stop):
         ids.append(block.class_ids)
         counts.append(
             count_reached(block.scores, labels, block.class_ids, thresholds[block.class_ids])
         )
-    stop_checks.check_remaining()
     group = head.engine.class_group
     of_ranks = all_rows(all_reduce_sum(torch.cat(counts), head.engine.data_group), group)
     in_order = torch.empty((head.num_classes, *of_ranks.shape[1:]), dtype=torch.int64)

@@ -11,9 +11,26 @@ from torch.distributed import ProcessGroup
 
 from data.loading.batch import Batch
 from heads.collectives import all_gather_equal, all_gather_rows
-from trainer.evaluation.stopping import EvaluationStopped, ShouldStop
 from trainer.task import Task
 from trainer.world import World
+
+ShouldStop = Callable[[], bool]
+
+
+class EvaluationStopped(Exception):  # noqa: N818  not an error
+    """All ranks agreed to stop an evaluation before it produced a result."""
+
+
+def never_stop() -> bool:
+    """The `should_stop` callback of evaluations that cannot be stopped. Returns False."""
+    return False
+
+
+def check_stop(should_stop: ShouldStop) -> None:
+    """Raise EvaluationStopped if `should_stop` returns true, which it does on all ranks at the same
+    check."""
+    if should_stop():
+        raise EvaluationStopped("the evaluation was stopped before it finished")
 
 
 @dataclass(frozen=True)
@@ -30,8 +47,8 @@ def gathered_rows(
     batches: Iterable[Batch],
     world: World,
     *,
-    progress: Callable[[int], None],
-    should_stop: ShouldStop,
+    progress: Callable[[int], None] = lambda samples: None,
+    should_stop: ShouldStop = never_stop,
 ) -> SplitRows:
     """Run the backbone over this rank's `batches` and gather its class group's rows (collective).
 
@@ -42,8 +59,7 @@ def gathered_rows(
     features = [torch.empty((0, task.head.dim), device=world.device)]
     labels = [torch.empty(0, dtype=torch.int64, device=world.device)]
     for batch in batches:
-        if should_stop():
-            raise EvaluationStopped("the evaluation was stopped before it finished")
+        check_stop(should_stop)
         features.append(task.features(batch.inputs))
         labels.append(batch.labels.to(world.device))
         if len(batch.labels):

@@ -24,8 +24,13 @@ from heads.similarity import similarity_accuracy
 from heads.slc import ClassMeasures
 from trainer.config import EvalConfig, Recipe
 from trainer.evaluation.class_scores import count_samples_above, score_classes
-from trainer.evaluation.features import SplitRows, all_rows, gathered_rows
-from trainer.evaluation.stopping import ShouldStop, never_stop
+from trainer.evaluation.features import (
+    ShouldStop,
+    SplitRows,
+    all_rows,
+    gathered_rows,
+    never_stop,
+)
 from trainer.promises import Promises, groups_of_head, make_promises
 from trainer.task import Task
 from trainer.world import World

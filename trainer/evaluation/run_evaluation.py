@@ -1,7 +1,6 @@
 """Evaluates a run's checkpoint on a split, with optional settings, and saves the result."""
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from trainer.world import World
 _SETTINGS = ("data.image.crops", "data.image.resize", "data.workers")
 # Settings that do not affect the result.
 _IRRELEVANT = ("evaluation.batch", "data.workers", "data.eval_split")
-
-_MAX_NAME = 255  # bytes, the limit of Linux
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class EvaluationRequest:
     def folder(self) -> Path:
         """Return the folder for the results. Results for a different split or different settings
         are saved in a separate folder, so that they do not replace the results that `kway export`
-        uses. Raises ValueError if the settings are too long for the name of a folder.
+        uses.
         """
         run_folder, recipe = RunFolder(self.run), self.recipe()
         own = run_folder.load_recipe(allow_imports=self.allow_imports)
@@ -66,14 +63,7 @@ class EvaluationRequest:
         ]
         if recipe.data.eval_split == own.data.eval_split and not others:
             return run_folder.evaluations
-        name = ",".join([recipe.data.eval_split, *others])
-        if (length := len(os.fsencode(name))) > _MAX_NAME:
-            raise ValueError(
-                f"--set changes settings whose text has {length} bytes, but the folder of the "
-                f"results is named after them and at most {_MAX_NAME} fit: change fewer settings, "
-                "or shorten a list"
-            )
-        return run_folder.evaluations / name
+        return run_folder.evaluations / ",".join([recipe.data.eval_split, *others])
 
 
 def open_evaluation_split(recipe: Recipe) -> Split:

@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
-from data.messages import kway_command, one_line
+from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
 from trainer.backbone.classifiers import classifier_class, reads_texts, take_last_layer
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.model_card import NO_THRESHOLDS
+from trainer.bundle.model_card import NO_THRESHOLDS, model_card
 from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
 from trainer.bundle.writing import write_bundle
 from trainer.importing.examples import Examples, image_examples, text_examples
@@ -118,22 +118,30 @@ def import_classifier(source: str, out: Path, options: ImportOptions) -> Importe
                 f"largest logit: kway supports models that {_REQUIRED[examples.image is None]}"
             )
 
+    spec = BundleSpec(
+        pooling="classifier",
+        image=examples.image,
+        text=examples.text,
+        num_classes=num_classes,
+        loss=LossSpec.of(loss),
+        bias=layer.bias is not None,
+        dim=layer.in_features,
+    )
     write_bundle(
         out,
         backbone=backbone,
-        spec=BundleSpec(
-            pooling="classifier",
-            image=examples.image,
-            text=examples.text,
-            num_classes=num_classes,
-            loss=LossSpec.of(loss),
-            bias=layer.bias is not None,
-            dim=layer.in_features,
-        ),
+        spec=spec,
         classes=entries,
         thresholds=None,
         weight_blocks=rows.split(_CLASSES_AT_ONCE),
-        model_card=_model_card(source, architecture, num_classes, loss, examples, entries[0].name),
+        model_card=model_card(
+            Path(source.removeprefix("hub:")).name,
+            f"imported by kway on {datetime.now(UTC):%Y-%m-%d}. Nothing\nwas trained.",
+            {"original model": f"`{source}`, {architecture}"},
+            spec,
+            entries[0].name,
+            [NO_THRESHOLDS],
+        ),
         tokenizer=examples.tokenizer,
         write_onnx=(
             (lambda file: write_onnx(backbone, examples.image, file)) if options.onnx else None
@@ -279,38 +287,3 @@ def _difference(bundle: Bundle, examples: Examples, expected: Tensor) -> float:
         if (ids := range(start, min(start + _CLASSES_AT_ONCE, expected.shape[1])))
     ]
     return float(torch.stack(differences).max()) / max(float(expected.abs().max()), 1e-30)
-
-
-def _model_card(
-    source: str,
-    architecture: str,
-    num_classes: int,
-    loss: Loss,
-    examples: Examples,
-    example: str,
-) -> str:
-    image, query = examples.image, "IMAGE"
-    if image is not None:
-        reads = f"images, {image.size} x {image.size} x {image.channels}"
-    else:
-        assert examples.text is not None
-        query = '--text "TEXT"'
-        reads = f"texts, truncated to {examples.text.max_length} tokens of `tokenizer/`"
-    alignment = "aligned" if loss.aligned else "NOT aligned"
-    return f"""# {Path(source.removeprefix("hub:")).name}
-
-A classifier for {num_classes} classes, imported by kway on {datetime.now(UTC):%Y-%m-%d}. Nothing
-was trained.
-
-| | |
-|---|---|
-| original model | `{source}`, {architecture} |
-| loss | {loss.kind}, {alignment} with the Principle of Logit Separation |
-| input | {reads} |
-
-{NO_THRESHOLDS}
-## Use
-
-    {kway_command("query", "BUNDLE", "--class", example)} {query}
-    kway serve BUNDLE
-"""

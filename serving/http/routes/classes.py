@@ -65,14 +65,13 @@ def _page(service: Service, parameters: ClassSearch) -> bytes:
     """Return a page of results as JSON. Call this in the search thread as well, because serializing
     a thousand classes takes a long time."""
     bundle = service.model.bundle
-    found, total = bundle.names.search(
+    found, total = bundle.classes.search(
         parameters.search, limit=parameters.limit, offset=parameters.offset
     )
     described = [
         ClassFound(
             id=class_id,
-            name=bundle.names.names[class_id],
-            attributes=bundle.classes[class_id].attributes,
+            **bundle.classes[class_id].model_dump(),
             positives=bundle.positives(class_id),
         )
         for class_id in found
