@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.classes.class_list import ClassInfo
 from data.images.config import ImageConfig
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, train_wordpiece
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle.spec import BundleSpec, LossSpec, RecallSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.promises import KINDS
@@ -80,8 +81,8 @@ def spec(*, bias: bool = True) -> BundleSpec:
     )
 
 
-def classes() -> list[ClassEntry]:
-    return [ClassEntry(name=name, attributes={"kind": "pet"}) for name in NAMES]
+def classes() -> list[ClassInfo]:
+    return [ClassInfo(name=name, attributes={"kind": "pet"}) for name in NAMES]
 
 
 def thresholds() -> ClassThresholds:
@@ -149,7 +150,7 @@ def write(
     bias: bool = True,
     blocks: list[Tensor] | None = None,
     changes: dict | None = None,
-    entries: list[ClassEntry] | None = None,
+    entries: list[ClassInfo] | None = None,
     measured: ClassThresholds | None = thresholds(),  # noqa: B008
     **options,
 ) -> Path:
@@ -172,7 +173,7 @@ def write_of_texts(
     path: Path,
     *,
     weight: Tensor | None = None,
-    entries: list[ClassEntry] | None = None,
+    entries: list[ClassInfo] | None = None,
     measured: ClassThresholds | None = None,
     extra_bytes: int = 0,
     **options,

@@ -39,7 +39,7 @@ class ClassList(Sequence[ClassInfo]):
 
     def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
         """columns: those that `of` creates and `open` reads, by the names in `_TYPES`."""
-        self._columns = columns
+        self.columns = columns
         self.names = Strings(columns["names"], columns["name_ends"])
         self._attributes = _optional(columns, "attributes", "attribute_ends")
         self._paths = _optional(columns, "paths", "path_ends")
@@ -98,7 +98,7 @@ class ClassList(Sequence[ClassInfo]):
 
     def write(self, path: Path) -> str:
         """Write the columns to a safetensors file. Return its SHA-256."""
-        save_file(dict(self._columns), path)
+        save_file(dict(self.columns), path)
         return sha256_of(path)
 
     def __len__(self) -> int:
@@ -120,8 +120,8 @@ class ClassList(Sequence[ClassInfo]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ClassList):
             return NotImplemented
-        return self._columns.keys() == other._columns.keys() and all(
-            np.array_equal(column, other._columns[name]) for name, column in self._columns.items()
+        return self.columns.keys() == other.columns.keys() and all(
+            np.array_equal(column, other.columns[name]) for name, column in self.columns.items()
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -131,7 +131,7 @@ class ClassList(Sequence[ClassInfo]):
         text = "" if self._attributes is None else self._attributes[class_id]
         found: dict[str, str] = json.loads(text) if text else {}
         if self._paths is not None and PATH in found:
-            found[PATH] = self._paths[int(self._columns["path_of_class"][class_id])]
+            found[PATH] = self._paths[int(self.columns["path_of_class"][class_id])]
         return found
 
     def paths(self) -> tuple[Strings, NDArray[np.int32]]:
@@ -140,7 +140,7 @@ class ClassList(Sequence[ClassInfo]):
         """
         if self._paths is None:
             return Strings.of([]), np.full(len(self), -1, np.int32)
-        return self._paths, self._columns["path_of_class"]
+        return self._paths, self.columns["path_of_class"]
 
     def find(self, name: str) -> int | None:
         """Return the class with exactly this name, or None if there is none."""
@@ -156,11 +156,11 @@ class ClassList(Sequence[ClassInfo]):
             wanted = Strings.of([name]).hashes()[0]
         except UnicodeEncodeError:  # a lone surrogate, which no name contains
             return None
-        hashes, by_hash = self._columns["name_hashes"], self._columns["ids_by_hash"]
+        hashes, by_hash = self.columns["name_hashes"], self.columns["ids_by_hash"]
         position = int(np.searchsorted(hashes, wanted))
         while position < len(self) and hashes[position] == wanted:
             class_id = int(by_hash[position])
-            if self.names[class_id] == name:
+            if 0 <= class_id < len(self) and self.names[class_id] == name:
                 return class_id
             position += 1
         return None
@@ -171,10 +171,10 @@ class ClassList(Sequence[ClassInfo]):
         return np.concatenate([np.zeros(0, np.int32), *found])
 
     def _find_chunk(self, names: Strings) -> NDArray[np.int32]:
-        hashes, wanted = self._columns["name_hashes"], names.hashes()
+        hashes, wanted = self.columns["name_hashes"], names.hashes()
         position = np.searchsorted(hashes, wanted)
         position[position == len(self)] = 0
-        found: NDArray[np.int32] = self._columns["ids_by_hash"][position]
+        found: NDArray[np.int32] = self.columns["ids_by_hash"][position]
         has_hash = hashes[position] == wanted
         hits = np.flatnonzero(has_hash)
         is_equal = equal_strings(names.at(hits), self.names.at(found[hits]))
@@ -234,6 +234,15 @@ _TYPES = {
     "paths": np.uint8,  # distinct
     "path_ends": np.int64,
     "path_of_class": np.int32,
+    "folded": np.uint8,  # case-folded names, see `data/classes/search.py`
+    "folded_ends": np.int64,
 }
 _REQUIRED = {"names", "name_ends", "name_hashes", "ids_by_hash"}
-_PER_CLASS = {"name_ends", "name_hashes", "ids_by_hash", "attribute_ends", "path_of_class"}
+_PER_CLASS = {
+    "name_ends",
+    "name_hashes",
+    "ids_by_hash",
+    "attribute_ends",
+    "path_of_class",
+    "folded_ends",
+}

@@ -53,7 +53,10 @@ class Strings(Sequence[str]):
         number = int(index) + (len(self) if index < 0 else 0)
         if not 0 <= number < len(self):
             raise IndexError(f"index {index} is out of range: there are {len(self)} strings")
-        return str(self.text[self._start(number) : int(self.ends[number])].tobytes(), "utf-8")
+        start, end = self._start(number), int(self.ends[number])
+        if not 0 <= start <= end <= len(self.text):
+            raise ValueError(f"string {number} of a column is damaged: copy its file again")
+        return str(self.text[start:end].tobytes(), "utf-8")
 
     def __iter__(self) -> Iterator[str]:
         for chunk in self.chunks():

@@ -12,10 +12,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from data.classes.class_list import ClassInfo
 from data.messages import Report, shown, silent
 from data.processes import over_jobs
 from data.shards.hierarchy import PATH
-from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile

@@ -16,9 +16,10 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.messages import one_line, shown
 from data.option import Argument
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.shards.split_names import SPLIT_OF_WORD, TEST, TRAIN, shard_splits, split_name
 from data.skipped import Skipped
 from data.sources.names import class_name, spelling_notes

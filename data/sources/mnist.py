@@ -16,9 +16,10 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.input_path import Input, check_folder
 from data.option import Argument
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.sources.packing import PixelTask, render_pixels
 from data.sources.source import STRICT, Sample, Source
 from data.tars.labels import read_class_names

@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict
 
+from data.classes.class_list import ClassInfo
 from data.processes import end_with_parent, in_order, spawned
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options are rejected wherever it is

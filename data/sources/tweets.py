@@ -14,10 +14,11 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.input_path import Input
 from data.messages import Report, one_line, silent
 from data.option import Argument, Option, Supplied
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.sources.first_pass import RecordSource
 from data.sources.names import class_name
 from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Rules, Task

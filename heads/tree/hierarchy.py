@@ -98,9 +98,9 @@ def tree_of_paths(
     """Return the label tree whose leaves are the classes, each under the nodes of its path.
 
     `paths` [K] start at a root. If several classes have the same path, it may be given once: class
-    i is then below `paths[of_class[i]]`. A node is identified by its name and the names above it, so the
-    same name may occur in several branches. A class with an empty path is a root. `titles` are
-    display names. `collapse` removes pseudoclasses with a single child, which do not group
+    i is then below `paths[of_class[i]]`. A node is identified by its name and the names above it,
+    so the same name may occur in several branches. A class with an empty path is a root. `titles`
+    are display names. `collapse` removes pseudoclasses with a single child, which do not group
     anything.
     """
     number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node

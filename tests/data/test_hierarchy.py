@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from data.classes.class_list import ClassInfo
 from data.shards.hierarchy import (
     MAX_DEPTH,
     MAX_NAME,
     class_paths,
     join_path,
 )
-from data.shards.manifest import ClassInfo, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import Manifest, ShardInfo, SourceInfo
 
 FOLDER = Path("shards")
 
