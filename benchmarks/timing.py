@@ -18,26 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich import box
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-_FILE_COLUMNS = 10_000
-
-
-def _console() -> Console:
-    """Return a console that prints one line per row if the output is a file.
-
-    For files, rich assumes 80 columns and wraps or truncates cells.
-    """
-    console = Console(highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _FILE_COLUMNS
-    return console
-
-
-CONSOLE = _console()
+CONSOLE = Console(highlight=False, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -90,15 +74,9 @@ def ratio_row(
     what: str, case: str, ours: np.ndarray, theirs: np.ndarray, at_most: float | None = None
 ) -> Row:
     """Return a row with the median ratio of `ours` / `theirs`, its quartiles, and both medians."""
-    low, middle, high = np.quantile(ours / theirs, [0.25, 0.5, 0.75])
     times = " / ".join(f"{1e3 * np.median(seconds):,.1f}" for seconds in (ours, theirs))
-    return Row(
-        what,
-        case,
-        f"{middle:.2f}",
-        "" if at_most is None else f"<= {at_most:.2f}",
-        f"{times} ms, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
-    )
+    target = "" if at_most is None else f"<= {at_most:.2f}"
+    return _row_of_ratios(what, case, ours / theirs, target, f"{times} ms")
 
 
 def rate_row(
@@ -115,15 +93,15 @@ def rate_row(
 
     `count` items, such as images, are processed per round.
     """
-    low, middle, high = np.quantile(theirs / ours, [0.25, 0.5, 0.75])
     rates = " / ".join(f"{count / np.median(seconds):,.0f}" for seconds in (ours, theirs))
-    return Row(
-        what,
-        case,
-        f"{middle:.2f}",
-        "" if at_least is None else f">= {at_least:.2f}",
-        f"{rates} {unit}, quartiles {low:.2f}-{high:.2f} of {len(ours)}",
-    )
+    target = "" if at_least is None else f">= {at_least:.2f}"
+    return _row_of_ratios(what, case, theirs / ours, target, f"{rates} {unit}")
+
+
+def _row_of_ratios(what: str, case: str, ratios: np.ndarray, target: str, details: str) -> Row:
+    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
+    details = f"{details}, quartiles {low:.2f}-{high:.2f} of {len(ratios)}"
+    return Row(what, case, f"{middle:.2f}", target, details)
 
 
 # ------------------------------------------------------------------------ memory
@@ -199,17 +177,11 @@ def report(options: argparse.Namespace, sections: Sections) -> None:
             CONSOLE.print(f"{row.what}, {row.case}: {row.measured} ({row.details})")
             rows.append(row)
         CONSOLE.print(f"{section}: {time.perf_counter() - started:.0f} s")
-    print_rows(rows)
+    text = "\n".join([header, "", *markdown(rows), ""])
+    CONSOLE.print(text)
     CONSOLE.print(f"finished in {(time.perf_counter() - began) / 60:.1f} minutes")
     if options.markdown is not None:
-        options.markdown.write_text("\n".join([header, "", *markdown(rows), ""]), encoding="utf-8")
-
-
-def print_rows(rows: Sequence[Row]) -> None:
-    table = Table("what", "case", "measured", "target", "details", box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(row.what, row.case, row.measured, row.target, row.details)
-    CONSOLE.print(table)
+        options.markdown.write_text(text, encoding="utf-8")
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:

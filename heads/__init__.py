@@ -1,11 +1,12 @@
 """Classification heads: losses, class weights, label trees and the class-sharded engine."""
 
 from heads.build import build_head, build_tree
+from heads.clipping import clip_grad_norm_
 from heads.factored import FactoredHead
 from heads.fused_sgd import FusedSGD
+from heads.gradients import sum_gradients, sum_sharded_gradients
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
-from heads.integration import HeadIntegration, clip_grad_norm_
 from heads.logits import ArcFace, ClassRows, CosFace, Cosine, Dot, NormFace, SphereFace
 from heads.losses import LOSSES, BatchCrossEntropy, BinaryCrossEntropy, CrossEntropy, Loss
 from heads.tree import CoverTree, LabelTree, build_cover_tree
@@ -24,7 +25,6 @@ __all__ = [
     "Dot",
     "FactoredHead",
     "FusedSGD",
-    "HeadIntegration",
     "HierarchicalSoftmaxHead",
     "LabelTree",
     "Loss",
@@ -34,4 +34,6 @@ __all__ = [
     "build_head",
     "build_tree",
     "clip_grad_norm_",
+    "sum_gradients",
+    "sum_sharded_gradients",
 ]

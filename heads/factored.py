@@ -33,8 +33,8 @@ from heads.collectives import (
     group_size,
     reduce_scatter_rows,
 )
-from heads.engine.agreement import Agreement
-from heads.engine.inputs import Batch, Parameters, class_ids, non_finite_rows
+from heads.engine.agreement import RowCounts, agree, nan_loss, non_finite_rows
+from heads.engine.inputs import Batch, Parameters, class_ids
 from heads.factors import Factors, Moments, RowsGradient
 from heads.head import ClassHead
 from heads.losses import LOSSES, Loss
@@ -69,7 +69,7 @@ class _Batch:
     moments: Moments
     loss: Tensor
     by_stats: Tensor
-    agreement: Agreement
+    counts: RowCounts
     num_changes: int
 
     def scaled(self, factor: float | Tensor) -> "_Batch":
@@ -150,18 +150,13 @@ class FactoredHead(ClassHead):
     def forward(
         self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None
     ) -> Tensor:
-        """See `ClassHead.forward` (collective); the statistics are always float64.
-
-        Also raises ValueError on every rank if the weight requires a gradient on only some ranks,
-        because a step changes factors that all rows share.
-        """
+        """See `ClassHead.forward` (collective); the statistics are always float64."""
         batch = self._batch(features, labels, row_weights, with_gradient=torch.is_grad_enabled())
         if batch.loss.isnan():
-            broken, held = non_finite_rows(features), Parameters(self._held())
-            raise self.engine.nan_loss(len(features), broken, held)
+            held = Parameters(self._held())
+            raise nan_loss(self.engine, len(features), non_finite_rows(features), held)
         of_features: Tensor = _OfFeatures.apply(features, self, batch)
-        anchor = batch.agreement.anchor(features.device)
-        of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], anchor, self, batch)
+        of_weight: Tensor = _OfWeight.apply(self._parameters["weight"], self, batch)
         return of_features + of_weight
 
     @torch.no_grad()
@@ -284,7 +279,9 @@ class FactoredHead(ClassHead):
         changed = self._known_version != self._weight_version()
         broken = changed and (self._factors is not None or bool(self._recorded))
         own = 2 if broken else int(changed or self._moments is None)
-        state = int(self._max_over_ranks(torch.tensor(own, device=self._held().device)))
+        state = torch.tensor(own, device=self._held().device)
+        for group in self.engine.groups:
+            all_reduce_max(state, group)
         if state == 2:
             raise ValueError(_CHANGED)
         if state == 1 or self._moments is None:
@@ -292,12 +289,6 @@ class FactoredHead(ClassHead):
             self._num_changes += changed
             self._known_version = self._weight_version()
         return self._moments
-
-    def _max_over_ranks(self, state: Tensor) -> Tensor:
-        """Return the maximum of `state` over all ranks (collective)."""
-        return all_reduce_max(
-            all_reduce_max(state, self.engine.class_group), self.engine.data_group
-        )
 
     def _moments_of_rows(self) -> Moments:
         if not self.engine.weights.is_plain:
@@ -341,23 +332,18 @@ class FactoredHead(ClassHead):
     ) -> _Batch:
         weight = self._parameters["weight"]
         assert weight is not None
-        agreement = self.engine.agree(Batch(features, labels, row_weights), Parameters(weight))
-        if agreement.partly_frozen:
-            raise ValueError(
-                "the factored head's weight requires a gradient on only some ranks: call "
-                "head.requires_grad_ with the same value on every rank"
-            )
+        with torch.set_grad_enabled(with_gradient):  # the ranks must agree on it, too
+            counts = agree(self.engine, Batch(features, labels, row_weights), Parameters(weight))
         labels = class_ids(labels)
         features = self.engine.row_weighting.masked(features, labels)
-        moments, rows = self._current_moments(), self._label_rows(labels, agreement.sizes)
+        moments, rows = self._current_moments(), self._label_rows(labels, counts.sizes)
         x = features.detach().double()
         stats = x @ moments.total, ((x @ moments.gram) * x).sum(1), (x * rows).sum(1)
         columns = [*stats, labels.double()]
         if row_weights is not None:
             columns.append(row_weights.double())
         packed = torch.stack(columns, dim=1)
-        sizes = agreement.sizes, agreement.group_sizes
-        loss, by_stats = self._value(packed, sizes, with_gradient=with_gradient)
+        loss, by_stats = self._value(packed, counts, with_gradient=with_gradient)
         return _Batch(
             features=features.detach(),
             labels=labels,
@@ -365,7 +351,7 @@ class FactoredHead(ClassHead):
             moments=moments,
             loss=loss.to(torch.promote_types(features.dtype, torch.float32)),
             by_stats=by_stats,
-            agreement=agreement,
+            counts=counts,
             num_changes=self._num_changes,
         )
 
@@ -390,7 +376,7 @@ class FactoredHead(ClassHead):
         return counted[here], positions
 
     def _value(
-        self, stats: Tensor, sizes: tuple[list[int], list[int]], *, with_gradient: bool
+        self, stats: Tensor, counts: RowCounts, *, with_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the global batch, and its gradient [b, 3] with respect to the
         statistics of this rank's rows.
@@ -398,27 +384,27 @@ class FactoredHead(ClassHead):
         The gradient is zero if `with_gradient` is false. The columns of `stats` [b, 4 or 5] are
         sum z, sum z^2, z_y, the label and, if given, the row weight.
         """
-        engine, world = self.engine, self._gather(stats, sizes)
-        counts = engine.row_weighting.counts(world[:, 3].long())
-        labels, *given = world[counts, 3:].unbind(1)
+        engine, world = self.engine, self._gather(stats, counts)
+        is_counted = engine.row_weighting.counts(world[:, 3].long())
+        labels, *given = world[is_counted, 3:].unbind(1)
         factors = given[0] if given else None
         weighting = engine.row_weighting
         rows = weighting.rows(engine.num_classes, labels.long(), torch.float64, factors=factors)
         leaf = world[:, :3].clone().requires_grad_(with_gradient)
         with torch.set_grad_enabled(with_gradient):
-            total = leaf[counts].unbind(1)[3 - self._num_stats :]
+            total = leaf[is_counted].unbind(1)[3 - self._num_stats :]
             value = self.loss.value(total, rows)
         if not with_gradient:
             return value, torch.zeros_like(stats[:, :3])
         (by_stats,) = torch.autograd.grad(value, leaf)
-        start = sum(sizes[1][: group_rank(engine.data_group)])
-        start += sum(sizes[0][: group_rank(engine.class_group)])
+        start = sum(counts.group_sizes[: group_rank(engine.data_group)])
+        start += sum(counts.sizes[: group_rank(engine.class_group)])
         return value.detach(), by_stats[start : start + len(stats)]
 
-    def _gather(self, tensor: Tensor, sizes: tuple[list[int], list[int]]) -> Tensor:
+    def _gather(self, tensor: Tensor, counts: RowCounts) -> Tensor:
         """Gather the rows [b, ...] of each rank as [m, ...], the global batch (collective)."""
-        group = all_gather_rows(tensor, sizes[0], self.engine.class_group)
-        return all_gather_rows(group, sizes[1], self.engine.data_group)
+        group = all_gather_rows(tensor, counts.sizes, self.engine.class_group)
+        return all_gather_rows(group, counts.group_sizes, self.engine.data_group)
 
     # ---- gradients ----
 
@@ -441,14 +427,11 @@ class FactoredHead(ClassHead):
 
     def _reduced_gradient(self) -> RowsGradient | None:
         """Return the gradient of the recorded batches, or None without batches (collective)."""
-        if self._recorded:
-            changed = torch.tensor(
-                self._known_version != self._weight_version(), device=self._held().device
-            )
-            if self._max_over_ranks(changed.long()):
-                raise ValueError(_CHANGED)
-            if self._gradient is None:
-                self._gradient = self._reduce(self._recorded)
+        if not self._recorded:
+            return None
+        self._current_moments()  # raises ValueError if a rank has modified the weight
+        if self._gradient is None:
+            self._gradient = self._reduce(self._recorded)
         return self._gradient
 
     def _reduce(self, batches: Sequence[_Batch]) -> RowsGradient:
@@ -456,10 +439,11 @@ class FactoredHead(ClassHead):
         features = torch.cat([batch.features for batch in batches])
         by_stats = torch.cat([batch.by_stats for batch in batches])
         labels = torch.cat([batch.labels for batch in batches])
-        agreements = [batch.agreement for batch in batches]
-        sizes = (
-            _column_sums([each.sizes for each in agreements]),
-            _column_sums([each.group_sizes for each in agreements]),
+        counts = RowCounts(
+            *(
+                [sum(column) for column in zip(*sizes, strict=True)]
+                for sizes in zip(*(batch.counts for batch in batches), strict=True)
+            )
         )
         x = features.double()
         linear, square, true = by_stats.split(1, dim=1)
@@ -467,8 +451,8 @@ class FactoredHead(ClassHead):
         all_reduce_sum(all_reduce_sum(packed, engine.class_group), engine.data_group)
         # The rank that holds the row of a label needs the features of all batch rows with that
         # label. Gather the features in their original dtype to send fewer bytes.
-        here, positions = self._held_labels(self._gather(labels, sizes))
-        rows = self._gather(true, sizes)[here] * self._gather(features, sizes)[here].double()
+        here, positions = self._held_labels(self._gather(labels, counts))
+        rows = self._gather(true, counts)[here] * self._gather(features, counts)[here].double()
         positions, row = positions.unique(return_inverse=True)
         sparse = rows.new_zeros(len(positions), rows.shape[1]).index_add_(0, row, rows)
         return RowsGradient(packed[0], (packed[1:] + packed[1:].T) / 2, positions, sparse)
@@ -494,21 +478,18 @@ class _OfWeight(torch.autograd.Function):
     """A zero whose backward records the batch's gradient of the weight instead of setting `.grad`.
 
     This is a separate function so that `torch.autograd.grad` with respect to the features alone
-    records nothing. The `anchor` makes the loss differentiable on every rank or on none.
+    records nothing.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, weight: Tensor, anchor: Tensor, head: FactoredHead, batch: _Batch
-    ) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, head: FactoredHead, batch: _Batch) -> Tensor:
         ctx.head, ctx.batch = head, batch
         return torch.zeros_like(batch.loss)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.batch.agreement.needs.vectors:
-            ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
-        return None, None, None, None
+        ctx.head._record(ctx.head._checked(ctx.batch).scaled(grad_loss))
+        return None, None, None
 
 
 def _num_statistics(loss: Loss) -> int:
@@ -520,10 +501,6 @@ def _num_statistics(loss: Loss) -> int:
         f"the factored head does not support {loss.kind}, which needs individual logits: use "
         f"ClassHead, or one of the losses {', '.join(family)}"
     )
-
-
-def _column_sums(sizes: Sequence[list[int]]) -> list[int]:
-    return [sum(column) for column in zip(*sizes, strict=True)]
 
 
 def _consolidate(head: FactoredHead, *_: Any) -> None:

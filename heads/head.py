@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from heads.collectives import all_reduce_sum, axis_group, group_rank, group_size
 from heads.dtensors import sharded_rows
+from heads.engine.agreement import agree, nan_loss
 from heads.engine.block_size import Processor
 from heads.engine.constants import Engine
 from heads.engine.engine import Step
@@ -237,7 +238,7 @@ class ClassHead(nn.Module):
     def check(self, features: Tensor, labels: Tensor, row_weights: Tensor | None = None) -> None:
         """Check a batch without computing its loss (collective). Raises the same ValueErrors as
         `forward`."""
-        self.engine.agree(Batch(features, labels, row_weights), self._learned())
+        agree(self.engine, Batch(features, labels, row_weights), self._learned())
 
     def nan_error(self, num_rows: int, broken_rows: Tensor) -> FloatingPointError:
         """Return the error that `forward` raises for a NaN loss, the same on every rank
@@ -245,7 +246,7 @@ class ClassHead(nn.Module):
 
         `broken_rows` are the `non_finite_rows` of the features [num_rows, dim] of this rank.
         """
-        return self.engine.nan_loss(num_rows, broken_rows, self._learned())
+        return nan_loss(self.engine, num_rows, broken_rows, self._learned())
 
     def sgd_rates(self) -> dict[str, float]:
         """Return the factor of the learning rate with which SGD trains each parameter: 1, except

@@ -9,25 +9,10 @@ import numpy as np
 from data.shards.writing.writer import write_shards
 from data.sources import Glyphs, ImageFolder, Table
 from data.text.tokenizer_training import train_tokenizer
+from tests.tiny_networks import TINY_BERT, TINY_RESNET
 from trainer.config import Recipe
 from trainer.recipe import build_recipe
 
-TINY_RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8, 16],
-    "depths": [1, 1],
-    "layer_type": "basic",
-}
-TINY_BERT = {
-    "model_type": "bert",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "initializer_range": 0.2,
-}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 

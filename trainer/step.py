@@ -34,7 +34,8 @@ from torch.optim import Optimizer
 from data.loading.batch import Batch
 from heads import FactoredHead
 from heads.collectives import all_reduce_sum
-from heads.engine.inputs import NOTHING_COUNTS, non_finite_rows
+from heads.engine.agreement import non_finite_rows
+from heads.engine.inputs import NOTHING_COUNTS
 from trainer.backbone.batch_norm import BufferCopies, follow_first_rank
 from trainer.optimizers import set_rate
 from trainer.task import Task

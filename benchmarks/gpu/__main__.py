@@ -23,22 +23,7 @@ from benchmarks.gpu.heads import RowsSize
 from benchmarks.gpu.tasks import IMAGES, TEXTS, TaskSize
 from benchmarks.timing import Row, machine, markdown
 from data.files import commit
-
-_TINY_RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8, 16],
-    "depths": [1, 1],
-    "layer_type": "basic",
-}
-_TINY_BERT = {
-    "model_type": "bert",
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-}
+from tests.tiny_networks import TINY_BERT, TINY_RESNET
 
 
 @dataclass(frozen=True)
@@ -69,8 +54,8 @@ FULL = Sizes(
     seconds=8,
 )
 TOY = Sizes(
-    images=TaskSize(_TINY_RESNET, classes=13, batch=12, side=16),
-    texts=TaskSize(_TINY_BERT, classes=13, batch=12, tokens=8),
+    images=TaskSize(TINY_RESNET, classes=13, batch=12, side=16),
+    texts=TaskSize(TINY_BERT, classes=13, batch=12, tokens=8),
     dim=16,
     heads=((1000, 32),),
     fused=tuple(RowsSize(dtype, 1000, dim=16, batch=32) for dtype in ("fp32", "bf16", "fp8")),

@@ -88,7 +88,7 @@ def random_batch(recipe: Recipe, num_classes: int, device: torch.device) -> Batc
 def bare_loop(recipe: Recipe, batch: Batch, num_classes: int) -> Callable[[int], None]:
     """Return a function that takes steps of a plain PyTorch loop on one batch: the encoder of
     transformers, a linear layer and torch's cross-entropy under bf16 autocast, with torch's fused
-    optimizer. It neither clips gradients nor checks the loss."""
+    optimizer of the recipe. It neither clips gradients nor checks the loss."""
     device = batch.labels.device
     assert recipe.backbone.config is not None
     fields = dict(recipe.backbone.config)
@@ -100,7 +100,8 @@ def bare_loop(recipe: Recipe, batch: Batch, num_classes: int) -> Callable[[int],
         encoder.to(memory_format=torch.channels_last)
     width = config.hidden_size if is_text else config.hidden_sizes[-1]
     classifier = nn.Linear(width, num_classes, device=device)
-    optimizer = _fused(recipe, [*encoder.parameters(), *classifier.parameters()])
+    parameters = [*encoder.parameters(), *classifier.parameters()]
+    optimizer = recipe.optimizer.build([{"params": parameters}])
     features = partial(_text_features if is_text else _image_features, encoder)
 
     def loop(num_steps: int) -> None:
@@ -112,21 +113,6 @@ def bare_loop(recipe: Recipe, batch: Batch, num_classes: int) -> Callable[[int],
             optimizer.step()
 
     return loop
-
-
-def _fused(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = recipe.optimizer
-    if optimizer.kind == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=optimizer.lr,
-            momentum=optimizer.momentum,
-            nesterov=optimizer.nesterov,
-            fused=True,
-        )
-    return torch.optim.AdamW(
-        parameters, lr=optimizer.lr, weight_decay=optimizer.weight_decay, fused=True
-    )
 
 
 def _image_features(encoder: nn.Module, inputs: dict[str, Tensor]) -> Tensor:

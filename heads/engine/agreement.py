@@ -2,19 +2,22 @@
 
 Ranks wait for each other in collectives, so an error on one rank alone would leave the others
 waiting. Therefore all ranks first exchange sizes, dtypes and errors, and raise the same exception.
-A caller that already knows the number of rows of every rank can do without this exchange.
+A caller that already knows the number of rows of every rank can do without this exchange. If a loss
+is NaN, the ranks exchange the reasons.
 """
 
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from heads.collectives import all_gather_equal, group_rank, group_size
+from heads.engine.constants import Engine
 from heads.engine.inputs import (
     LARGEST_WEIGHT,
     NOTHING_COUNTS,
@@ -25,57 +28,34 @@ from heads.engine.inputs import (
     class_ids,
     is_integral,
 )
+from heads.rows.node_values import FP8
+
+_NAMED_ROWS = 8
+_NAMED_RANKS = 8
 
 # Shape legend: b rows of this rank, d features, n nodes of this rank.
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """The results of the exchange before a computation, on which all ranks base their decisions.
-
-    `sizes` lists the number of rows of each rank in the class group, and `group_sizes` the number
-    of rows of each class group along `data`. Ranks may require different gradients, but all ranks
-    that contribute to a gradient must compute their terms. `needs`: the gradients of features that
-    a rank of the class group requires, and those of parameters that any rank requires.
-    `partly_frozen`: only some ranks require the gradient of a parameter. `needs_backward`: at least
-    one rank requires a gradient, so every rank runs a backward pass. `is_checked`: the ranks have
-    checked the batch, for which the host waits for the device.
-    """
+class RowCounts(NamedTuple):
+    """The number of rows of each rank in the class group, `sizes`, and of each class group along
+    `data`, `group_sizes`."""
 
     sizes: list[int]
     group_sizes: list[int]
-    needs: Required
-    needs_backward: bool
-    partly_frozen: bool
-    is_checked: bool
-
-    def anchor(self, device: torch.device) -> Tensor:
-        """Return a zero that makes the loss differentiable on every rank or on none.
-
-        Without it, `backward` would fail on a rank whose inputs are all frozen, while the other
-        ranks wait for it in a collective.
-        """
-        return torch.zeros((), device=device, requires_grad=self.needs_backward)
 
 
 def known_rows(
-    batch: Batch,
-    parameters: Parameters,
-    rows_of_ranks: Sequence[int],
-    *,
-    ignore_index: int | None,
-    class_group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> tuple[Agreement, Batch]:
-    """Return the agreement of a caller that knows the number of rows of every rank, without an
-    exchange, and the batch with as many rows as the other ranks expect.
+    engine: Engine, batch: Batch, rows_of_ranks: Sequence[int]
+) -> tuple[RowCounts, Batch]:
+    """Return the row counts of a caller that knows them, without an exchange, and the batch with as
+    many rows as the other ranks expect.
 
-    `rows_of_ranks` is in the order of a mesh with the axes `data` and `class`. All ranks must
-    require the same gradients. The other ranks would wait for a rank that raised an error, so a
-    wrong number of rows becomes rows of NaN and a RuntimeWarning, and the loss is NaN on every
-    rank. Raises ValueError if no other rank waits, or if this rank should have no rows.
+    `rows_of_ranks` is in the order of a mesh with the axes `data` and `class`. The other ranks
+    would wait for a rank that raised an error, so a wrong number of rows becomes rows of NaN and a
+    RuntimeWarning, and the loss is NaN on every rank. Raises ValueError if no other rank waits, or
+    if this rank should have no rows.
     """
-    width, groups = group_size(class_group), group_size(data_group)
+    width, groups = group_size(engine.class_group), group_size(engine.data_group)
     if len(rows_of_ranks) != width * groups:
         raise ValueError(
             f"rows_of_ranks has {len(rows_of_ranks)} numbers, but the head is sharded over "
@@ -84,19 +64,12 @@ def known_rows(
     of_groups = [
         list(rows_of_ranks[start : start + width]) for start in range(0, len(rows_of_ranks), width)
     ]
-    needs, sizes = Required.of(batch.features, parameters), of_groups[group_rank(data_group)]
-    agreement = Agreement(
-        sizes,
-        [sum(rows) for rows in of_groups],
-        needs=needs,
-        needs_backward=any(needs),
-        partly_frozen=False,
-        is_checked=False,
-    )
+    sizes = of_groups[group_rank(engine.data_group)]
+    counts = RowCounts(sizes, [sum(rows) for rows in of_groups])
     features, labels, row_weights = batch
-    num_rows = sizes[group_rank(class_group)]
+    num_rows = sizes[group_rank(engine.class_group)]
     if len(features) == len(labels) == num_rows:
-        return agreement, batch
+        return counts, batch
     message = (
         f"rows_of_ranks lists {num_rows} rows for this rank, but features have {len(features)} "
         f"rows and there are {len(labels)} labels: pass the number of rows of every rank"
@@ -108,47 +81,47 @@ def known_rows(
     missing = num_rows - len(given)
     # A function of the features, so that backward calls the collectives of the backbone, too.
     features = torch.nn.functional.pad(given, (0, 0, 0, missing)) * torch.nan
-    labels = labels.new_full((num_rows,), int(ignore_index == 0))  # a class that counts
+    a_class_that_counts = int(engine.row_weighting.ignore_index == 0)
+    labels = labels.new_full((num_rows,), a_class_that_counts)
     weights = None if row_weights is None else row_weights.new_ones(num_rows)
-    return agreement, Batch(features, labels, weights)
+    return counts, Batch(features, labels, weights)
 
 
-def agree(
-    batch: Batch,
-    parameters: Parameters,
-    *,
-    settings: Mapping[str, str],
-    num_classes: int,
-    row_weighting: RowWeighting,
-    class_group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> Agreement:
-    """Exchange the sizes and errors of a batch, what must be equal on every rank, and which
-    gradients are required (collective).
+def agree(engine: Engine, batch: Batch, parameters: Parameters, *, call: str = "") -> RowCounts:
+    """Exchange the sizes and errors of a batch and what must be equal on every rank (collective).
 
-    `settings` are texts that must be equal, by what they describe. One all-gather per group carries
+    `call` describes the mode and the draw, which must be equal. One all-gather per group carries
     everything as a vector of integers. Raises ValueError on every rank if the inputs of any rank
     are invalid or if something differs.
     """
     features, labels, row_weights = batch
-    held = parameters.vectors
+    held, num_classes = parameters.vectors, engine.num_classes
     num_counting = outside = 0
     if fits := _fits(features, labels, held, row_weights):
-        num_counting, outside = _counts(class_ids(labels), row_weights, row_weighting, num_classes)
+        num_counting, outside = _counts(
+            class_ids(labels), row_weights, engine.row_weighting, num_classes
+        )
     num_rows = len(labels) if fits else 0
-    equal = {**settings, **_call_settings(features, parameters, row_weights)}
-    needs = Required.of(features, parameters)
+    device = held.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    dtype = features.dtype if isinstance(features, Tensor) else None
+    has = [name for name, value in parameters._asdict().items() if value is not None]
+    equal = {
+        **engine.settings,
+        "mode and draw": call,
+        "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
+        "dtype of features": f"{dtype}, autocast {autocast}",
+        # If only some ranks had row weights, they would call a collective that the others do not.
+        "use of row weights": "without" if row_weights is None else "with",
+        "required gradients": f"of {', '.join(Required.of(features, parameters).names())}",
+    }
     digests = [zlib.crc32(text.encode()) for text in equal.values()]
-    numbers = [*needs, num_rows, num_counting, outside, not fits, *digests]
-    group_ranks = _exchanged([int(number) for number in numbers], class_group, held.device)
+    numbers = [num_rows, num_counting, outside, int(not fits), *digests]
+    group_ranks = _exchanged(numbers, engine.class_group, held.device)
     total = [sum(column) for column in zip(*group_ranks, strict=True)]
-    groups = _exchanged(total, data_group, held.device)
-    columns, all_columns = (
-        list(map(list, zip(*each, strict=True))) for each in (group_ranks, groups)
-    )
-    sizes, _, _, _, *of_ranks = columns[len(needs) :]
-    group_sizes, counting, outsides, misfits, *of_groups = all_columns[len(needs) :]
-    needing = [sum(column) for column in all_columns[: len(needs)]]
+    groups = _exchanged(total, engine.data_group, held.device)
+    sizes, _, _, _, *of_ranks = map(list, zip(*group_ranks, strict=True))
+    group_sizes, counting, outsides, misfits, *of_groups = map(list, zip(*groups, strict=True))
     if any(misfits):
         of_weights = "" if row_weights is None else f" and row weights {_shown(row_weights)}"
         raise ValueError(
@@ -175,31 +148,7 @@ def agree(
         )
     if not any(counting):
         raise ValueError(NOTHING_COUNTS)
-    return Agreement(
-        sizes,
-        group_sizes,
-        needs=Required(any(columns[0]), *map(bool, needing[1:])),
-        needs_backward=any(needing),
-        partly_frozen=any(0 < num < len(sizes) * len(group_sizes) for num in needing[1:]),
-        is_checked=True,
-    )
-
-
-def _call_settings(
-    features: Tensor, parameters: Parameters, row_weights: Tensor | None
-) -> dict[str, str]:
-    """Return what must be equal on every rank apart from the constants of the head."""
-    held = parameters.vectors
-    dtype = features.dtype if isinstance(features, Tensor) else None
-    device = held.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    has = [name for name, value in parameters._asdict().items() if value is not None]
-    return {
-        "parameters": f"{', '.join(has)} with {held.shape[1]} features of {held.dtype}",
-        "dtype of features": f"{dtype}, autocast {autocast}",
-        # If only some ranks had row weights, they would call a collective that the others do not.
-        "use of row weights": "without" if row_weights is None else "with",
-    }
+    return RowCounts(sizes, group_sizes)
 
 
 def _counts(
@@ -250,3 +199,57 @@ def _shown(value: object) -> str:
     if not isinstance(value, Tensor):
         return f"of type {type(value).__name__}"
     return f"{list(value.shape)} of {value.dtype} on {value.device}"
+
+
+# ---------------------------------------------------------------------------- a loss that is NaN
+
+
+def non_finite_rows(features: Tensor) -> Tensor:
+    """Return the number of rows of `features` [b, d] that are not finite, and the positions of the
+    first 8 of them, padded with -1; int64 [1 + 8] on the device of `features`."""
+    broken = ~features.isfinite().all(1)
+    num_rows = len(broken)
+    positions = torch.arange(num_rows, device=features.device).where(broken, num_rows)
+    padded = torch.nn.functional.pad(positions, (0, _NAMED_ROWS), value=num_rows)
+    first = padded.topk(_NAMED_ROWS, largest=False).values
+    return torch.cat([broken.sum().unsqueeze(0), first.where(first < num_rows, -1)])
+
+
+def nan_loss(
+    engine: Engine, num_rows: int, broken_rows: Tensor, parameters: Parameters
+) -> FloatingPointError:
+    """Return the error for a NaN loss, the same on every rank (collective).
+
+    The message lists the ranks whose features, vectors or biases are not finite.
+    `broken_rows` are the `non_finite_rows` of this rank's `num_rows` features. Rows are counted
+    from 0.
+    """
+    rank, held = dist.get_rank() if dist.is_initialized() else 0, parameters.vectors.detach()
+    # torch has no isfinite for fp8. e4m3 has no infinity. In NaN, all bits except the sign are set.
+    is_fp8 = held.dtype == FP8
+    finite = held.view(torch.uint8) & 0x7F != 0x7F if is_fp8 else held.isfinite()
+    finite = finite.all(1)
+    if parameters.bias is not None:
+        finite &= parameters.bias.isfinite()
+    numbers = torch.tensor([rank, num_rows, len(held)], device=held.device)
+    mine = torch.cat([numbers, (~finite).sum().unsqueeze(0), broken_rows])
+    of_group = torch.stack(all_gather_equal(mine, engine.class_group))
+    ranks = torch.cat(all_gather_equal(of_group, engine.data_group)).tolist()
+    lines = [line for numbers in ranks if (line := _line(*numbers))]
+    if len(lines) > _NAMED_RANKS:
+        lines = [*lines[:_NAMED_RANKS], f"and {len(lines) - _NAMED_RANKS} more ranks"]
+    where = "; ".join(lines) or "features and weight vectors are finite on every rank"
+    return FloatingPointError(
+        f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
+    )
+
+
+def _line(rank: int, num_rows: int, num_vectors: int, vectors: int, rows: int, *named: int) -> str:
+    if not rows and not vectors:
+        return ""
+    shown = ", ".join(str(row) for row in named if row >= 0) + (", …" if rows > len(named) else "")
+    which = f" (row{'s' if rows > 1 else ''} {shown})" if rows else ""
+    return (
+        f"on rank {rank}, {rows} of {num_rows} rows of features{which} and {vectors} of "
+        f"{num_vectors} weight vectors are not finite"
+    )

@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.engine.agreement import Agreement, agree
 from heads.engine.block_size import Processor
-from heads.engine.blockwise import BlockwiseLogits
-from heads.engine.inputs import Batch, Parameters, RowWeighting, nan_loss, options_of
-from heads.engine.torch_walk import TorchWalk
+from heads.engine.inputs import RowWeighting, options_of
 from heads.logits import LogitMap
 from heads.losses import Loss
-from heads.tiles.launch import check_tiles
-from heads.tiles.walk import TileWalk
 from heads.weights import ClassWeights
 
 
@@ -70,38 +65,6 @@ class Engine:
     @property
     def groups(self) -> tuple[ProcessGroup | None, ProcessGroup | None]:
         return self.class_group, self.data_group
-
-    def agree(self, batch: Batch, parameters: Parameters, *, call: str = "") -> Agreement:
-        """Exchange sizes and check the batch on all ranks (collective); see `agreement.py`. `call`
-        describes the mode and the draw, which must be equal."""
-        return agree(
-            batch,
-            parameters,
-            settings={**self.settings, "mode and draw": call},
-            num_classes=self.num_classes,
-            row_weighting=self.row_weighting,
-            class_group=self.class_group,
-            data_group=self.data_group,
-        )
-
-    def nan_loss(
-        self, num_rows: int, broken_rows: Tensor, parameters: Parameters
-    ) -> FloatingPointError:
-        """Return the error for a NaN loss; see `heads/engine/inputs.py` (collective)."""
-        return nan_loss(num_rows, broken_rows, parameters.vectors, parameters.bias, *self.groups)
-
-    def walk(self, logits: BlockwiseLogits, *, with_graph: bool) -> TorchWalk | TileWalk:
-        """Return the walk over this rank's classes, with or without tiles.
-
-        Sampled classes are few, so their logits are computed with torch operations. Raises
-        ValueError if tiles do not support the device of the head or the dtype of the products.
-        """
-        tile = self.loss.tile
-        if self.tiles and tile is not None and logits.choice is None:
-            # A head may have been moved or converted since it was created.
-            check_tiles(self.loss, logits.features_Gd.device, logits.compute_dtype)
-            return TileWalk(logits, tile, with_graph=with_graph)
-        return TorchWalk(logits, with_graph=with_graph)
 
     def to(self, device: torch.device) -> "Engine":
         """Return the same engine with its plan and constants on another device."""

@@ -11,7 +11,7 @@ Forward
      [G, C], statistics. Keep the statistics and, as far as memory permits, the logits of the first
      blocks.
   3. Merge the statistics over blocks, exchange and merge them over the class group, concatenate
-     them over the data group, and compute the value (`heads/engine/global_loss.py`).
+     them over the data group, and compute the value.
 
 Backward
   1. Compute the gradient [G, ...] of the value with respect to the statistics of each block.
@@ -33,22 +33,32 @@ The last column is softmax(z) - onehot(y), computed without a tensor of all logi
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_rows, all_reduce_sum, group_size, reduce_scatter_rows
-from heads.engine.agreement import known_rows
+from heads.collectives import (
+    all_gather_equal,
+    all_gather_rows,
+    all_reduce_sum,
+    group_rank,
+    reduce_scatter_rows,
+)
+from heads.engine.agreement import agree, known_rows, nan_loss, non_finite_rows
 from heads.engine.blockwise import BlockwiseLogits, GradientSums, HeldGradient
 from heads.engine.constants import Engine
-from heads.engine.global_loss import global_loss
-from heads.engine.inputs import Batch, GlobalRows, Parameters, class_ids, non_finite_rows
+from heads.engine.inputs import Batch, GlobalRows, Parameters, Required, class_ids
+from heads.engine.torch_walk import TorchWalk
 from heads.logits import MappedFeatures, Margins
+from heads.losses import Rows, Stats
 from heads.rows.node_values import NodeValues
 from heads.rows.row_update import RowStep, RowUpdate
+from heads.tiles.launch import check_tiles
+from heads.tiles.walk import TileWalk
 
 # Shape legend: b rows of this rank, G rows of the class group, d features.
 
@@ -68,8 +78,7 @@ class Step:
 
     Creating a step is collective. Raises ValueError on every rank if any rank has a label outside
     the classes or features that do not match its labels, if a training step of a batch loss has
-    fewer than two rows, or if a parameter that is accumulated or updated here requires a gradient
-    on only some ranks.
+    fewer than two rows, or if the ranks require different gradients.
     """
 
     def __init__(
@@ -86,55 +95,38 @@ class Step:
     ) -> None:
         self.engine, self.parameters = engine, parameters
         self._training, self._draw, self._over_data = training, draw, over_data
-        learns = training and torch.is_grad_enabled() and parameters.vectors.requires_grad
+        self._is_checked = rows_of_ranks is None
+        batch = batch.with_wide_weights()
         if rows_of_ranks is None:
             call = f"{'training' if training else 'evaluation'}, draw {draw}"
-            batch = batch.with_wide_weights()
-            self.agreement = engine.agree(batch, parameters, call=call)
+            self.counts = agree(engine, batch, parameters, call=call)
         else:
-            self.agreement, batch = known_rows(
-                batch.with_wide_weights(),
-                parameters,
-                rows_of_ranks,
-                ignore_index=engine.row_weighting.ignore_index,
-                class_group=engine.class_group,
-                data_group=engine.data_group,
-            )
+            self.counts, batch = known_rows(engine, batch, rows_of_ranks)
         self._batch = batch._replace(labels=class_ids(batch.labels))
-        if self.agreement.partly_frozen:
-            problem = (
-                "a parameter of the head requires a gradient on only some ranks, so {}: call "
-                "requires_grad_ with the same value on every rank"
-            )
-            if not over_data and group_size(engine.data_group) > 1:
-                raise ValueError(
-                    problem.format("its gradient cannot be accumulated over micro-batches")
-                )
-            if update is not None:
-                raise ValueError(problem.format("FusedSGD cannot update it"))
+        # Gradients are always disabled inside an autograd Function, so read these here.
+        self._needs = Required.of(batch.features, parameters)
+        learns = training and self._needs.vectors
         if update is None and learns and parameters.row_scales is not None:
             raise ValueError(
                 "fp8 class rows have no gradient: create a heads.FusedSGD for the head, or call "
                 "head.eval()"
             )
         self._update = update if learns else None
-        # Gradients are always disabled inside an autograd Function, so read this here.
-        self._with_graph = torch.is_grad_enabled() and any(self.agreement.needs)
+        self._with_graph = any(self._needs)
 
     def loss(self) -> Tensor:
         """Return the loss, the same scalar on every rank (collective).
 
         Backward computes the gradients of the mean over the global batch with respect to the
         parameters and to these rows of the features. They are complete and need no further
-        reduction. A gradient that no rank requires is not computed; ranks may require different
-        gradients. Raises FloatingPointError on every rank if the loss is NaN, unless
-        `rows_of_ranks` is given.
+        reduction. A gradient that is not required is not computed. Raises FloatingPointError on
+        every rank if the loss is NaN, unless `rows_of_ranks` is given.
         """
         features, parameters = self._batch.features, self.parameters
-        anchor = self.agreement.anchor(features.device)
-        loss: Tensor = _HeadLoss.apply(self, anchor, features, *parameters)
-        if self.agreement.is_checked and math.isnan(loss.item()):
-            raise self.engine.nan_loss(len(features), non_finite_rows(features), parameters)
+        loss: Tensor = _HeadLoss.apply(self, features, *parameters)
+        if self._is_checked and math.isnan(loss.item()):
+            broken = non_finite_rows(features)
+            raise nan_loss(self.engine, len(features), broken, parameters)
         if self._update is not None:
             loss = loss + _RequiresRows.apply(parameters.vectors, loss.detach(), self._update)
         return loss
@@ -143,35 +135,68 @@ class Step:
 
     def forward(self) -> Tensor:
         """Compute the loss, as described in the module docstring (collective)."""
-        engine, agreement, weighting = self.engine, self.agreement, self.engine.row_weighting
-        sizes, group_sizes = agreement.sizes, agreement.group_sizes
-        rows = GlobalRows.gather(self._batch, weighting, sizes, group_sizes, *engine.groups)
+        engine, weighting, counts = self.engine, self.engine.row_weighting, self.counts
+        rows = GlobalRows.gather(self._batch, weighting, *counts, *engine.groups)
         if self._draw is not None:
-            engine.loss.check_batch(rows.num_rows(exact=agreement.is_checked))
+            engine.loss.check_batch(rows.num_rows(exact=self._is_checked))
         self._logits = logits = self._gathered(rows)
         if self._update is not None and logits.choice is not None:
             self._update.check_choice(engine.loss.kind)
         with _without_autocast(logits.features_Gd.device):
-            self.walk = engine.walk(logits, with_graph=self._with_graph)
+            self.walk = self._walk()
             parts = self.walk.statistics()
+            weighted = weighting.rows(
+                engine.num_classes,
+                rows.labels_m,
+                logits.stats_dtype,
+                factors=rows.weights_m,
+                counts=rows.counts,
+            )
             with torch.set_grad_enabled(self._with_graph):
-                self._loss = global_loss(
-                    engine.loss,
-                    parts,
-                    weighting.rows(
-                        engine.num_classes,
-                        rows.labels_m,
-                        logits.stats_dtype,
-                        factors=rows.weights_m,
-                        counts=rows.counts,
-                    ),
-                    identity=logits.identity,
-                    sources=rows.sources,
-                    group_sizes=group_sizes,
-                    class_group=engine.class_group,
-                    data_group=engine.data_group,
-                )
+                self._loss = self._global_loss(parts, weighted, rows.sources)
         return self._loss.detach()
+
+    def _walk(self) -> TorchWalk | TileWalk:
+        """Return the walk over this rank's classes. Sampled classes are few, so their logits are
+        computed with torch operations."""
+        engine, logits = self.engine, self._logits
+        tile = engine.loss.tile
+        if engine.tiles and tile is not None and logits.choice is None:
+            # A head may have been moved or converted since it was created.
+            check_tiles(engine.loss, logits.features_Gd.device, logits.compute_dtype)
+            return TileWalk(logits, tile, with_graph=self._with_graph)
+        return TorchWalk(logits, with_graph=self._with_graph)
+
+    def _global_loss(self, parts: Sequence[Stats], rows: Rows, sources: Tensor | None) -> Tensor:
+        """Exchange this rank's statistics over both groups and return the loss (collective).
+
+        `parts` are the statistics of disjoint parts of this rank's classes, none for a rank without
+        classes. `sources` lists, for each row of `rows`, the row from which to take the statistics
+        (None: each from itself).
+
+        Every rank of a class group has different classes and the same rows, so their statistics are
+        merged. Along `data`, the class groups have different rows, so their totals are
+        concatenated. Each rank treats the statistics of the others as constants and differentiates
+        with respect to its own, without a further collective. For example, the cross-entropy of a
+        row over two ranks is log(e^a + e^b) - z_y, where a and b are the logsumexp of the logits on
+        rank 0 and on rank 1. Rank 0 computes the derivative with respect to a, e^a / (e^a + e^b),
+        and rank 1 the derivative with respect to b. Both compute the same loss.
+        """
+        loss, (class_group, data_group) = self.engine.loss, self.engine.groups
+        group_sizes = self.counts.group_sizes
+        total = loss.merge(parts) if parts else self._logits.identity()
+        if class_group is not None:
+            total = loss.merge(_exchanged(total, class_group, all_gather_equal))
+        if data_group is not None:
+            totals = _exchanged(
+                total,
+                data_group,
+                lambda rows, group: all_gather_rows(rows, group_sizes, group).split(group_sizes),
+            )
+            total = tuple(torch.cat(column) for column in zip(*totals, strict=True))
+        if sources is not None:
+            total = tuple(stat.index_select(0, sources) for stat in total)
+        return loss.value(total, rows)
 
     def _gathered(self, rows: GlobalRows) -> BlockwiseLogits:
         """Gather the features and the boundary rows of the class group (collective)."""
@@ -195,7 +220,7 @@ class Step:
             offset = torch.full((), logit_map.offset, dtype=stats_dtype, device=device)
         if self._training and logit_map.has_margin:
             margins = Margins(logit_map, scale, eps=torch.finfo(compute_dtype).eps)
-        features_Gd = all_gather_rows(mapped, self.agreement.sizes, engine.class_group)
+        features_Gd = all_gather_rows(mapped, self.counts.sizes, engine.class_group)
         vectors = NodeValues(parameters.vectors, parameters.row_scales)
         vectors = engine.weights.with_boundary(vectors, engine.class_group)
         if parameters.bias is not None:
@@ -210,7 +235,7 @@ class Step:
             updates_rows=self._update is not None,
             features_Gd=features_Gd,
             labels_G=rows.labels_G,
-            most_rows=max(self.agreement.group_sizes),
+            most_rows=max(self.counts.group_sizes),
             rows=vectors,
             bias=bias,
             offset=offset,
@@ -228,9 +253,7 @@ class Step:
         and the offset (collective)."""
         if not self._with_graph:
             return (None,) * 5
-        needs, logits, update = self.agreement.needs, self._logits, self._update
-        # A gradient is a sum over ranks. If one rank requires it, all ranks that contribute to it
-        # must compute their terms.
+        needs, logits, update = self._needs, self._logits, self._update
         sums = GradientSums(needs.features or needs.log_scale)
         if needs.vectors and update is None and logits.rows.scales is None:  # fp8 has no gradient
             sums.rows = HeldGradient(logits.weights, logits.gradient_like(logits.rows))
@@ -291,13 +314,13 @@ class Step:
         if terms is None:  # this rank does not hold any classes
             terms = torch.zeros_like(self._logits.features_Gd, dtype=self._logits.stats_dtype)
         with _without_autocast(terms.device):
-            grad = reduce_scatter_rows(terms, self.agreement.sizes, self.engine.class_group)
+            grad = reduce_scatter_rows(terms, self.counts.sizes, self.engine.class_group)
             if sums.scalars is not None:
                 # The mapped features are exp(log_scale) times vectors that do not depend on
                 # log_scale, so their derivative with respect to log_scale equals the mapped
                 # features.
                 sums.scalars[0] += (grad * self._inputs.mapped()).sum()
-            return self._inputs.gradient(grad) if self.agreement.needs.features else None
+            return self._inputs.gradient(grad) if self._needs.features else None
 
     def _reduced_nodes(self, grad: Tensor, *, like: Tensor) -> Tensor:
         """Convert the gradient of path sums to that of node vectors or biases (collective)."""
@@ -327,9 +350,7 @@ class _HeadLoss(torch.autograd.Function):
     """The loss of a `Step` as a function of its features and parameters."""
 
     @staticmethod
-    def forward(
-        ctx: Any, step: Step, anchor: Tensor, features: Tensor, *parameters: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, step: Step, features: Tensor, *parameters: Tensor | None) -> Tensor:
         ctx.step = step
         # Save these tensors only for their version counters, so that backward raises an error if
         # one of them was modified in place.
@@ -343,7 +364,7 @@ class _HeadLoss(torch.autograd.Function):
                 "the head does not support second derivatives: call backward without create_graph"
             )
         ctx.saved_tensors  # noqa: B018  raises if a saved tensor was modified in place
-        return None, None, *ctx.step.backward(grad_loss), None
+        return None, *ctx.step.backward(grad_loss), None
 
 
 class _RequiresRows(torch.autograd.Function):
@@ -371,3 +392,24 @@ def _without_autocast(device: torch.device) -> AbstractContextManager[None]:
         if torch.is_autocast_enabled(device.type)
         else nullcontext()
     )
+
+
+def _exchanged(
+    stats: Stats, group: ProcessGroup, gather: Callable[[Tensor, ProcessGroup], Sequence[Tensor]]
+) -> list[Stats]:
+    """Gather all ranks' statistics in one collective, packed into a tensor [rows, width].
+
+    This rank's own statistics are returned unchanged, with their autograd graph.
+    """
+    widths = [math.prod(stat.shape[1:]) for stat in stats]
+    columns = [stat.detach().reshape(-1, width) for stat, width in zip(stats, widths, strict=True)]
+    packed = torch.cat(columns, dim=1)
+    ranks = [
+        tuple(
+            part.reshape(len(part), *stat.shape[1:])
+            for part, stat in zip(gathered.split(widths, dim=1), stats, strict=True)
+        )
+        for gathered in gather(packed, group)
+    ]
+    ranks[group_rank(group)] = stats
+    return ranks

@@ -4,21 +4,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from heads.collectives import all_gather_equal, all_gather_rows
+from heads.collectives import all_gather_rows
 from heads.losses.base import Rows
-from heads.rows.node_values import FP8
 
 NOTHING_COUNTS = (
     "the global batch has no rows with a positive weight: pass at least one row that is not "
     "ignored and has a weight above 0"
 )
 _LARGEST = torch.iinfo(torch.int64).max
-_NAMED_ROWS = 8
-_NAMED_RANKS = 8
 # Of a row or a class. Sums and products of larger weights could overflow float32.
 LARGEST_WEIGHT = 1e15
 
@@ -69,8 +65,11 @@ class Required(NamedTuple):
 
     @classmethod
     def of(cls, features: object, parameters: Parameters) -> "Required":
-        inputs = features, *parameters[:4]
-        return cls(*(isinstance(each, Tensor) and each.requires_grad for each in inputs))
+        enabled, inputs = torch.is_grad_enabled(), (features, *parameters[:4])
+        return cls(*(enabled and isinstance(x, Tensor) and x.requires_grad for x in inputs))
+
+    def names(self) -> list[str]:
+        return [name for name, is_required in self._asdict().items() if is_required]
 
 
 class Batch(NamedTuple):
@@ -183,7 +182,7 @@ class GlobalRows:
         class_group: ProcessGroup | None,
         data_group: ProcessGroup | None,
     ) -> "GlobalRows":
-        """Gather this rank's labels and row weights over both groups (collective). See `Agreement`
+        """Gather this rank's labels and row weights over both groups (collective). See `RowCounts`
         for `sizes` and `group_sizes`."""
         row_weights = batch.row_weights
         labels_G = all_gather_rows(batch.labels, sizes, class_group)
@@ -221,66 +220,3 @@ def options_of(component: object) -> str:
         if isinstance(value, bool | int | float | str | None)
     }
     return f"{type(component).__qualname__}({', '.join(f'{k}={v}' for k, v in simple.items())})"
-
-
-# ---------------------------------------------------------------------------- a loss that is NaN
-
-
-def non_finite_rows(features: Tensor) -> Tensor:
-    """Return the number of rows of `features` [b, d] that are not finite, and the positions of the
-    first 8 of them, padded with -1; int64 [1 + 8] on the device of `features`."""
-    broken = ~features.isfinite().all(1)
-    num_rows = len(broken)
-    positions = torch.arange(num_rows, device=features.device).where(broken, num_rows)
-    padded = torch.nn.functional.pad(positions, (0, _NAMED_ROWS), value=num_rows)
-    first = padded.topk(_NAMED_ROWS, largest=False).values
-    return torch.cat([broken.sum().unsqueeze(0), first.where(first < num_rows, -1)])
-
-
-def nan_loss(
-    num_rows: int,
-    broken_rows: Tensor,
-    held: Tensor,
-    bias: Tensor | None,
-    class_group: ProcessGroup | None,
-    data_group: ProcessGroup | None,
-) -> FloatingPointError:
-    """Return the error for a NaN loss, the same on every rank (collective).
-
-    The message lists the ranks whose features, vectors [n, d] or `bias` [n] are not finite.
-    `broken_rows` are the `non_finite_rows` of this rank's `num_rows` features. Rows are counted
-    from 0.
-    """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    finite = _are_finite(held).all(1)
-    if bias is not None:
-        finite &= bias.isfinite()
-    numbers = torch.tensor([rank, num_rows, len(held)], device=held.device)
-    mine = torch.cat([numbers, (~finite).sum().unsqueeze(0), broken_rows])
-    of_group = torch.stack(all_gather_equal(mine, class_group))
-    ranks = torch.cat(all_gather_equal(of_group, data_group)).tolist()
-    lines = [line for numbers in ranks if (line := _line(*numbers))]
-    if len(lines) > _NAMED_RANKS:
-        lines = [*lines[:_NAMED_RANKS], f"and {len(lines) - _NAMED_RANKS} more ranks"]
-    where = "; ".join(lines) or "features and weight vectors are finite on every rank"
-    return FloatingPointError(
-        f"the loss is NaN; {where}: lower the learning rate, or check the inputs"
-    )
-
-
-def _are_finite(held: Tensor) -> Tensor:
-    if held.dtype != FP8:
-        return held.isfinite()
-    # torch has no isfinite for fp8. e4m3 has no infinity. In NaN, all bits except the sign are set.
-    return held.view(torch.uint8) & 0x7F != 0x7F
-
-
-def _line(rank: int, num_rows: int, num_vectors: int, vectors: int, rows: int, *named: int) -> str:
-    if not rows and not vectors:
-        return ""
-    shown = ", ".join(str(row) for row in named if row >= 0) + (", …" if rows > len(named) else "")
-    which = f" (row{'s' if rows > 1 else ''} {shown})" if rows else ""
-    return (
-        f"on rank {rank}, {rows} of {num_rows} rows of features{which} and {vectors} of "
-        f"{num_vectors} weight vectors are not finite"
-    )

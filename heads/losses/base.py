@@ -354,24 +354,6 @@ class Loss(ABC):
             for reduction in self.reductions
         )
 
-    def tile_vectors(self, class_ids: Tensor) -> Tensor | None:
-        """Return the numbers [n, C] of each class that `tile` needs (None: no numbers), float32."""
-        return None
-
-    def of_labels(self, true_B: Tensor, labels: Tensor) -> Stats:
-        """Return the statistics of the true logits `true_B` [B] alone."""
-        positions = LabelPositions(torch.ones_like(labels).bool(), torch.zeros_like(labels))
-        block = Block(labels.unsqueeze(1), labels, positions, true_B)
-        return self.statistics(true_B.unsqueeze(1), block)
-
-    def of_terms(self, terms: Sequence[Tensor], winners: Tensor | None) -> Stats:
-        """Return the statistics of false logits, given the reduced `terms` [B] of `tile`.
-
-        `winners` [B] are the class IDs of a maximum. By default, the statistics are the terms and
-        z_y, which is 0 because these logits do not include the true one.
-        """
-        return *terms, torch.zeros_like(terms[0])
-
     @abstractmethod
     def value(self, total: Stats, rows: Rows) -> Tensor:
         """Return the loss, a scalar, from the statistics of all classes and the rows of the global

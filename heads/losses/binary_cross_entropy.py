@@ -29,25 +29,13 @@ _HALF_A_SAMPLE = 0.5
 
 
 @jit
-def _softplus(z, vectors):
+def _softplus(z):
     return (tile_softplus(z),)
 
 
 @jit
-def _slope_of_softplus(z, vectors):
+def _slope_of_softplus(z):
     return (tile_sigmoid(z),)
-
-
-@jit
-def _noise(z, vectors):
-    share, shift = vectors
-    return (share * tile_softplus(z - shift),)
-
-
-@jit
-def _slope_of_noise(z, vectors):
-    share, shift = vectors
-    return (share * tile_sigmoid(z - shift),)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -114,7 +102,7 @@ class NoiseContrastiveEstimation(Loss):
     statistic = "expectation under q of log(1 - g_j), z_y"
     aligned = True
     reductions = (Reduction.SUM, Reduction.SUM)
-    tile = Tile(_noise, _slope_of_noise, (Reduction.SUM,), narrow=True)
+    without_tile = "its terms depend on the noise distribution"
 
     @property
     def needs_class_counts(self) -> bool:
@@ -166,10 +154,6 @@ class NoiseContrastiveEstimation(Loss):
         share = q if block.weights is None else q * block.weights
         terms = softplus(logits_BC - shift)
         return torch.linalg.vecdot(terms, share.to(logits_BC.dtype)), block.true
-
-    def tile_vectors(self, class_ids: Tensor) -> Tensor:
-        q = self.q[class_ids]
-        return torch.stack([q, (self.t * q).log()]).float()
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         expected, true = total

@@ -18,32 +18,32 @@ from heads.optional_triton import jit
 
 
 @jit
-def _log_squared_sigmoid(z, vectors):
+def _log_squared_sigmoid(z):
     return (-2.0 * tile_softplus(-z),)
 
 
 @jit
-def _slope_of_log_squared_sigmoid(z, vectors):
+def _slope_of_log_squared_sigmoid(z):
     return (2.0 * tile_sigmoid(-z),)
 
 
 @jit
-def _twice(z, vectors):
+def _twice(z):
     return (2.0 * z,)
 
 
 @jit
-def _slope_of_twice(z, vectors):
+def _slope_of_twice(z):
     return (2.0 * one(z),)
 
 
 @jit
-def _once_and_twice(z, vectors):
+def _once_and_twice(z):
     return z, 2.0 * z
 
 
 @jit
-def _slope_of_once_and_twice(z, vectors):
+def _slope_of_once_and_twice(z):
     return one(z), 2.0 * one(z)
 
 

@@ -9,7 +9,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from heads.losses.base import STRICT, Block, Loss, Rows, Stats
-from heads.losses.tile import MAX
 from heads.topk import decode_ids, encode_ids, largest_columns, sort_largest
 
 # Padding ID for rows with fewer false classes than `num_largest`. It is larger than any class ID.
@@ -23,6 +22,7 @@ class LargestFalse(Loss):
     """
 
     num_largest: int
+    without_tile = "it needs the largest logits of a row"
 
     def statistics(self, logits_BC: Tensor, block: Block) -> Stats:
         false = block.false_logits(logits_BC)
@@ -38,17 +38,8 @@ class LargestFalse(Loss):
         return largest, encode_ids(of, largest.dtype), torch.stack(true).sum(0)
 
     def identity(self, like: Tensor) -> Stats:
-        return self.of_labels(torch.zeros_like(like), like)
-
-    def of_labels(self, true_B: Tensor, labels: Tensor) -> Stats:
-        nothing = true_B.new_empty(len(true_B), 0)
-        return self._filled(nothing, nothing.to(torch.int64), true_B)
-
-    def of_terms(self, terms: Sequence[Tensor], winners: Tensor | None) -> Stats:
-        (largest,) = terms
-        assert winners is not None
-        ids = torch.where(largest == -torch.inf, _NO_CLASS, winners)
-        return self._filled(largest.unsqueeze(1), ids.unsqueeze(1), torch.zeros_like(largest))
+        nothing = like.new_empty(len(like), 0)
+        return self._filled(nothing, nothing.to(torch.int64), torch.zeros_like(like))
 
     def _filled(self, values: Tensor, ids: Tensor, true: Tensor) -> Stats:
         missing = self.num_largest - values.shape[1]
@@ -64,7 +55,6 @@ class MarginLoss(LargestFalse):
     gamma: float = Field(default=1.0, gt=0, description="margin")
 
     num_largest = 1
-    tile = MAX
 
     def value(self, total: Stats, rows: Rows) -> Tensor:
         largest, _, true = total
@@ -127,7 +117,6 @@ class TopKHinge(LargestFalse):
 
     paper = "003 eq 8"
     statistic = "k largest false z, z_y"
-    without_tile = "it needs the k largest logits of a row"
     aligned = False
 
     @property

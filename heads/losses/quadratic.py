@@ -13,12 +13,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _square(z, vectors):
+def _square(z):
     return (z * z,)
 
 
 @jit
-def _slope_of_square(z, vectors):
+def _slope_of_square(z):
     return (2.0 * z,)
 
 

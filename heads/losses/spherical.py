@@ -13,12 +13,12 @@ from heads.optional_triton import jit
 
 
 @jit
-def _logit_and_square(z, vectors):
+def _logit_and_square(z):
     return z, z * z
 
 
 @jit
-def _slope_of_logit_and_square(z, vectors):
+def _slope_of_logit_and_square(z):
     return one(z), 2.0 * z
 
 

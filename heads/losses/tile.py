@@ -1,10 +1,10 @@
 """What a loss contributes to the kernels in `heads/tiles`: a few lines per tile of logits.
 
 A tile is a rectangle of logits, rows of the batch by classes, that a kernel keeps in registers. The
-statistics of a loss are sums, logsumexps or maxima of functions of a logit, its terms. The kernel
-for the forward pass reduces the terms of each row. The kernel for the backward pass needs the
-derivatives of the terms, their slopes. For example, the term of `softmax_cs` is 2z, its slope is 2,
-and its reduction is a logsumexp.
+statistics of a loss are sums or logsumexps of functions of a logit, its terms. The kernel for the
+forward pass reduces the terms of each row. The kernel for the backward pass needs the derivatives
+of the terms, their slopes. For example, the term of `softmax_cs` is 2z, its slope is 2, and its
+reduction is a logsumexp.
 
 Neither kernel includes the logits of the labels: their terms are added by torch operations, in
 float32 and with the margins of the logit map.
@@ -22,17 +22,14 @@ class Reduction(Enum):
 
     SUM = "sum"
     LOGSUMEXP = "logsumexp"
-    MAX = "max"
 
 
 @dataclass(frozen=True)
 class Tile:
-    """The terms of a loss, for the kernels.
+    """The terms of a loss, for the kernels: all of its statistics but the last one, z_y.
 
-    `terms(z, vectors)` returns a tuple with one tile per reduction, and `slopes(z, vectors)` the
-    derivatives of these terms with respect to `z`, a float32 tile. `vectors` is a tuple of the
-    loss's `tile_vectors`, one value per class. Both functions are compiled by Triton. The slope of
-    a MAX must be 1; its ties go to the lowest class ID.
+    `terms(z)` returns a tuple with one tile per reduction, and `slopes(z)` the derivatives of these
+    terms with respect to `z`, a float32 tile. Both functions are compiled by Triton.
 
     `narrow` selects tiles of half the width, for terms that need so many registers that the
     compiler would spill some of them to memory.
@@ -74,14 +71,13 @@ def tile_softplus(z):
 
 
 @jit
-def _logit(z, vectors):
+def _logit(z):
     return (z,)
 
 
 @jit
-def _slope_of_logit(z, vectors):
+def _slope_of_logit(z):
     return (one(z),)
 
 
 LOGSUMEXP = Tile(_logit, _slope_of_logit, (Reduction.LOGSUMEXP,))
-MAX = Tile(_logit, _slope_of_logit, (Reduction.MAX,), narrow=True)

@@ -18,13 +18,7 @@ Triton's default is TF32.
 
 from heads.optional_triton import interprets, jit, tl
 
-# How a kernel reduces a term. Triton reads only globals that are `tl.constexpr`.
-SUM = tl.constexpr(0)
-LOGSUMEXP = tl.constexpr(1)
-MAX = tl.constexpr(2)
-# Larger than any class ID.
-_NO_CLASS = tl.constexpr(2**62)
-# The interpreter cannot multiply bf16.
+# The interpreter cannot multiply bf16. Triton reads only globals that are `tl.constexpr`.
 _WIDEN = tl.constexpr(interprets)
 # Arguments that differ between the batches or blocks of a run. Triton would compile a kernel again
 # for those that are 1 or a multiple of 16. `dim` and `num_classes` are specialized: rows of tensors
@@ -77,16 +71,6 @@ def _logits(
 
 
 @jit
-def _vectors(vectors, c, num_classes, NUM_VECTORS: tl.constexpr):
-    """Load the loss's vectors [NUM_VECTORS, C] for classes `c`."""
-    loaded = ()
-    for i in tl.static_range(NUM_VECTORS):
-        vector = tl.load(vectors + i * num_classes + c, c < num_classes, 0.0)
-        loaded = loaded + (vector[None, :],)
-    return loaded
-
-
-@jit
 def _finite(x):
     """Replace infinities with 0."""
     return tl.where(tl.abs(x) == float("inf"), 0.0, x)
@@ -98,11 +82,8 @@ def statistics_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    vectors,  # [NUM_VECTORS, C] or None
-    class_ids,  # [C]
     labels,  # [G], the positions of the labels among the classes of this rank
     totals,  # [N, all splits, G], output
-    winners,  # [all splits, G], output: the class IDs of maxima, or None
     num_rows,
     num_classes,
     dim,
@@ -110,8 +91,7 @@ def statistics_kernel(
     first_split,  # the position of this block's first split in the outputs
     all_splits,  # the number of splits of all blocks
     TERMS: tl.constexpr,
-    REDUCTIONS: tl.constexpr,
-    NUM_VECTORS: tl.constexpr,
+    IS_LOGSUMEXP: tl.constexpr,  # of each reduction; the others are sums
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -122,9 +102,8 @@ def statistics_kernel(
     num_splits = tl.num_programs(0) // row_groups
     g = first_g + tl.arange(0, BLOCK_G)
     label = tl.load(labels + g, g < num_rows, -1) - first_class
-    sums = (tl.zeros([BLOCK_G], tl.float32),) * len(REDUCTIONS)
-    tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(REDUCTIONS)
-    winner = tl.full([BLOCK_G], _NO_CLASS, tl.int64)
+    sums = (tl.zeros([BLOCK_G], tl.float32),) * len(IS_LOGSUMEXP)
+    tops = (tl.full([BLOCK_G], float("-inf"), tl.float32),) * len(IS_LOGSUMEXP)
     for tile in range(split, tl.cdiv(num_classes, BLOCK_C), num_splits):
         first_c = tile * BLOCK_C
         c = first_c + tl.arange(0, BLOCK_C)
@@ -133,14 +112,11 @@ def statistics_kernel(
             BLOCK_G, BLOCK_C, BLOCK_D,
         )  # fmt: skip
         is_false = (c < num_classes)[None, :] & (c[None, :] != label[:, None])
-        terms = TERMS(z, _vectors(vectors, c, num_classes, NUM_VECTORS))
+        terms = TERMS(z)
         new_sums = ()
         new_tops = ()
-        for i in tl.static_range(len(REDUCTIONS)):
-            if REDUCTIONS[i] == SUM:
-                new_sums = new_sums + (sums[i] + tl.sum(tl.where(is_false, terms[i], 0.0), 1),)
-                new_tops = new_tops + (tops[i],)
-            elif REDUCTIONS[i] == LOGSUMEXP:
+        for i in tl.static_range(len(IS_LOGSUMEXP)):
+            if IS_LOGSUMEXP[i]:
                 term = tl.where(is_false, terms[i], float("-inf"))
                 top = tl.maximum(tops[i], tl.max(term, 1))
                 shift = _finite(top)
@@ -148,26 +124,15 @@ def statistics_kernel(
                 new_sums = new_sums + (sums[i] * tl.exp(tops[i] - shift) + added,)
                 new_tops = new_tops + (top,)
             else:
-                term = tl.where(is_false, terms[i], float("-inf"))
-                top = tl.max(term, 1)
-                ids = tl.load(class_ids + c, c < num_classes, _NO_CLASS)[None, :]
-                of_top = tl.min(tl.where(is_false & (term == top[:, None]), ids, _NO_CLASS), 1)
-                of_top = tl.where(top == tops[i], tl.minimum(of_top, winner), of_top)
-                winner = tl.where(top >= tops[i], of_top, winner)
-                # A NaN must reach the loss, but `max` ignores it: 0 * NaN is NaN.
-                nans = tl.sum(tl.where(is_false & (term != term), term, 0.0), 1)
-                new_sums = new_sums + (sums[i] + nans,)
-                new_tops = new_tops + (tl.maximum(top, tops[i]),)
+                new_sums = new_sums + (sums[i] + tl.sum(tl.where(is_false, terms[i], 0.0), 1),)
+                new_tops = new_tops + (tops[i],)
         sums = new_sums
         tops = new_tops
     split += first_split
-    for i in tl.static_range(len(REDUCTIONS)):
+    for i in tl.static_range(len(IS_LOGSUMEXP)):
         total = sums[i]
-        if REDUCTIONS[i] == LOGSUMEXP:
+        if IS_LOGSUMEXP[i]:
             total = tl.log(sums[i]) + _finite(tops[i])
-        elif REDUCTIONS[i] == MAX:
-            total = tops[i] + sums[i]
-            tl.store(winners + split.to(tl.int64) * num_rows + g, winner, g < num_rows)
         tl.store(totals + (i * all_splits + split).to(tl.int64) * num_rows + g, total, g < num_rows)
 
 
@@ -177,11 +142,8 @@ def gradient_kernel(
     rows,  # [C, d]
     factors,  # [C] or None
     shifts,  # [C] or None
-    vectors,  # [NUM_VECTORS, C] or None
-    class_ids,  # [C]
     labels,  # [G], as in `statistics_kernel`
     totals,  # [N, G], over all splits
-    winners,  # [G] or None
     grads,  # [N, G], of the totals
     out,  # [G, C], output: the gradient of the products x·w, 0 at the labels
     column_sums,  # [groups of rows, C], output: sums of the gradient of the logits, or None
@@ -191,8 +153,7 @@ def gradient_kernel(
     first_class,
     SLOPES: tl.constexpr,
     TERMS: tl.constexpr,
-    REDUCTIONS: tl.constexpr,
-    NUM_VECTORS: tl.constexpr,
+    IS_LOGSUMEXP: tl.constexpr,  # of each reduction; the others are sums
     BLOCK_G: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -209,21 +170,16 @@ def gradient_kernel(
         features, rows, factors, shifts, first_g, first_c, num_rows, num_classes, dim,
         BLOCK_G, BLOCK_C, BLOCK_D,
     )  # fmt: skip
-    per_class = _vectors(vectors, c, num_classes, NUM_VECTORS)
-    terms = TERMS(z, per_class)
-    slopes = SLOPES(z, per_class)
+    terms = TERMS(z)
+    slopes = SLOPES(z)
     grad = tl.zeros([BLOCK_G, BLOCK_C], tl.float32)
-    for i in tl.static_range(len(REDUCTIONS)):
+    for i in tl.static_range(len(IS_LOGSUMEXP)):
         weight = tl.load(grads + i * num_rows + g, in_g, 0.0)[:, None]
-        if REDUCTIONS[i] == SUM:
-            grad += weight * slopes[i]
-        elif REDUCTIONS[i] == LOGSUMEXP:
+        if IS_LOGSUMEXP[i]:
             total = _finite(tl.load(totals + i * num_rows + g, in_g, 0.0))
             grad += weight * tl.exp(terms[i] - total[:, None]) * slopes[i]
         else:
-            ids = tl.load(class_ids + c, in_c, _NO_CLASS)[None, :]
-            winner = tl.load(winners + g, in_g, -1)
-            grad += tl.where(ids == winner[:, None], weight, 0.0)
+            grad += weight * slopes[i]
     label = tl.load(labels + g, in_g, -1) - first_class
     grad = tl.where(in_g[:, None] & (c[None, :] != label[:, None]), grad, 0.0)
     if column_sums is not None:  # the gradient is not yet rounded

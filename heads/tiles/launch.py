@@ -12,11 +12,6 @@ from heads.losses import Loss
 from heads.losses.tile import Reduction, Tile
 from heads.tiles import kernels
 
-_CODES = {
-    Reduction.SUM: kernels.SUM,
-    Reduction.LOGSUMEXP: kernels.LOGSUMEXP,
-    Reduction.MAX: kernels.MAX,
-}
 # Programs per multiprocessor in the forward pass. More than one hides the ends of programs; each
 # program writes one number per row and statistic.
 _WAVES = 4
@@ -68,12 +63,11 @@ def kernel_config(tile: Tile, dtype: torch.dtype, capability: int) -> KernelConf
     return _NARROW_HALF if tile.narrow or capability >= 100 else _HALF
 
 
-def kernel_options(tile: Tile, num_vectors: int, config: KernelConfig) -> dict[str, Any]:
+def kernel_options(tile: Tile, config: KernelConfig) -> dict[str, Any]:
     """Return the arguments that both kernels treat as constants."""
     return {
         "TERMS": tile.terms,
-        "REDUCTIONS": tuple(_CODES[each] for each in tile.reductions),
-        "NUM_VECTORS": num_vectors,
+        "IS_LOGSUMEXP": tuple(each is Reduction.LOGSUMEXP for each in tile.reductions),
         "BLOCK_G": config.rows,
         "BLOCK_C": config.classes,
         "BLOCK_D": config.features,
@@ -85,8 +79,7 @@ class BlockInputs:
     """The inputs of both kernels for one block of classes.
 
     `features` [G, d] and `rows` [C, d] have the same dtype. The logits are the products times
-    `factors` [C] plus `shifts` [C]; None means 1 and 0. `vectors` [n, C] are the loss's
-    `tile_vectors`. All other numbers are float32. `labels` [G] are the positions of the labels
+    `factors` [C] plus `shifts` [C], both float32; None means 1 and 0. `labels` [G] are positions
     among the classes of this rank, outside their range for classes of other ranks; `first_class` is
     the position of the block's first class.
     """
@@ -95,36 +88,25 @@ class BlockInputs:
     rows: Tensor
     factors: Tensor | None
     shifts: Tensor | None
-    vectors: Tensor | None
-    class_ids: Tensor
     labels: Tensor
     first_class: int
 
-    def write_statistics(
-        self, tile: Tile, splits: slice, totals: Tensor, winners: Tensor | None
-    ) -> None:
+    def write_statistics(self, tile: Tile, splits: slice, totals: Tensor) -> None:
         """Write the statistics of this block's `splits` to `totals` [N, splits of all blocks, G].
 
-        `winners` [splits of all blocks, G] receives the class IDs of a MAX. Each split is computed
-        by a program for each group of rows.
+        Each split is computed by a program for each group of rows.
         """
         self._launch(
             kernels.statistics_kernel,
             tile,
             splits.stop - splits.start,
-            (totals, winners),
+            (totals,),
             first_split=splits.start,
             all_splits=totals.shape[1],
         )
 
     def gradient(
-        self,
-        tile: Tile,
-        totals: Tensor,
-        winners: Tensor | None,
-        grads: Tensor,
-        *,
-        of_shifts: bool = False,
+        self, tile: Tile, totals: Tensor, grads: Tensor, *, of_shifts: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient [G, C] of the products, in the dtype of the features, and float32
         parts [n, C] of the gradient of `shifts`, which is their sum (None unless `of_shifts`).
@@ -143,7 +125,7 @@ class BlockInputs:
             kernels.gradient_kernel,
             tile,
             -(-num_classes // config.classes),
-            (totals, winners, grads, out, sums),
+            (totals, grads, out, sums),
             SLOPES=tile.slopes,
         )
         return out, sums
@@ -157,18 +139,9 @@ class BlockInputs:
         **scalars: Any,
     ) -> None:
         """Launch `per_row_group` programs of a kernel for each group of rows."""
-        inputs = (
-            self.features,
-            self.rows,
-            self.factors,
-            self.shifts,
-            self.vectors,
-            self.class_ids,
-            self.labels,
-        )
+        inputs = self.features, self.rows, self.factors, self.shifts, self.labels
         config = config_of(tile, self.features)
         num_rows, dim = self.features.shape
-        num_vectors = 0 if self.vectors is None else len(self.vectors)
         with torch.cuda.device_of(self.features):  # Triton launches on the current device
             kernel[(-(-num_rows // config.rows) * per_row_group,)](
                 *(None if each is None else each.contiguous() for each in inputs),
@@ -178,7 +151,7 @@ class BlockInputs:
                 dim=dim,
                 first_class=self.first_class,
                 **scalars,
-                **kernel_options(tile, num_vectors, config),
+                **kernel_options(tile, config),
                 **config.resources,
             )
 

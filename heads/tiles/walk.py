@@ -10,7 +10,6 @@ gradient is not rounded to half precision: it is the largest one of a row, and i
 would exceed the gradients of most other classes.
 """
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from heads.engine.blockwise import BlockwiseLogits, GradientSums
 from heads.logits import inverse_norms, tangential
-from heads.losses import Stats, logsumexp
+from heads.losses import Block, LabelPositions, Stats, logsumexp
 from heads.losses.tile import Reduction, Tile
 from heads.tiles.launch import BlockInputs, num_splits
 from heads.weights import ClassBlock
@@ -41,58 +40,74 @@ class TileWalk:
         a rank without classes."""
         if not self.blocks:
             return []
-        features = self._logits.features_Gd
+        features, reductions = self._logits.features_Gd, self._tile.reductions
         splits = [num_splits(self._tile, features, len(block.class_ids)) for block in self.blocks]
         *starts, num = accumulate(splits, initial=0)
-        shape = num, len(features)
-        totals = features.new_empty(len(self._tile.reductions), *shape, dtype=torch.float32)
-        winners = None
-        if Reduction.MAX in self._tile.reductions:
-            winners = features.new_empty(shape, dtype=torch.int64)
+        parts_NSG = features.new_empty(len(reductions), num, len(features), dtype=torch.float32)
         for block, start, stop in zip(self.blocks, starts, [*starts[1:], num], strict=True):
             inputs = self._inputs(block)[0]
-            inputs.write_statistics(self._tile, slice(start, stop), totals, winners)
+            inputs.write_statistics(self._tile, slice(start, stop), parts_NSG)
             del inputs  # free its copies of class rows before the next block
-        self._totals, self._winners = _merged(self._tile.reductions, totals, winners)
-        self._leaves = [total.requires_grad_(self._with_graph) for total in self._totals.unbind()]
-        self._true = _TrueLogits(self._logits, with_graph=self._with_graph)
+        self._totals_NG = torch.stack(
+            [
+                logsumexp(parts_SG.T) if each is Reduction.LOGSUMEXP else parts_SG.sum(0)
+                for each, parts_SG in zip(reductions, parts_NSG, strict=True)
+            ]
+        )
+        self._leaves = [each.requires_grad_(self._with_graph) for each in self._totals_NG.unbind()]
+        # The true logits are not among these logits, so their sum is 0.
+        return [(*self._leaves, torch.zeros_like(self._leaves[0])), self._true_statistics()]
+
+    def _true_statistics(self) -> Stats:
+        logits, labels_G = self._logits, self._logits.labels_G
+        # The rows and logits of classes that other ranks hold are arbitrary.
+        here, _ = logits.weights.held.nearest(labels_G)
+        self._true_rows_Gd, self._true_vectors_Gd = logits.true_vectors()
+        self._true_G = logits.true_logits(self._true_vectors_Gd).requires_grad_(self._with_graph)
+        positions = LabelPositions(torch.ones_like(here), torch.zeros_like(labels_G))
+        block = Block(labels_G.unsqueeze(1), labels_G, positions, self._true_G)
         with torch.set_grad_enabled(self._with_graph):
-            false = self._logits.loss.of_terms(self._leaves, self._winners)
-        return [false, self._true.statistics]
+            return tuple(
+                stat.where(here.view(-1, *(1,) * (stat.ndim - 1)), none)
+                for stat, none in zip(
+                    logits.loss.statistics(self._true_G.unsqueeze(1), block),
+                    logits.identity(),
+                    strict=True,
+                )
+            )
 
     def add_gradients(self, loss: Tensor, grad_loss: Tensor, to: GradientSums) -> None:
         """Add the gradients of `loss`, a function of `statistics`, to `to`."""
         if not self.blocks:
             return
-        by_totals = torch.autograd.grad(
+        logits = self._logits
+        *by_totals, by_true_G = torch.autograd.grad(
             loss,
-            self._leaves,
+            (*self._leaves, self._true_G),
             grad_loss,
             retain_graph=True,
             allow_unused=True,
             materialize_grads=True,
         )
-        grads = torch.stack(by_totals)
-        of_labels = self._true.gradients(loss, grad_loss)
+        grads_NG, products_G, by_scale = torch.stack(by_totals), by_true_G, None
+        if logits.margins is not None:
+            products_G, by_scale = logits.margins.through(by_true_G)
         if to.rows is not None:
-            to.rows.expect_labels(self._logits.labels_G, of_labels.of_rows())
-        of_shifts = to.bias is not None or to.scalars is not None
+            grads_Gd = products_G.unsqueeze(1) * logits.features_Gd
+            if logits.logit_map.normalizes:
+                grads_Gd = logits.logit_map.gradient(self._true_rows_Gd, grads_Gd)
+            to.rows.expect_labels(logits.labels_G, grads_Gd)
         for block in self.blocks:
-            inputs, rows_Cd = self._inputs(block)
-            grad_GC, parts_SC = inputs.gradient(
-                self._tile, self._totals, self._winners, grads, of_shifts=of_shifts
-            )
-            if parts_SC is not None:
-                target = None
-                if to.bias is not None and to.scalars is None:
-                    target = self._logits.weights.contiguous_part(block, to.bias)
-                if target is None:
-                    self._logits.add_shift_gradient(block, parts_SC.sum(0), to)
-                else:  # without a second tensor and its copy
-                    torch.sum(parts_SC, 0, out=target.squeeze(1))
-            self._add_products(block, inputs, rows_Cd, grad_GC, to)
-            del inputs, rows_Cd, grad_GC
-        of_labels.add(to)
+            self._add_block(block, grads_NG, to)
+        if to.bias is not None:
+            by_true_G1 = by_true_G.unsqueeze(1)
+            logits.weights.add_gradient_of_labels(logits.labels_G, by_true_G1, to.bias)
+        if to.scalars is not None:
+            to.scalars[1] += by_true_G.sum()
+            if by_scale is not None:
+                to.scalars[0] += by_scale
+        if to.features is not None:
+            to.features.addcmul_(products_G.unsqueeze(1), self._true_vectors_Gd)
 
     def _inputs(self, block: ClassBlock) -> tuple[BlockInputs, Tensor]:
         """Return the inputs of the kernels for a block, and its class rows [C, d].
@@ -114,112 +129,30 @@ class TileWalk:
             rows=multiplied_Cd.to(logits.compute_dtype),
             factors=factors,
             shifts=logits.shift(block),
-            vectors=logits.loss.tile_vectors(block.class_ids),
-            class_ids=block.class_ids,
             labels=self._labels_G,
             first_class=block.positions.start,
         )
         return inputs, rows_Cd
 
-    def _add_products(
-        self,
-        block: ClassBlock,
-        inputs: BlockInputs,
-        rows_Cd: Tensor,
-        grad_GC: Tensor,
-        to: GradientSums,
-    ) -> None:
+    def _add_block(self, block: ClassBlock, grads_NG: Tensor, to: GradientSums) -> None:
+        """Add the terms of a block's false logits, given the gradients of their statistics."""
         logits = self._logits
+        inputs, rows_Cd = self._inputs(block)
+        of_shifts = to.bias is not None or to.scalars is not None
+        grad_GC, parts_SC = inputs.gradient(
+            self._tile, self._totals_NG, grads_NG, of_shifts=of_shifts
+        )
+        if parts_SC is not None:
+            target = None
+            if to.bias is not None and to.scalars is None:
+                target = logits.weights.contiguous_part(block, to.bias)
+            if target is None:
+                logits.add_shift_gradient(block, parts_SC.sum(0), to)
+            else:  # without a second tensor and its copy
+                torch.sum(parts_SC, 0, out=target.squeeze(1))
         logits.add_feature_gradient(grad_GC, inputs.rows, to)
-        if to.rows is None:
-            return
-        if inputs.factors is None:
+        if to.rows is not None and inputs.factors is None:
             logits.put_gradient_of_rows(block, grad_GC, to.rows)
-        else:
+        elif to.rows is not None:
             grad_Cd = logits.product(grad_GC.T, logits.features_Gd)
             to.rows.put(block, tangential(rows_Cd, grad_Cd))
-
-
-def _merged(
-    reductions: tuple[Reduction, ...], totals_NSG: Tensor, winners_SG: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Merge the statistics [N, S, G] of the splits; return the totals [N, G] and the class IDs [G]
-    of the maxima."""
-    totals = []
-    for reduction, parts_SG in zip(reductions, totals_NSG, strict=True):
-        match reduction:
-            case Reduction.SUM:
-                totals.append(parts_SG.sum(0))
-            case Reduction.LOGSUMEXP:
-                totals.append(logsumexp(parts_SG.T))
-            case Reduction.MAX:
-                assert winners_SG is not None
-                largest = parts_SG.amax(0)
-                tied = winners_SG.where(parts_SG == largest, torch.iinfo(torch.int64).max)
-                totals.append(largest)
-                return torch.stack(totals), tied.amin(0)
-    return torch.stack(totals), None
-
-
-class _TrueLogits:
-    """The logits of the labels of G rows, and their statistics."""
-
-    def __init__(self, logits: BlockwiseLogits, *, with_graph: bool) -> None:
-        self._logits = logits
-        # The rows and logits of classes that other ranks hold are arbitrary.
-        here, _ = logits.weights.held.nearest(logits.labels_G)
-        self._rows_Gd, self._vectors_Gd = logits.true_vectors()
-        self._leaf_G = logits.true_logits(self._vectors_Gd).requires_grad_(with_graph)
-        with torch.set_grad_enabled(with_graph):
-            of_labels = logits.loss.of_labels(self._leaf_G, logits.labels_G)
-            self.statistics = tuple(
-                stat.where(here.view(-1, *(1,) * (stat.ndim - 1)), none)
-                for stat, none in zip(of_labels, logits.identity(), strict=True)
-            )
-
-    def gradients(self, loss: Tensor, grad_loss: Tensor) -> "_TrueGradients":
-        """Return the gradients of `loss`, a function of `statistics`."""
-        logits = self._logits
-        (grad_G,) = torch.autograd.grad(loss, self._leaf_G, grad_loss, retain_graph=True)
-        products_G, by_scale = grad_G, None
-        if logits.margins is not None:
-            products_G, by_scale = logits.margins.through(grad_G)
-        return _TrueGradients(logits, self._rows_Gd, self._vectors_Gd, grad_G, products_G, by_scale)
-
-
-@dataclass(frozen=True)
-class _TrueGradients:
-    """The terms of the true logits in the gradients.
-
-    `true_rows_Gd` and `vectors_Gd` are `BlockwiseLogits.true_vectors`. `grad_G` is the gradient of
-    the true logits, and `products_G` that of the products of features and vectors, without margins.
-    `by_scale` is the term that the margins add to the gradient of the logarithm of the scale.
-    """
-
-    logits: BlockwiseLogits
-    true_rows_Gd: Tensor
-    vectors_Gd: Tensor
-    grad_G: Tensor
-    products_G: Tensor
-    by_scale: Tensor | None
-
-    def of_rows(self) -> Tensor:
-        """Return the gradients [G, d] of the class rows of the labels."""
-        logits = self.logits
-        grad_Gd = self.products_G.unsqueeze(1) * logits.features_Gd
-        if logits.logit_map.normalizes:
-            grad_Gd = logits.logit_map.gradient(self.true_rows_Gd, grad_Gd)
-        return grad_Gd
-
-    def add(self, to: GradientSums) -> None:
-        """Add the terms to all other gradients, to which all blocks have been added."""
-        logits = self.logits
-        if to.bias is not None:
-            grads_G1 = self.grad_G.unsqueeze(1)
-            logits.weights.add_gradient_of_labels(logits.labels_G, grads_G1, to.bias)
-        if to.scalars is not None:
-            to.scalars[1] += self.grad_G.sum()
-            if self.by_scale is not None:
-                to.scalars[0] += self.by_scale
-        if to.features is not None:
-            to.features.addcmul_(self.products_G.unsqueeze(1), self.vectors_Gd)

@@ -4,7 +4,6 @@ from heads.tree.cover import CoverTree, build_cover_tree
 from heads.tree.hierarchy import Hierarchy, read_parent_table, tree_of_paths
 from heads.tree.label_tree import LabelTree
 from heads.tree.named_tree import NamedTree
-from heads.tree.statistics import TreeStatistics
 from heads.tree.vectors import load_label_vectors, project, read_label_vectors
 from heads.tree.wordnet import WordNet, read_wordnet
 
@@ -13,7 +12,6 @@ __all__ = [
     "Hierarchy",
     "LabelTree",
     "NamedTree",
-    "TreeStatistics",
     "WordNet",
     "build_cover_tree",
     "load_label_vectors",

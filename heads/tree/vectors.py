@@ -4,22 +4,19 @@ Vectors with names are matched to the class names; vectors without names are row
 the class list.
 """
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
 
 from heads.tree.names import NameLookup
-from heads.tree.word_files import WORD_FILE_SUFFIXES, Entry, read_words, word_file_suffix
+from heads.tree.word_files import WORD_FILE_SUFFIXES, is_word_file, read_words
 
 FloatVectors = NDArray[np.float32]
 Missing = Literal["error", "mean", "zero"]
 
-ARRAY_FILE_SUFFIXES = (".npy", ".npz", ".safetensors")
 _NAMES_SHOWN = 3
 
 
@@ -29,25 +26,31 @@ def load_label_vectors(
     """Return float32 vectors [K, D] in the order of `class_names`, and the names without a vector.
 
     Word vectors (`.bin` word2vec, `.vec` fastText, `.txt` GloVe or word2vec text, each also `.gz`)
-    and array files with names are matched by name (see `NameLookup`). A `.npy` file, or a `.npz` or
-    `.safetensors` file with an array `vectors` and no names, must contain K rows in class order.
+    and `.npz` files with an array `names` are matched by name (see `NameLookup`). A `.npy` file, or
+    a `.npz` file without names, must contain K rows in class order.
 
     `missing` selects what happens if a name has no vector: an error is raised, or the name gets the
     mean of the other vectors or zeros. Raises ValueError for a missing vector with
     `missing="error"`, for an array of the wrong shape, and if no name has a vector.
     """
-    path = Path(path)
-    if word_file_suffix(path) in WORD_FILE_SUFFIXES:
-        return _by_name(path, None, class_names, missing)
-    names, vectors = read_label_vectors(path)
-    if names is not None:
-        return _by_name(path, zip(names, vectors, strict=True), class_names, missing)
-    if len(vectors) != len(class_names):
-        raise ValueError(
-            f"{path} has {len(vectors)} rows without names, but there are {len(class_names)} "
-            "classes: write one row per class, in the order of the class list"
-        )
-    return vectors, []
+    path, lookup = Path(path), NameLookup(class_names)
+    if is_word_file(path):
+        for name, vector in read_words(path, lookup.needs):
+            lookup.add(name, vector)
+    else:
+        names, vectors = read_label_vectors(path)
+        if names is None and len(vectors) != len(class_names):
+            raise ValueError(
+                f"{path} has {len(vectors)} rows without names, but there are {len(class_names)} "
+                "classes: write one row per class, in the order of the class list"
+            )
+        if names is None:
+            return vectors, []
+        for name, vector in zip(names, vectors, strict=True):
+            if lookup.needs(name):
+                lookup.add(name, vector)
+    found = [lookup.vector(name) for name in class_names]
+    return _filled(path, found, class_names, missing)
 
 
 def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors]:
@@ -57,26 +60,15 @@ def read_label_vectors(path: str | Path) -> tuple[list[str] | None, FloatVectors
     finite numbers [N, D].
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"label vectors {path} do not exist: pass the path of an existing file"
-        )
-    suffix = word_file_suffix(path)
-    if suffix in WORD_FILE_SUFFIXES:
+    if is_word_file(path):
         entries = list(read_words(path, lambda _: True))
         return [name for name, _ in entries], np.stack([vector for _, vector in entries])
-    match path.suffix:
-        case ".npy":
-            names, array = None, _load_numpy(path)
-        case ".npz":
-            names, array = _from_npz(path)
-        case ".safetensors":
-            names, array = _from_safetensors(path)
-        case _:
-            known = ", ".join((*ARRAY_FILE_SUFFIXES, *WORD_FILE_SUFFIXES))
-            raise ValueError(
-                f"label vectors {path} have an unknown suffix {path.suffix!r}: use one of {known}"
-            )
+    if path.suffix not in (".npy", ".npz"):
+        known = ", ".join((".npy", ".npz", *WORD_FILE_SUFFIXES))
+        raise ValueError(
+            f"label vectors {path} have an unknown suffix {path.suffix!r}: use one of {known}"
+        )
+    names, array = _read_arrays(path)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise ValueError(
             f"{path} contains {array.dtype} of shape {list(array.shape)}: write real numbers of "
@@ -116,28 +108,11 @@ def project(vectors: ArrayLike, dim: int) -> FloatVectors:
     return (rows @ (axes * np.sign(largest))).astype(np.float32)
 
 
-def _by_name(
-    path: Path, entries: Iterable[Entry] | None, class_names: Sequence[str], missing: Missing
-) -> tuple[FloatVectors, list[str]]:
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"label vectors {path} do not exist: pass the path of an existing file"
-        )
-    lookup = NameLookup(class_names)
-    for name, vector in read_words(path, lookup.needs) if entries is None else entries:
-        if lookup.needs(name):
-            lookup.add(name, vector)
-    found = [lookup.vector(name) for name in class_names]
-    return _filled(path, found, class_names, missing)
-
-
 def _filled(
     path: Path, found: list[FloatVectors | None], class_names: Sequence[str], missing: Missing
 ) -> tuple[FloatVectors, list[str]]:
     unmatched = [name for name, vector in zip(class_names, found, strict=True) if vector is None]
     known = [vector for vector in found if vector is not None]
-    if missing not in ("error", "mean", "zero"):
-        raise ValueError(f"missing is {missing!r}: use error, mean or zero")
     if not known:
         raise ValueError(
             f"{path} does not contain a vector for any of the {len(class_names)} class names, such "
@@ -155,51 +130,25 @@ def _filled(
     return np.stack([filler if vector is None else vector for vector in found]), unmatched
 
 
-def _load_numpy(path: Path) -> np.ndarray:
+def _read_arrays(path: Path) -> tuple[list[str] | None, np.ndarray]:
+    """Return the names (None: there are none) and the vectors of a .npy or .npz file."""
     try:
-        array: np.ndarray = np.load(path, allow_pickle=False)
-        return array
-    except (ValueError, EOFError) as error:
-        raise ValueError(
-            f"{path} is not a valid .npy file ({_line(error)}): write it again"
-        ) from None
-
-
-def _from_npz(path: Path) -> tuple[list[str] | None, np.ndarray]:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files if key in ("vectors", "names")}
-            keys = file.files
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return None, loaded
+        with loaded:
+            arrays = {key: loaded[key] for key in loaded.files}
+    except OSError:
+        raise
     except Exception as error:  # zipfile, zlib and numpy raise exceptions without a common base
+        line = str(error).partition("\n")[0]
         raise ValueError(
-            f"{path} is not a valid .npz file ({_line(error)}): write it again"
+            f"{path} is not a valid {path.suffix} file ({line}): write it again"
         ) from None
     if "vectors" not in arrays:
         raise ValueError(
-            f"{path} has only the arrays {', '.join(keys)}: rename the array of vectors to "
+            f"{path} has only the arrays {', '.join(arrays)}: rename the array of vectors to "
             "`vectors`"
         )
     names = arrays.get("names")
     return None if names is None else [str(name) for name in names], arrays["vectors"]
-
-
-def _from_safetensors(path: Path) -> tuple[list[str] | None, np.ndarray]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            keys = list(file.keys())
-            if "vectors" not in keys:
-                raise ValueError(
-                    f"{path} has only the tensors {', '.join(keys)}: rename the tensor of vectors "
-                    "to `vectors`"
-                )
-            names = (file.metadata() or {}).get("names")
-            vectors: np.ndarray = file.get_tensor("vectors")
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path} is not a valid safetensors file ({_line(error)}): write it again"
-        ) from None
-    return None if names is None else [str(name) for name in json.loads(names)], vectors
-
-
-def _line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

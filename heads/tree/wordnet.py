@@ -21,18 +21,11 @@ _HYPERNYMS = ("@", "@i")
 class WordNet:
     """The noun synsets of WordNet, named as in ImageNet (`n02084071`), and their hypernyms.
 
-    `senses` are the synsets of each lemma, most common first. `lemmas` are the lemmas of each
-    synset, separated by commas.
+    `senses` are the synsets of each lemma, most common first.
     """
 
     hierarchy: Hierarchy
     senses: dict[str, tuple[str, ...]]
-    lemmas: dict[str, str]
-
-    @property
-    def origin(self) -> str:
-        """The name of this WordNet in error messages."""
-        return self.hierarchy.origin
 
     def synset(self, name: str) -> str:
         """Return the synset of a class name.
@@ -51,19 +44,9 @@ class WordNet:
             if senses := self.senses.get(_lemma(words), ()):
                 return senses[0]
         raise ValueError(
-            f"class {name!r} is not a noun in {self.origin}: use a synset such as n02084071 or "
-            "dog.n.01"
+            f"class {name!r} is not a noun in {self.hierarchy.origin}: use a synset such as "
+            "n02084071 or dog.n.01"
         )
-
-    def words(self, synset: str) -> str:
-        """Return the lemmas of a synset, such as `dog, domestic dog, Canis familiaris`."""
-        return self.lemmas[synset]
-
-    def parents(self, synset: str) -> tuple[str, ...]:
-        """Return the hypernyms of a synset, in file order; raises ValueError if it is unknown."""
-        if synset not in self.hierarchy.parents:
-            raise ValueError(f"class {synset!r} is not in {self.origin}: correct its name")
-        return self.hierarchy.parents[synset]
 
     def tree(self, class_names: Sequence[str], *, collapse: bool = True) -> NamedTree:
         """Return the label tree of these classes; see `synset` and `Hierarchy.tree`."""
@@ -79,15 +62,15 @@ def read_wordnet(folder: str | Path) -> WordNet:
     """
     folder = Path(folder)
     parents: dict[str, tuple[str, ...]] = {}
-    lemmas: dict[str, str] = {}
+    titles: dict[str, str] = {}
     for line, text in _records(folder / "data.noun"):
         try:
-            synset, words, above = _data_record(text)
+            synset, title, above = _data_record(text)
         except (ValueError, IndexError):
             raise ValueError(
                 f"{folder / 'data.noun'}, line {line} is not a synset: download the file again"
             ) from None
-        parents[synset], lemmas[synset] = above, words
+        parents[synset], titles[synset] = above, title
     missing = next((up for above in parents.values() for up in above if up not in parents), None)
     if missing is not None:
         raise ValueError(
@@ -103,8 +86,7 @@ def read_wordnet(folder: str | Path) -> WordNet:
             raise ValueError(
                 f"{folder / 'index.noun'}, line {line} is not a lemma: download the file again"
             ) from None
-    titles = {synset: words.split(", ")[0] for synset, words in lemmas.items()}
-    return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses, lemmas)
+    return WordNet(Hierarchy(f"WordNet {folder}", parents, titles), senses)
 
 
 def _records(path: Path) -> list[tuple[int, str]]:
@@ -118,10 +100,9 @@ def _records(path: Path) -> list[tuple[int, str]]:
 
 
 def _data_record(text: str) -> tuple[str, str, tuple[str, ...]]:
-    """Return a synset, its words, and its hypernyms in file order."""
+    """Return a synset, its first word, and its hypernyms in file order."""
     fields = text.partition(" | ")[0].split()
     first_pointer = 5 + 2 * int(fields[3], 16)
-    words = fields[4 : first_pointer - 1 : 2]
     num_pointers = int(fields[first_pointer - 1])
     pointers = [fields[first_pointer + 4 * i :][:3] for i in range(num_pointers)]
     above = tuple(
@@ -129,7 +110,7 @@ def _data_record(text: str) -> tuple[str, str, tuple[str, ...]]:
         for symbol, offset, pos in pointers
         if symbol in _HYPERNYMS and pos == "n"
     )
-    return f"n{int(fields[0]):08d}", ", ".join(words).replace("_", " "), above
+    return f"n{int(fields[0]):08d}", fields[4].replace("_", " "), above
 
 
 def _lemma(words: str) -> str:

@@ -38,7 +38,7 @@ Vectors = Annotated[
     Path | None,
     typer.Option(
         help="file of label vectors by class name: word2vec .bin, fastText .vec, GloVe .txt (also "
-        ".gz), or .npz or .safetensors with names"
+        ".gz), or .npz with names"
     ),
 ]
 Out = Annotated[

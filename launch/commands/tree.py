@@ -66,14 +66,14 @@ def build_tree(
         Path,
         typer.Argument(
             metavar="SOURCE",
-            help="folder of shards, label vectors (.npy, .npz, .safetensors, .bin, .vec, .txt), "
+            help="folder of shards, label vectors (.npy, .npz, .bin, .vec, .txt), "
             "parent table (.csv, .tsv) or WordNet dict folder",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="tree file to write")],
 ) -> None:
     """Build a label tree, for use as a recipe's head.weights.tree.file."""
-    from heads.tree.statistics import TreeStatistics
+    from heads.tree.statistics import is_near_trivial, largest_family_share, statistics_of
 
     started = time.monotonic()
     options = build(TreeOptions, given)
@@ -81,16 +81,15 @@ def build_tree(
     with explain_write_errors(out, "--out"):
         named.save(out)
     print(f"built from {'label vectors' if used == 'vectors' else 'the hierarchy'}")
-    statistics = TreeStatistics.of(named.tree)
-    print("\n".join(statistics.lines()))
-    if statistics.near_trivial:
+    print("\n".join(statistics_of(named.tree)))
+    if is_near_trivial(named.tree):
         remedy = "use other vectors, or dense class weights"
         if options.project is None and used == "vectors":
             remedy = (
                 "high-dimensional vectors without clusters are all equally far apart, so pass "
                 f"--project {_TRIVIAL_PROJECTION}, or use other vectors"
             )
-        share = f"{statistics.largest_family_share:.0%}"
+        share = f"{largest_family_share(named.tree):.0%}"
         print(
             f"warning: the tree is almost flat ({share} of its nodes are children of one node): "
             f"{remedy}",

@@ -2,43 +2,43 @@
 
 import pytest
 
-from benchmarks import cover_tree, head_step, peak_memory, smooth_topk
+from benchmarks import heads as benchmark
 from heads.losses import LOSSES
 
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {
-        head_step: {
-            "DIM": 8,
-            "ENGINE_CASES": ((20_000, 4, 128, None),),
-            "TREE_CASES": ((30, 4, None),),
-            "LOSS_CASE": (30, 4),
-            "SAMPLED_CASE": (30, 4),
-        },
-        smooth_topk: {"CASES": ((20, 5, None),), "BATCH": 4},
-        peak_memory: {"CLASSES": 1000, "KINDS": ("ce", "batch_ce")},
-        cover_tree: {"NUM_CLASSES": 50, "DIM": 4, "MANY_CLASSES": 60, "MANY_DIM": 3},
+        "DIM": 8,
+        "ENGINE_CASES": ((20_000, 4, 128, None),),
+        "TREE_CASES": ((30, 4, None),),
+        "LOSS_CASE": (30, 4),
+        "SAMPLED_CASE": (30, 4),
+        "TOPK_CASES": ((20, 5, None),),
+        "TOPK_BATCH": 4,
+        "PEAK_CLASSES": 1000,
+        "PEAK_KINDS": ("ce", "batch_ce"),
+        "VECTORS": (50, 4),
+        "MANY_VECTORS": (60, 3),
     }
-    for module, values in sizes.items():
-        for name, value in values.items():
-            monkeypatch.setattr(module, name, value)
+    for name, value in sizes.items():
+        monkeypatch.setattr(benchmark, name, value)
 
 
 def test_head_steps_have_positive_ratios() -> None:
-    rows = [*head_step.engine(), *head_step.trees(), *head_step.losses()]
-    rows += smooth_topk.rows()
+    rows = [*benchmark.engine(), *benchmark.trees(), *benchmark.losses()]
+    rows += benchmark.smooth_topk()
     assert len(rows) == 1 + 1 + len(LOSSES) + 1
     assert min(float(row.measured) for row in rows) > 0
 
 
 def test_the_peak_memory_is_measured_for_each_loss() -> None:
-    (row,) = peak_memory.rows()
+    (row,) = benchmark.peak_memory()
     assert "ce " in row.details
     assert "batch_ce " in row.details
 
 
 def test_cover_trees_are_measured() -> None:
-    rows = list(cover_tree.rows())
+    rows = list(benchmark.cover_trees())
     assert len(rows) == 3
     assert all(row.details.endswith(" levels") for row in rows)

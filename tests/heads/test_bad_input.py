@@ -232,6 +232,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "autocast": ({"autocast": torch.bfloat16}, "dtype of features"),
     "dtype of features": ({"features": torch.float64}, "dtype of features"),
     "row weights": ({"row_weights": True}, "use of row weights"),
+    "frozen head": ({"learns": False}, "required gradients"),
     "list of labels": ({"labels": [0, 1]}, "inputs are invalid"),
     "no labels": ({"labels": None}, "inputs are invalid"),
     "NumPy features": ({"features": np.zeros((2, 3), np.float32)}, "inputs are invalid"),
@@ -245,10 +246,10 @@ def error_of_a_difference(changes: dict[str, Any], mesh: Any) -> str:
     features, labels = changes.pop("features", None), changes.pop("labels", torch.tensor([0, 1]))
     dim, weighted = changes.pop("dim", 3), changes.pop("row_weights", None)
     draw, training = changes.pop("draw", 0), changes.pop("training", True)
-    autocast = changes.pop("autocast", None)
+    autocast, learns = changes.pop("autocast", None), changes.pop("learns", True)
     loss, tree = changes.pop("loss", CrossEntropy()), changes.pop("tree", TREE)
     head = ClassHead(dim, tree, loss, mesh=mesh, **{"class_weights": torch.ones(4), **changes})
-    head.train(training)
+    head.train(training).requires_grad_(learns)
     head.draw = draw
     if features is None or isinstance(features, torch.dtype):
         features = torch.zeros(2, dim, dtype=features)

@@ -143,15 +143,6 @@ def test_wordnet_names_are_synsets_senses_or_words(wordnet, name, expected):
     assert read_wordnet(wordnet).synset(name) == f"n{expected:08d}"
 
 
-def test_wordnet_has_the_words_and_hypernyms_of_a_synset(wordnet):
-    found = read_wordnet(wordnet)
-    assert found.words("n00000005") == "dog, domestic dog"
-    assert found.parents("n00000005") == ("n00000003", "n00000004")
-    assert found.origin == f"WordNet {wordnet}"
-    with pytest.raises(ValueError, match="class 'n00000099' is not in WordNet"):
-        found.parents("n00000099")
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [

@@ -1,12 +1,10 @@
 """Label vectors: all file formats give the same rows, and names match in any spelling."""
 
 import gzip
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from heads.tree import load_label_vectors, project, read_label_vectors
 
@@ -45,8 +43,6 @@ def write_file(folder: Path, kind: str) -> Path:
             write_text(path, header=True, end=" ", opener=gzip.open)
         case "words.npz":
             np.savez(path, vectors=VECTORS, names=WORDS)
-        case "words.safetensors":
-            save_file({"vectors": VECTORS}, path, {"names": json.dumps(WORDS)})
     return path
 
 
@@ -57,7 +53,6 @@ FORMATS = [
     "glove words.txt",
     "fasttext words.vec.gz",
     "words.npz",
-    "words.safetensors",
 ]
 
 
@@ -72,16 +67,13 @@ def test_every_format_with_names_gives_the_same_vectors(tmp_path, kind):
     assert missing == []
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
 def test_rows_without_names_are_in_class_order(tmp_path, suffix):
     path = tmp_path / f"rows{suffix}"
-    match suffix:
-        case ".npy":
-            np.save(path, VECTORS.astype(np.float64))
-        case ".npz":
-            np.savez_compressed(path, vectors=VECTORS)
-        case ".safetensors":
-            save_file({"vectors": VECTORS}, path)
+    if suffix == ".npy":
+        np.save(path, VECTORS.astype(np.float64))
+    else:
+        np.savez_compressed(path, vectors=VECTORS)
     vectors, missing = load_label_vectors(path, [f"class {i}" for i in range(len(WORDS))])
     assert vectors.dtype == np.float32
     assert np.array_equal(vectors, VECTORS)
@@ -127,8 +119,6 @@ def test_missing_names_raise_an_error_unless_a_policy_is_set(tmp_path):
         assert vectors == pytest.approx(np.stack([VECTORS[0], filler, VECTORS[2], filler]))
         with pytest.raises(ValueError, match="for any of the 1 class names"):
             load_label_vectors(path, ["zebra"], missing=policy)
-    with pytest.raises(ValueError, match="'omit': use error, mean or zero"):
-        load_label_vectors(path, names, missing="omit")
 
 
 @pytest.mark.parametrize(
@@ -149,11 +139,8 @@ def test_a_truncated_file_is_rejected(tmp_path, kind):
         ("a.txt", b"dog 1 2 3\ncat 1 nan 3\n", "'cat' contains NaN"),
         ("a.txt", b"", "contains no word vectors"),
         ("a.bin", b"", "not a word2vec binary file"),
-        ("a.bin", b"hello world\n", "not a word2vec binary file"),
-        ("a.bin", (793712314).to_bytes(4, "little") + b"\0" * 50, "fastText model: pass its .vec"),
         ("a.npy", b"hello", "not a valid .npy"),
         ("a.npz", b"hello", "not a valid .npz"),
-        ("a.safetensors", b"hello", "not a valid safetensors"),
         ("a.pkl", b"hello", "unknown suffix '.pkl': use one of .npy"),
     ],
 )

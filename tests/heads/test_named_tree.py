@@ -8,13 +8,8 @@ from safetensors.numpy import save_file
 
 from heads.build import build_head, build_tree
 from heads.config import HeadConfig
-from heads.tree import (
-    LabelTree,
-    NamedTree,
-    TreeStatistics,
-    build_cover_tree,
-    tree_of_paths,
-)
+from heads.tree import LabelTree, NamedTree, build_cover_tree, tree_of_paths
+from heads.tree.statistics import is_near_trivial, largest_family_share, statistics_of
 
 NAMES = tuple(f"class {i}" for i in range(40))
 ROWS = np.random.default_rng(0).normal(size=(40, 3))
@@ -131,7 +126,7 @@ def test_near_trivial_trees_are_detected():
         "low": build_cover_tree(rng.normal(size=(300, 4))).vtree(),
         "few": build_cover_tree(rng.normal(size=(8, 100))).vtree(),
     }
-    trivial = {name for name, tree in trees.items() if TreeStatistics.of(tree).near_trivial}
+    trivial = {name for name, tree in trees.items() if is_near_trivial(tree)}
     assert trivial == {"iid", "flat"}
 
 
@@ -140,12 +135,13 @@ def test_statistics_count_nodes_classes_and_families():
     #    4       5
     #  0  1    2  3
     tree = LabelTree.from_parents([4, 4, 5, 5, 6, 6, -1], [0, 1, 2, 3, -1, -1, -1])
-    statistics = TreeStatistics.of(tree)
-    assert (statistics.num_nodes, statistics.num_classes, statistics.num_pseudoclasses) == (7, 4, 3)
-    assert statistics.leaf_depths.tolist() == [0, 0, 4]
-    assert sorted(statistics.families) == [1, 2, 2, 2]
-    assert statistics.largest_family_share == pytest.approx(2 / 7)
-    assert statistics.lines()[0] == "4 classes, 3 pseudoclasses, 7 nodes"
+    assert largest_family_share(tree) == pytest.approx(2 / 7)
+    assert statistics_of(tree) == [
+        "4 classes, 3 pseudoclasses, 7 nodes",
+        "depth of classes: median 2, largest 2",
+        "children per node: median 2, largest 2 (29% of all nodes in one family)",
+    ]
+    assert "median 3, largest 3 (100%" in statistics_of(LabelTree.dense(3))[2]
 
 
 def test_names_must_match_the_tree(named):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from heads import ClassHead, CrossEntropy
-from heads.engine.inputs import non_finite_rows
+from heads.engine.agreement import non_finite_rows
 from heads.topk import largest_columns
 from tests.heads.cases import LOGIT_MAPS, LOSS_KINDS, WEIGHTINGS, label_tree, make_loss
 from tests.host_reads import host_reads

@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from heads.losses import LOSSES
-from heads.losses.tile import Reduction, Tile
+from heads.losses.tile import Tile
 from heads.rows import update_kernel
 from heads.rows.update_kernel import BF16, FP8_E4M3, FP32, block_size, num_warps
 from heads.tiles import kernels
@@ -31,22 +31,17 @@ FORMATS = {"fp32": FP32, "bf16": BF16, "fp8": FP8_E4M3}
 # Instructions of the tensor cores of Ampere, Hopper and Blackwell.
 MATRIX_INSTRUCTIONS = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
 _SIZES = ("num_rows", "num_classes", "dim", "first_class", "first_split", "all_splits")
-_IDS = ("class_ids", "labels", "winners")
 # Arguments that are None for logits without factors, bias, prior and offset.
 _OPTIONAL = ("factors", "shifts", "column_sums")
 
 
-def compiled(tile: Tile, num_vectors: int, dtype: str, capability: int) -> Iterator[dict[str, Any]]:
+def compiled(tile: Tile, dtype: str, capability: int) -> Iterator[dict[str, Any]]:
     """Yield the resources of both kernels for a loss with `tile`.
 
     `dtype` is that of features and rows, and `capability` is 10 times the compute capability.
     """
     config = kernel_config(tile, DTYPES[dtype], capability)
-    options = kernel_options(tile, num_vectors, config) | {"SLOPES": tile.slopes}
-    if not num_vectors:
-        options["vectors"] = None
-    if Reduction.MAX not in tile.reductions:
-        options["winners"] = None
+    options = kernel_options(tile, config) | {"SLOPES": tile.slopes}
     both = kernels.statistics_kernel, kernels.gradient_kernel
     for kernel, has_optional in product(both, (True, False)):
         names = kernel.arg_names
@@ -110,7 +105,7 @@ def compiled_update(dtype: str, capability: int) -> Iterator[dict[str, Any]]:
 def _type(name: str, dtype: str) -> str:
     if name in _SIZES:
         return "i32"
-    if name in _IDS:
+    if name == "labels":
         return "*i64"
     return f"*{dtype}" if name in ("features", "rows", "out") else "*fp32"
 
@@ -140,5 +135,5 @@ if __name__ == "__main__":
             continue
         tile = LOSSES[kind]().tile
         assert tile is not None
-        for line in compiled(tile, 2 if kind == "nce" else 0, dtype, int(capability)):
+        for line in compiled(tile, dtype, int(capability)):
             print(json.dumps({"case": [kind, dtype, int(capability)]} | line))

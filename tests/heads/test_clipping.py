@@ -1,34 +1,24 @@
-"""The head in other training loops: summed gradients, and the scripts in examples/."""
-
-import importlib.util
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
+"""The head in a training loop of one's own: summed and clipped gradients."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
-from heads import BatchCrossEntropy, ClassHead, CrossEntropy, Dot, FusedSGD, clip_grad_norm_
-from heads.gradients import sum_gradients, sum_sharded_gradients
+from heads import (
+    BatchCrossEntropy,
+    ClassHead,
+    Dot,
+    FusedSGD,
+    clip_grad_norm_,
+    sum_gradients,
+    sum_sharded_gradients,
+)
 from tests.ranks import rank_mesh, run_on_ranks
-
-ROOT = Path(__file__).parents[2]
-# The library that a script needs, and its checkpoint after two steps.
-EXAMPLES = {
-    "head_in_trainer.py": ("accelerate", "runs/head-in-trainer/checkpoint-2"),
-    "head_with_accelerate.py": ("accelerate", "runs/head-with-accelerate-2"),
-    "head_in_lightning.py": ("lightning", "runs/head-in-lightning-2/backbone.ckpt"),
-}
 
 
 def network() -> nn.Module:
@@ -129,23 +119,6 @@ def test_clipping_on_ranks_equals_torch_s_clipping_in_one_process(wrap, world_si
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def norm_of_strided_shards() -> float:
-    """The norm of a linear layer under tensor parallelism and FSDP2."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
-    backbone = network()
-    parallelize_module(backbone[0], mesh["model"], ColwiseParallel())
-    fully_shard(backbone, mesh=mesh["data"])
-    for parameter in backbone.parameters():
-        parameter.grad = parameter.detach().clone()
-    head = ClassHead(64, 50, BatchCrossEntropy(), mesh=rank_mesh())
-    return clip_grad_norm_(backbone.parameters(), head, 1.0).item()
-
-
-def test_the_norm_of_strided_shards_is_that_of_the_whole_tensors():
-    expected = nn.utils.get_total_norm(network().parameters()).item()
-    assert run_on_ranks(4, norm_of_strided_shards) == pytest.approx([expected] * 4, rel=1e-5)
-
-
 def test_the_parameters_may_be_a_single_tensor_as_in_torch():
     head, parameter = ClassHead(64, 50, BatchCrossEntropy()), nn.Parameter(torch.ones(4))
     parameter.grad = torch.ones(4)
@@ -172,49 +145,3 @@ def test_several_heads_are_clipped_by_one_norm():
     torch.testing.assert_close(norm.float(), total)
     left = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     torch.testing.assert_close(left, torch.tensor(0.01))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_examples_resume_and_train_like_a_single_process(name, tmp_path):
-    library, checkpoint = EXAMPLES[name]
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed")
-    script = str(ROOT / "examples" / name)
-    assert weights_of(script, "2", folder=tmp_path) == weights_of_one_process(2)
-    assert weights_of(script, "4", checkpoint, folder=tmp_path) == weights_of_one_process(4)
-
-
-def weights_of(*arguments: str, folder: Path) -> float:
-    """The norm that a script prints on two ranks."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    completed = subprocess.run(
-        [*command, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    # These libraries do not destroy all objects of a process group before Python exits, so that
-    # gloo's threads may abort a rank that has finished.
-    aborted = "terminate called without an active exception" in completed.stderr
-    assert completed.returncode == 0 or aborted, completed.stderr
-    (found,) = re.findall(r"weights: ([\d.]+)", completed.stdout)
-    return float(found)
-
-
-def weights_of_one_process(num_steps: int) -> object:
-    backbone = network()
-    head = ClassHead(64, 1000, CrossEntropy())
-    inputs, labels = torch.randn(64, 20), torch.randint(1000, (64,))
-    parameters = [*backbone.parameters(), *head.parameters()]
-    optimizer = SGD(parameters, lr=0.1, momentum=0.9)
-    for _ in range(num_steps):
-        optimizer.zero_grad()
-        head(backbone(inputs), labels).backward()
-        assert nn.utils.clip_grad_norm_(parameters, 0.1) > 0.1
-        optimizer.step()
-    weights = sum(p.detach().double().norm().item() for p in backbone.parameters())
-    return pytest.approx(weights, abs=2e-6)

@@ -1,1 +1,0 @@
-"""The check of thresholds, on a tiny run."""
