@@ -18,8 +18,8 @@ def mapped_columns(path: Path, types: Mapping[str, type[np.generic]]) -> dict[st
     The safetensors library copies arrays unless torch loads them. Raises ValueError if the file is
     damaged or contains an array whose name or type is not in `types`.
     """
-    content = np.memmap(path, np.uint8, "r")
     try:
+        content = np.memmap(path, np.uint8, "r")
         start = 8 + int(content[:8].view("<u8")[0])
         if not 8 < start <= min(_MAX_HEADER, len(content)):
             raise ValueError("its header is damaged")

@@ -24,6 +24,7 @@ from tests.tiny_bundle import (
     DIM,
     MAX_LENGTH,
     NAMES,
+    as_format_5,
     rows,
     tiny_backbone,
     tiny_text_backbone,
@@ -375,33 +376,26 @@ def test_verify_detects_a_flipped_bit(copy: Path) -> None:
         Bundle.open(copy).verify(class_weights=False)
 
 
-@pytest.mark.parametrize("name", ["classes.safetensors", "thresholds.safetensors"])
-def test_tables_for_the_wrong_number_of_classes_are_rejected(copy: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("classes.safetensors", "6 classes instead of 7"),
+        ("thresholds.safetensors", r"does not match bundle\.json"),
+    ],
+)
+def test_tables_for_the_wrong_number_of_classes_are_rejected(
+    copy: Path, name: str, message: str
+) -> None:
     file = copy / name
     tables = {key: value[:-1].clone() for key, value in load_file(file).items()}
     save_file(tables, file)
     update_size(copy, name)
-    with pytest.raises(ValueError, match=rf"{name} does not match bundle\.json"):
+    with pytest.raises(ValueError, match=rf"{name} .*{message}"):
         Bundle.open(copy)
     file.write_bytes(b"\xff" * 100)
     update_size(copy, name)
     with pytest.raises(ValueError, match=rf"{name} is damaged"):
         Bundle.open(copy)
-
-
-def as_format_5(path: Path) -> None:
-    """Replace the class list by that of earlier bundles."""
-    lines = [
-        info.model_dump_json(exclude_defaults=True) + "\n" for info in Bundle.open(path).classes
-    ]
-    (path / "classes.jsonl").write_text("".join(lines))
-    files = json.loads((path / "bundle.json").read_text())["files"]
-    size = (path / "classes.jsonl").stat().st_size
-    edit(
-        path,
-        format_version=5,
-        files={**files, "classes.jsonl": {"bytes": size, "sha256": "0" * 64}},
-    )
 
 
 def test_the_class_list_of_earlier_bundles_is_read(copy: Path, tmp_path: Path) -> None:
