@@ -75,7 +75,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def classes(self) -> tuple[ClassInfo, ...]:
+    def classes(self) -> Sequence[ClassInfo]:
         """Return the class list. A label is a position in this list."""
 
     def label_vectors(self) -> np.ndarray | None:
