@@ -133,10 +133,10 @@ def lookups(folder: Path) -> None:
 
 
 def private_bytes() -> int:
-    """Return the memory of this process that no other process shares."""
+    """Return the memory of this process that it cannot share, as it can share pages of files."""
     text = Path("/proc/self/smaps_rollup").read_text()
     sizes = {line.split()[0]: line.split()[1] for line in text.splitlines()[1:]}
-    return 1024 * (int(sizes["Private_Clean:"]) + int(sizes["Private_Dirty:"]))
+    return 1024 * int(sizes["Private_Dirty:"])
 
 
 def main() -> None:
