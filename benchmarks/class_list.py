@@ -162,9 +162,8 @@ def run(folder: Path, num_classes: int, kind: str) -> None:
         (folder / f"{steps}-steps.yaml").write_text(text)
     own = (sys.executable, "-m", "benchmarks.class_list", "--classes", num_classes, "-o", folder)
     kway = (sys.executable, "-P", "-m", "launch")
-    print(
-        f"{num_classes:,} classes, {kind}\n\n| step | time | largest process so far |\n|---|---|---|"
-    )
+    print(f"{num_classes:,} classes, {kind}\n")
+    print("| step | time | largest process so far |\n|---|---|---|")
     if not (folder / "shards" / "manifest.json").exists():
         measured("shard", *own, "--part", "shard")
     subprocess.run([*map(str, own), "--part", "lookups"], check=True)
