@@ -52,6 +52,7 @@ from benchmarks.timing import (
     report,
     take_turns,
 )
+from data.classes.class_list import ClassInfo
 from data.files import sha256_of
 from data.images.config import ImageConfig
 from data.shards.writing.writer import write_shards
@@ -82,7 +83,6 @@ from trainer.bundle.spec import (
     TENSOR,
     WEIGHTS,
     BundleSpec,
-    ClassEntry,
     LossSpec,
     RecallSpec,
 )
@@ -619,8 +619,8 @@ def _spec(backbone: Backbone, image: ImageConfig, num_classes: int) -> BundleSpe
     )
 
 
-def _classes(num_classes: int) -> Iterator[ClassEntry]:
-    return (ClassEntry(name=name_of(class_id)) for class_id in range(num_classes))
+def _classes(num_classes: int) -> Iterator[ClassInfo]:
+    return (ClassInfo(name=name_of(class_id)) for class_id in range(num_classes))
 
 
 def _thresholds(num_classes: int) -> ClassThresholds:

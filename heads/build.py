@@ -14,8 +14,11 @@ from heads.factored import FactoredHead
 from heads.head import ClassHead
 from heads.hierarchical import HierarchicalSoftmaxHead
 from heads.rows.node_values import FP8
-from heads.tree import CoverTree, LabelTree, build_cover_tree, tree_of_paths
+from heads.tree import CoverTree, LabelTree, build_cover_tree, label_tree_of_paths
 from heads.tree.named_tree import NamedTree
+
+ClassPaths = tuple[Sequence[Sequence[str]], np.ndarray]
+"""The names above the classes, from the root down: class i is below `paths[path_of_class[i]]`."""
 
 ROW_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": FP8}
 
@@ -31,13 +34,13 @@ def build_head(
     device: torch.device | str,
     class_counts: np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
-    class_paths: Sequence[Sequence[str]] | None = None,
+    class_paths: ClassPaths | None = None,
     tree: LabelTree | None = None,
 ) -> ClassHead:
     """Build the head of a recipe.
 
-    Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths` [K]
-    (names of the nodes above each class, from the root down), unless `tree` is given.
+    Every rank builds the same label tree, from `label_vectors` [K, D] or from `class_paths`,
+    unless `tree` is given.
     `class_counts` [K] is the number of training samples per class. Balanced class weights, priors
     and the noise distribution of nce require it.
 
@@ -94,11 +97,11 @@ def build_tree(
     num_classes: int,
     label_vectors: np.ndarray | None,
     class_names: Sequence[str] | None = None,
-    class_paths: Sequence[Sequence[str]] | None = None,
+    class_paths: ClassPaths | None = None,
 ) -> LabelTree:
     """Build or load the label tree for a recipe's class weights.
 
-    The source is `label_vectors` [K, D], `class_paths` [K] or a file. The classes in a file are
+    The source is `label_vectors` [K, D], `class_paths` or a file. The classes in a file are
     matched by name if `class_names` [K] are given, otherwise by number. Raises ValueError if the
     vectors or paths are missing, or if the tree in the file has different classes or is of a
     different kind.
@@ -114,7 +117,7 @@ def build_tree(
                 "head.weights.tree.kind=hierarchy needs class paths, but the shards have none: set "
                 "head.weights.tree.kind=vectors or head.weights.tree.file"
             )
-        return tree_of_paths([str(i) for i in range(num_classes)], class_paths).tree
+        return label_tree_of_paths(*class_paths)[0]
     cover = _cover_tree(weights.tree, num_classes, label_vectors)
     return cover.utree() if weights.kind == "utree" else cover.vtree()
 

@@ -59,7 +59,7 @@ class HierarchicalSoftmaxHead(ClassHead):
             device=device,
             dtype=dtype,
         )
-        leaves = torch.from_numpy(self.label_tree.node_of_class.copy())
+        leaves = torch.from_numpy(self.label_tree.node_of_class.astype(np.int64))
         self.register_buffer("leaf_of_class", leaves.to(device), persistent=False)
 
     leaf_of_class: Tensor

@@ -100,14 +100,17 @@ class ClassWeights:
         self.group_rank, self.group_size = group_rank, group_size
         self.tree_digest = int(tree.digest()[:8], 16)
         self.start, self.stop = shard_range(tree.num_nodes, group_rank, group_size)
-        first, last = np.cumsum(np.append(0, tree.class_of_node >= 0))[[self.start, self.stop]]
-        self.held = HeldClasses(
-            class_ids=self._to_device(tree.class_order[first:last]),
-            position=self._to_device(np.argsort(tree.class_order)),  # the inverse
-            first=int(first),
-        )
+        first = int(np.count_nonzero(tree.class_of_node[: self.start] >= 0))
+        last = first + int(np.count_nonzero(tree.class_of_node[self.start : self.stop] >= 0))
+        position = None
+        if not tree.is_dense:  # the inverse of the class order
+            position = torch.empty(tree.num_classes, dtype=torch.int32)
+            order = torch.from_numpy(tree.class_order.astype(np.int64))
+            position[order] = torch.arange(tree.num_classes, dtype=torch.int32)
+            position = position.to(device)
+        self.held = HeldClasses(self._to_device(tree.class_order[first:last]), position, first)
         # Whether every node is a class and a root, so that class rows are the held vectors.
-        self.is_plain = not (tree.parent >= 0).any()
+        self.is_plain = tree.is_flat
         if not self.is_plain:
             self._plan_paths(tree.node_of_class[tree.class_order[first:last]])
             self._plan_gradients(group_size)
@@ -144,11 +147,9 @@ class ClassWeights:
 
     def columns(self, block: ClassBlock, labels: Tensor) -> Tensor:
         """Return the columns [b] of labels in a block; outside 0..C-1 for any other label."""
-        # `index_select` is faster than indexing with a tensor. With few classes, this matters.
-        positions = self.held.position.index_select(0, labels)
+        positions = self.held.positions(labels)
         if isinstance(block.positions, slice):
-            return positions.sub_(self.held.first + block.positions.start)
-        positions -= self.held.first
+            return positions.sub_(block.positions.start)
         columns = torch.searchsorted(block.positions, positions).clamp_(
             max=len(block.positions) - 1
         )

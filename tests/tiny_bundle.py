@@ -1,5 +1,6 @@
 """Bundles for tests, with a tiny random network for gray 16 x 16 images or for texts."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data.classes.class_list import ClassInfo
 from data.images.config import ImageConfig
 from data.text.tokenizer import Tokenizer
 from data.text.wordpiece import ROLES, train_wordpiece
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.config import BackboneConfig
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, RecallSpec, TextSpec
+from trainer.bundle.bundle import Bundle
+from trainer.bundle.spec import BundleSpec, LossSpec, RecallSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import write_bundle
 from trainer.promises import KINDS
@@ -80,8 +83,8 @@ def spec(*, bias: bool = True) -> BundleSpec:
     )
 
 
-def classes() -> list[ClassEntry]:
-    return [ClassEntry(name=name, attributes={"kind": "pet"}) for name in NAMES]
+def classes() -> list[ClassInfo]:
+    return [ClassInfo(name=name, attributes={"kind": "pet"}) for name in NAMES]
 
 
 def thresholds() -> ClassThresholds:
@@ -135,8 +138,21 @@ def _write_of_older_format(path: Path, measured: ClassThresholds) -> Path:
     manifest = json.loads(file.read_text())
     for recall in manifest["model"]["recalls"]:
         del recall["confidence"], recall["below_pooled"]
-    file.write_text(json.dumps({**manifest, "format_version": 4}))
+    file.write_text(json.dumps(manifest))
+    as_format_5(path)
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": 4}))
     return path
+
+
+def as_format_5(path: Path) -> None:
+    """Replace the class list of a bundle by that of formats 2 to 5."""
+    lines = [info.model_dump_json(exclude_defaults=True) for info in Bundle.open(path).classes]
+    content = "\n".join([*lines, ""]).encode()
+    (path / "classes.jsonl").write_bytes(content)
+    manifest = json.loads((path / "bundle.json").read_text())
+    entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    manifest |= {"format_version": 5, "files": {**manifest["files"], "classes.jsonl": entry}}
+    (path / "bundle.json").write_text(json.dumps(manifest))
 
 
 def rows(*, bias: bool = True) -> Tensor:
@@ -149,7 +165,7 @@ def write(
     bias: bool = True,
     blocks: list[Tensor] | None = None,
     changes: dict | None = None,
-    entries: list[ClassEntry] | None = None,
+    entries: list[ClassInfo] | None = None,
     measured: ClassThresholds | None = thresholds(),  # noqa: B008
     **options,
 ) -> Path:
@@ -172,7 +188,7 @@ def write_of_texts(
     path: Path,
     *,
     weight: Tensor | None = None,
-    entries: list[ClassEntry] | None = None,
+    entries: list[ClassInfo] | None = None,
     measured: ClassThresholds | None = None,
     extra_bytes: int = 0,
     **options,

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from data.loading.order import share as share_of_batch
 from heads import ClassHead, build_head
+from heads.build import ClassPaths
 from trainer.backbone.backbone import Backbone, build_backbone
 from trainer.backbone.batch_norm import apply_batch_norm_mode, persistent_buffers
 from trainer.backbone.blocks import checkpoint_blocks, compile_blocks
@@ -181,7 +182,7 @@ def build_task(
     label_vectors: np.ndarray | None,
     world: World,
     class_counts: np.ndarray | None = None,
-    class_paths: Sequence[Sequence[str]] | None = None,
+    class_paths: ClassPaths | None = None,
     phases: Phases | None = None,
 ) -> Task:
     """Build a recipe's task. The initial weights do not depend on the rank or the world size.

@@ -27,10 +27,18 @@ from data.shards.manifest import Manifest, ShardInfo
 from data.skipped import SKIPPED
 from data.tars.headers import BLOCK
 from data.tars.indexing import INDEXED
-from data.tars.labels import ClassList, label_text
+from data.tars.labels import Labels, label_text
 
 Kind = Literal[
-    "missing shard", "shard", "index", "bytes", "label", "text", "image", "label vectors"
+    "missing shard",
+    "shard",
+    "index",
+    "bytes",
+    "label",
+    "text",
+    "image",
+    "label vectors",
+    "class list",
 ]
 NAMED_PER_SHARD = 10
 _DECODING_COST = 20  # time per byte, relative to reading
@@ -63,7 +71,7 @@ class _Rules:
     folder: Path | str
     text: bool
     num_classes: int
-    classes: ClassList | None
+    classes: Labels | None
     label_field: str
     decode: bool
     named: int | None
@@ -99,7 +107,7 @@ def damages(
         folder=folder,
         text=manifest.modality == "text",
         num_classes=len(manifest.classes),
-        classes=ClassList.of_manifest(manifest) if is_indexed else None,
+        classes=Labels.of_manifest(manifest) if is_indexed else None,
         label_field=str(about.get("label_field")),
         decode=decode,
         named=named,
@@ -112,6 +120,12 @@ def damages(
         yield from found_here
         done += shard.samples
         report(done, total)
+    if (
+        (listed := manifest.class_file) is not None
+        and isinstance(folder, Path)
+        and sha256_of(folder / listed.file) != listed.sha256
+    ):
+        yield Damage("class list", f"{listed.file}: its SHA-256 differs from the manifest's")
     if manifest.label_vectors is not None:
         try:
             check_label_vectors(folder, manifest)

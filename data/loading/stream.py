@@ -26,7 +26,7 @@ from data.loading.loader import EndlessLoader
 from data.loading.reader import check_limit
 from data.loading.workers import read_ahead
 from data.shards.manifest import Manifest
-from data.tars.labels import LABEL_EXTENSIONS, ClassList, label_text
+from data.tars.labels import LABEL_EXTENSIONS, Labels, label_text
 from data.tars.samples import IMAGE_EXTENSIONS, TEXT_EXTENSIONS
 
 _MAX_OPENED = 1000
@@ -105,7 +105,7 @@ class _Reader(IterableDataset):
         chosen, is_image = stream.config.sample, stream.manifest.modality == "image"
         known = IMAGE_EXTENSIONS if is_image else TEXT_EXTENSIONS
         self._endings = (chosen.lower().lstrip("."),) if chosen else known
-        self._classes = ClassList.of_manifest(stream.manifest)
+        self._classes = Labels.of_manifest(stream.manifest)
         self._bad: dict[int, str] = {}
         self._new: list[Substitute] = []
         self._url = ""

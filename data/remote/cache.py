@@ -6,6 +6,7 @@ file's name identifies its content.
 """
 
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from typing import IO
 from zlib import crc32
 
 from data.files import explained, flush
+from data.remote.config import CacheConfig
+from data.remote.fetch import fetch
 
 Fill = Callable[[IO[bytes]], None]
 
@@ -165,6 +168,26 @@ class Cache:
             finally:
                 # A forked child also has this file open, so closing it would not release the lock.
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def cached_copy(url: str, sha256: str, config: CacheConfig, *, verify: bool) -> Path:
+    """Return the path of the copy of a file, which is named by its SHA-256. Raises the errors of
+    `fetch`.
+
+    verify: whether to read the copy and to fetch it again if it is damaged.
+    """
+    cache = Cache(config.folder, config.max_bytes)
+    name = f"{sha256}.safetensors"
+
+    def fill(file: IO[bytes]) -> None:
+        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
+
+    for _ in range(2):
+        with open(cache.open(name, fill, size=None), "rb") as file:
+            if not verify or hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                return cache.path(name)
+        cache.remove(name)
+    raise OSError(f"{cache.path(name)} is damaged although it was fetched again: check the disk")
 
 
 def _lock_of(name: str) -> str:

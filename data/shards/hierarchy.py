@@ -6,10 +6,14 @@ node is identified by its name and the names above it. The heads build label tre
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from data.shards.manifest import ClassInfo, Manifest
+import numpy as np
+from numpy.typing import NDArray
 
-PATH = "path"
+from data.classes.class_list import PATH
+from data.shards.manifest import Manifest
+
 SEPARATOR = " > "
 MAX_DEPTH = 100  # the maximum depth of nouns in WordNet is 19
 MAX_NAME = 1000  # characters
@@ -29,32 +33,34 @@ def join_path(names: Sequence[str]) -> str:
     return joined
 
 
-def class_paths(folder: Path | str, manifest: Manifest) -> list[ClassPath]:
-    """Return the names above each class [K], from the root down. The list is empty for a class
-    without a path.
+class ClassPaths(NamedTuple):
+    """The names above each class, from the root down: class i is below `distinct[of_class[i]]`."""
 
-    Raises ValueError, with the name of the class, if a path is too long or contains a name twice.
+    distinct: list[ClassPath]
+    of_class: NDArray[np.int32]
+
+
+def class_paths(folder: Path | str, manifest: Manifest) -> ClassPaths:
+    """Return the names above each class. The path of a class without a path is empty.
+
+    Raises ValueError, with the name of a class, if its path is too long or contains a name twice.
     Also raises ValueError if none of the classes has a path.
     """
-    found = [_path(folder, info) for info in manifest.classes]
-    if not any(found):
+    paths, of_class = manifest.classes.paths()
+    distinct: list[ClassPath] = [tuple(path.split(SEPARATOR)) for path in paths]
+    if not any(distinct):
         raise ValueError(
             f"{folder}: source {manifest.source.kind} does not provide a hierarchy: build the tree "
             "from label vectors, or pass --classes with a WordNet dict folder or a parent table"
         )
-    return found
-
-
-def _path(folder: Path | str, info: ClassInfo) -> ClassPath:
-    if PATH not in info.attributes:
-        return ()
-    names = tuple(info.attributes[PATH].split(SEPARATOR))
-    if reason := _mistake(names):
-        raise ValueError(
-            f"{folder}: {PATH} of class {info.name[:100]!r}: {reason}: correct its source and run "
-            "kway shard again"
-        )
-    return names
+    for number, path in enumerate(distinct):
+        if reason := _mistake(path):
+            name = manifest.class_names[int(np.argmax(of_class == number))]
+            raise ValueError(
+                f"{folder}: {PATH} of class {name[:100]!r}: {reason}: correct its source and run "
+                "kway shard again"
+            )
+    return ClassPaths([*distinct, ()], np.where(of_class < 0, len(distinct), of_class))
 
 
 def _mistake(names: Sequence[str]) -> str | None:

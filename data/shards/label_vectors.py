@@ -1,17 +1,14 @@
 """The label vectors of a folder of shards, one per class, loaded from disk or from a URL."""
 
-import hashlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from data.files import sha256_of
-from data.remote.cache import Cache
+from data.remote.cache import cached_copy
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
-from data.remote.fetch import fetch
 from data.retry import retried
 from data.shards.manifest import Manifest
 
@@ -32,7 +29,7 @@ def load_label_vectors(
         )
     if is_url(folder):
         where = file_url(check_url(str(folder)), name)
-        path = _fetched(where, digest, cache)
+        path = cached_copy(where, digest, cache, verify=True)
     else:
         path = Path(folder) / name
         where = str(path)
@@ -67,23 +64,3 @@ def check_label_vectors(folder: Path | str, manifest: Manifest) -> None:
     """Raise the errors of `load_label_vectors`. A copy in the cache is not used."""
     with TemporaryDirectory() as temporary:
         load_label_vectors(folder, manifest, CacheConfig(folder=Path(temporary)))
-
-
-def _fetched(url: str, sha256: str, config: CacheConfig) -> Path:
-    """Return the path of the cached copy, which is named by its SHA-256. Raises the errors of
-    `fetch`.
-
-    A damaged copy is fetched again.
-    """
-    cache = Cache(config.folder, config.max_bytes)
-    name = f"{sha256}.safetensors"
-
-    def fill(file: IO[bytes]) -> None:
-        fetch(url, file, attempts=config.attempts, max_bytes=cache.max_bytes, sha256=sha256)
-
-    for _ in range(2):
-        with open(cache.open(name, fill, size=None), "rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
-                return cache.path(name)
-        cache.remove(name)
-    raise OSError(f"{cache.path(name)} is damaged although it was fetched again: check the disk")

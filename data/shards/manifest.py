@@ -1,21 +1,34 @@
 """`manifest.json`: the contents of a folder of shards.
 
 The manifest is written last, so a folder without it is unfinished. Per-sample data is stored in the
-offset index of each shard (`data/shards/index.py`), not here.
+offset index of each shard (`data/shards/index.py`), not here. The manifest contains its class list,
+unless there are more than `MAX_INLINE_CLASSES`: then it refers to a file of columns.
 """
 
 import gc
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    PlainSerializer,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
+from data.classes.class_list import ClassInfo, ClassList
+from data.classes.strings import Strings
+from data.remote.cache import cached_copy
 from data.remote.config import DEFAULT_CACHE, CacheConfig, check_url, file_url, is_url
 from data.remote.fetch import fetch
 from data.retry import retried
@@ -23,7 +36,9 @@ from data.tars.headers import BLOCK
 
 MANIFEST = "manifest.json"
 LABEL_VECTORS = "label_vectors.safetensors"
-FORMAT_VERSION = 2
+CLASSES = "classes.safetensors"
+MAX_INLINE_CLASSES = 1 << 16
+FORMAT_VERSION = 3
 
 _MAX_MANIFEST_BYTES = 1 << 30
 _MIN_BYTES_PER_SAMPLE = 2 * BLOCK  # the tar headers of a sample and of its label
@@ -56,13 +71,16 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ClassInfo(_Record):
-    """A class: its name, which is unique in the class list, and the attributes that its source
-    provides.
-    """
+class ClassFile(_Record):
+    """A class list in a file of its own, as written by `ClassList.write`."""
 
-    name: str = Field(min_length=1)
-    attributes: dict[str, str] = {}
+    file: FileName
+    num_classes: int = Field(gt=0, lt=2**31)
+    sha256: Digest
+
+
+def _class_list(value: Any, validate: Callable[[Any], Any]) -> ClassList:
+    return value if isinstance(value, ClassList) else ClassList.of(validate(value))
 
 
 class ShardInfo(_Record):
@@ -100,12 +118,17 @@ class Manifest(_Record):
     describes the set before each addition in `earlier`. `source` is then the last source.
     """
 
-    format_version: Literal[1, 2] = 1
+    format_version: Literal[1, 2, 3] = 1
     modality: Literal["image", "text"] = Field(
         "image", description="modality of the samples; texts are stored as `<key>.txt` in UTF-8"
     )
     source: SourceInfo
-    classes: tuple[ClassInfo, ...] = Field(min_length=1)
+    classes: Annotated[
+        ClassList,
+        GetPydanticSchema(lambda _, schema: schema(tuple[ClassInfo, ...])),
+        WrapValidator(_class_list),
+        PlainSerializer(lambda classes: [info.model_dump() for info in classes]),
+    ]
     shards: tuple[ShardInfo, ...] = Field(min_length=1)
     label_vectors: FileName | None = None
     label_vectors_sha256: Digest | None = None
@@ -115,16 +138,17 @@ class Manifest(_Record):
         "`kway shard index --skip-bad`",
     )
     earlier: tuple[dict[str, Any], ...] = ()
+    class_file: ClassFile | None = Field(
+        None, description="the file that contains `classes`, which are then omitted here"
+    )
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> "Manifest":
-        for what, names in (
-            ("class", [c.name for c in self.classes]),
-            ("shard", [s.file for s in self.shards]),
-        ):
-            if len(set(names)) < len(names):
-                twice = next(name for name, count in Counter(names).items() if count > 1)
-                raise ValueError(f"{what} {twice!r} is listed twice")
+    def _lists_are_valid(self) -> "Manifest":
+        if not len(self.classes):
+            raise ValueError("there are no classes")
+        name, count = Counter(shard.file for shard in self.shards).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"shard {name!r} is listed twice")
         return self
 
     @model_validator(mode="after")
@@ -145,9 +169,9 @@ class Manifest(_Record):
         return tuple(dict.fromkeys(shard.split for shard in self.shards))
 
     @property
-    def class_names(self) -> tuple[str, ...]:
+    def class_names(self) -> Strings:
         """The names of the classes. The label of a class is its position."""
-        return tuple(info.name for info in self.classes)
+        return self.classes.names
 
     def of_split(self, split: str, *, key: str | None = None) -> tuple[ShardInfo, ...]:
         """Return the shards of `split`. Raises ValueError, with the existing splits, if the split
@@ -201,6 +225,17 @@ class Manifest(_Record):
     @classmethod
     def read(cls, folder: Path | str, cache: CacheConfig = DEFAULT_CACHE) -> "Manifest":
         """Read the manifest without checking the shards."""
+
+        def open_classes(about: ClassFile) -> ClassList:
+            if is_url(folder):
+                url = file_url(check_url(str(folder)), about.file)
+                path = cached_copy(url, about.sha256, cache, verify=False)
+                return ClassList.open(path, about.num_classes)
+            path = Path(folder) / about.file
+            if not path.is_file():
+                raise FileNotFoundError(f"{path} is missing: copy it or run kway shard again")
+            return ClassList.open(path, about.num_classes)
+
         if is_url(folder):
             url = file_url(check_url(str(folder)), MANIFEST)
             content = BytesIO()
@@ -209,7 +244,7 @@ class Manifest(_Record):
                 content,
                 attempts=cache.attempts,
                 max_bytes=_MAX_MANIFEST_BYTES,
-                parse=lambda: cls._parse(content.getvalue(), url),
+                parse=lambda: cls._parse(content.getvalue(), url, open_classes),
             )
             return found
         path = Path(folder) / MANIFEST
@@ -220,22 +255,28 @@ class Manifest(_Record):
                 f"{path} is missing: run kway shard (again, if a run was interrupted), or copy the "
                 "file if it was lost"
             ) from error
-        return cls._parse(stored, str(path))
+        return cls._parse(stored, str(path), open_classes)
 
     @classmethod
     @paused_gc()
-    def _parse(cls, content: bytes, path: str) -> "Manifest":
+    def _parse(
+        cls, content: bytes, path: str, open_classes: Callable[[ClassFile], ClassList]
+    ) -> "Manifest":
         remedy = "run kway shard again into an empty folder"
         if is_url(path):
             remedy = "upload it again from the machine on which the shards were created"
         try:
-            version = _Version.model_validate_json(content).format_version
-            if version > FORMAT_VERSION:
+            head = _Head.model_validate_json(content)
+            if head.format_version > FORMAT_VERSION:
                 raise ValueError(
-                    f"{path} has format version {version}, but this version of kway reads versions "
-                    f"up to {FORMAT_VERSION}: install a newer version of kway"
+                    f"{path} has format version {head.format_version}, but this version of kway "
+                    f"reads versions up to {FORMAT_VERSION}: install a newer version of kway"
                 )
-            stored = _Stored.model_validate_json(content)
+            if head.class_file is None:
+                stored = _Stored.model_validate_json(content)
+            else:
+                tree = {**json.loads(content), "classes": open_classes(head.class_file)}
+                stored = _Stored.model_validate(tree)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "the file"
@@ -247,29 +288,48 @@ class Manifest(_Record):
             )
         return manifest
 
+    def with_class_file(self, write: Callable[[str, ClassList], str]) -> "Manifest":
+        """Return the manifest with its classes in a file, if there are too many for the manifest.
+
+        write: writes a class list to the file of this name, next to the manifest, and returns its
+        SHA-256.
+        """
+        if len(self.classes) <= MAX_INLINE_CLASSES:
+            return self
+        sha256 = write(CLASSES, self.classes)
+        about = ClassFile(file=CLASSES, num_classes=len(self.classes), sha256=sha256)
+        return self.model_copy(update={"format_version": 3, "class_file": about})
+
     def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`: the manifest and its checksum."""
-        stored = _Stored(**dict(self), checksum=self.fingerprint())
         # Omit these keys if possible, so that earlier versions of kway can read the manifest.
-        exclude = {name for name in ("incomplete", "earlier") if not getattr(self, name)}
+        stored = _Stored(**dict(self), checksum=self.fingerprint())
+        exclude = self._omitted() - {_VECTORS_DIGEST}
         return stored.model_dump_json(indent=1, exclude=exclude).encode() + b"\n"
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the manifest's values."""
-        # Hash the values, not the file, so that JSON whitespace does not matter.
-        values = self.model_dump(mode="json")
-        for added_later in ("label_vectors_sha256", "incomplete", "earlier"):
-            if not values[added_later]:
-                del values[added_later]  # keeps the checksums of earlier manifests valid
+        # Hash the values, not the file, so that JSON whitespace does not matter. Leaving out empty
+        # values keeps the checksums of earlier manifests valid.
+        values = self.model_dump(mode="json", exclude=self._omitted())
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+    def _omitted(self) -> set[str]:
+        empty = {name for name in _ADDED_LATER if not getattr(self, name)}
+        return empty if self.class_file is None else empty | {"classes"}
+
+
+_VECTORS_DIGEST = "label_vectors_sha256"
+_ADDED_LATER = (_VECTORS_DIGEST, "incomplete", "earlier", "class_file")
 
 
 class _Stored(Manifest):
     checksum: Digest
 
 
-class _Version(BaseModel):
+class _Head(BaseModel):
     format_version: int
+    class_file: ClassFile | None = None
 
 
 def digest_of(shards: Iterable[ShardInfo]) -> str:

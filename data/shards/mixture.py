@@ -8,10 +8,8 @@ not change. `data/loading/sampling.py` defines how often each set is sampled.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from data.config import DataConfig
-from data.shards.manifest import ClassInfo, Manifest, paused_gc
+from data.shards.manifest import Manifest
 from data.shards.split import Part, Split, open_parts
 
 
@@ -33,26 +31,24 @@ def read_manifests(data: DataConfig) -> list[Manifest]:
     return [Manifest.read(address, data.cache) for address in data.addresses]
 
 
-@paused_gc()
 def united_manifest(data: DataConfig, manifest: Manifest, others: Sequence[Manifest]) -> Manifest:
     """Return `manifest` with the classes of `others`, the manifests of the sets of `data.mixture`.
 
     If a set adds classes, the result has no label vectors, because the file of `data.shards` does
     not contain vectors for these classes. Raises ValueError if the modalities differ.
     """
-    classes: dict[str, ClassInfo] = {info.name: info for info in manifest.classes}
+    classes = manifest.classes
     for one, other in zip(data.mixture, others, strict=True):
         if other.modality != manifest.modality:
             raise ValueError(
                 f"data.mixture: {one.shards} contains {other.modality}s, but {data.shards} "
                 f"contains {manifest.modality}s: mix sets of the same modality"
             )
-        for info in other.classes:
-            classes.setdefault(info.name, info)
+        classes, _ = classes.united(other.classes)
     if len(classes) == len(manifest.classes):
         return manifest
-    without_vectors = {"label_vectors": None, "label_vectors_sha256": None}
-    return manifest.model_copy(update={"classes": tuple(classes.values()), **without_vectors})
+    absent = dict.fromkeys(("label_vectors", "label_vectors_sha256", "class_file"))
+    return manifest.model_copy(update={"classes": classes, **absent})
 
 
 def open_mixture(data: DataConfig, manifest: Manifest) -> Split:
@@ -60,11 +56,10 @@ def open_mixture(data: DataConfig, manifest: Manifest) -> Split:
 
     Raises the errors of `open_split`.
     """
-    united = {info.name: label for label, info in enumerate(manifest.classes)}
     parts = []
     for number, one in enumerate(data.mixture):
         own = Manifest.load(one.shards, data.cache)
         shards = own.of_split(one.split, key=f"data.mixture[{number}].split")
-        labels = np.array([united[info.name] for info in own.classes], np.int32)
+        labels = manifest.classes.find_all(own.classes.names)
         parts.append(Part(one.shards, one.split, shards, labels, one.weight))
     return open_parts(parts, manifest, max_bad_labels=data.max_bad_samples, cache=data.cache)

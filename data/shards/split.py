@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from isal import isal_zlib
 
+from data.classes.class_list import ClassList
 from data.loading.order import Order
 from data.messages import printable
 from data.remote.config import DEFAULT_CACHE, CacheConfig, folder_or_url
 from data.retry import retried
-from data.shards.manifest import ClassInfo, Manifest, ShardInfo, digest_of
+from data.shards.manifest import Manifest, ShardInfo, digest_of
 from data.shards.shard_files import Shard, ShardFiles
 from data.shards.split_index import index_bytes, open_split_index
 from data.tars.headers import BLOCK, member_name
@@ -105,7 +106,7 @@ class Split:
     def __getstate__(self) -> dict[str, Any]:
         # The class list may be long, but reading does not need it.
         names = ("parts", "num_classes", "name", "_cache")
-        manifest = self.manifest.model_copy(update={"classes": ()})
+        manifest = self.manifest.model_copy(update={"classes": None})
         return {"manifest": manifest, **{name: self.__dict__[name] for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,9 +117,9 @@ class Split:
         return int(self._starts[-1])
 
     @property
-    def classes(self) -> tuple[ClassInfo, ...]:
+    def classes(self) -> ClassList:
         """The class list. A label is a position in this list."""
-        assert len(self.manifest.classes) == self.num_classes, "class names are not pickled"
+        assert self.manifest.classes is not None, "class names are not pickled"
         return self.manifest.classes
 
     @property

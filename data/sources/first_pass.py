@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.input_path import Input
 from data.messages import Report, shown, silent
 from data.option import Argument, Option, Supplied
 from data.processes import over_jobs
 from data.shards.hierarchy import PATH
-from data.shards.manifest import ClassInfo
 from data.shards.split_names import renamed_splits, shard_splits, split_name
 from data.sources.names import spelling_notes
 from data.sources.parquet import PARQUET, ParquetFile

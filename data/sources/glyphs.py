@@ -21,10 +21,11 @@ from pydantic.dataclasses import dataclass
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from data.classes.class_list import ClassInfo
 from data.images.fonts import PLAIN, Distortion, Pen, face_characters
 from data.option import Option
 from data.shards.hierarchy import PATH, join_path
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.sources.packing import lossless
 from data.sources.source import STRICT, Sample, Source
 from data.text.name_vectors import name_vectors, split_words

@@ -10,10 +10,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.files import is_hidden, walk_directory
 from data.input_path import Input, check_folder
 from data.option import Argument, Option
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.shards.split_names import (
     SPLIT_OF_WORD,
     TEST,

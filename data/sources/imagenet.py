@@ -16,10 +16,11 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.input_path import Input, check_folder, read_range
 from data.messages import Report, silent
 from data.option import Argument, Supplied
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.skipped import Skipped, by_reason
 from data.sources.ilsvrc_devkit import DEVKIT, Devkit, read_devkit
 from data.sources.image_files import HIDDEN_FILE, NOT_AN_IMAGE, is_image_name

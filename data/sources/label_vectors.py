@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 from data.sources.source import Modality, Sample, Source
 from data.text.emoji_classes import emoji_spellings
@@ -48,7 +49,7 @@ class WithLabelVectors(Source):
         parameters = {**about.parameters, "vectors": digest([self.file])}
         return SourceInfo(kind=about.kind, parameters=parameters)
 
-    def classes(self) -> tuple[ClassInfo, ...]:
+    def classes(self) -> Sequence[ClassInfo]:
         return self.source.classes()
 
     def label_vectors(self) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data.shards.manifest import ClassInfo
+from data.classes.class_list import ClassInfo
 from data.sources.packing import lossless
 from data.sources.source import Sample, Source
 

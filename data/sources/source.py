@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import ConfigDict
 
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import SourceInfo
 from data.skipped import Skipped
 
 # A source is a pydantic dataclass, so invalid and unknown options are rejected wherever it is
@@ -69,7 +70,7 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def classes(self) -> tuple[ClassInfo, ...]:
+    def classes(self) -> Sequence[ClassInfo]:
         """Return the class list. A label is a position in this list."""
 
     def label_vectors(self) -> np.ndarray | None:

@@ -12,9 +12,10 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from data.option import Option
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.sources.first_pass import AnyFile, RecordSource
 from data.sources.names import class_name
 from data.sources.selection import DAMAGED, FIRST_DAMAGED, Row, Task

@@ -14,9 +14,9 @@ from data.files import commit
 from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
 from data.shards.index import index_path
-from data.shards.manifest import MANIFEST, ClassInfo, Manifest, SourceInfo
+from data.shards.manifest import MANIFEST, Manifest, SourceInfo
 from data.skipped import NAMED, SKIPPED, Skipped, to_lines
-from data.tars.labels import INDEXED, LABEL_EXTENSIONS, ClassList
+from data.tars.labels import INDEXED, LABEL_EXTENSIONS, Labels
 from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
 from data.tars.samples import (
     IMAGE_EXTENSIONS,
@@ -78,7 +78,7 @@ def index_shards(
     _check_out(folder, out, tars)
     split_of = split_of_tars(folder, tars, splits)
     names = names_in_manifest(folder, split_of)
-    class_list = None if classes is None else ClassList.read(classes)
+    class_list = None if classes is None else Labels.read(classes)
     endings = (sample.lower().lstrip("."),) if sample else _endings(list(split_of))
     label_endings = (label.lower().lstrip("."),) if label else LABEL_EXTENSIONS
     rules = Rules(endings, label_endings, label_field, class_list)
@@ -96,7 +96,7 @@ def index_shards(
     used = [tar for tar, scan in scans.items() if len(scan.index)]
     _check_problems(folder, problems, skip_bad=skip_bad, nothing=not used)
     if class_list is None:
-        class_list = ClassList.found(text for scan in scans.values() for text in scan.texts)
+        class_list = Labels.found(text for scan in scans.values() for text in scan.texts)
         for scan in scans.values():
             scan.index.relabel([class_list.label(text) for text in scan.texts])
     before = Manifest.read(out) if (out / MANIFEST).is_file() else None
@@ -119,7 +119,7 @@ def index_shards(
     manifest = Manifest(
         modality="image" if endings[0].rpartition(".")[2] in IMAGE_EXTENSIONS else "text",
         source=SourceInfo(kind=INDEXED, parameters=parameters),
-        classes=tuple(ClassInfo(name=name) for name in class_list.names),
+        classes=class_list.classes,
         shards=tuple(shards),
         incomplete={names[tar]: why for tar in used if (why := scans[tar].unfinished)},
     )

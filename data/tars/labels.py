@@ -6,9 +6,10 @@ or a position in the list.
 
 import json
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
+from data.classes.class_list import ClassList
 from data.messages import shown
 from data.shards.manifest import Manifest
 
@@ -83,46 +84,44 @@ def _field(text: str, json_field: str) -> str:
 
 
 @dataclass(frozen=True)
-class ClassList:
-    """A class list. positions: whether integer labels are positions in the list instead of
-    names.
+class Labels:
+    """What the labels in tars mean. positions: whether integer labels are positions in the class
+    list instead of names.
     """
 
-    names: tuple[str, ...]
+    classes: ClassList
     positions: bool
-    _label: dict[str, int] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_label", {name: i for i, name in enumerate(self.names)})
 
     @classmethod
-    def found(cls, texts: Iterable[str]) -> "ClassList":
-        """Return the distinct labels, in `label_order`."""
-        return cls(tuple(label_order(set(texts))), positions=False)
+    def found(cls, texts: Iterable[str]) -> "Labels":
+        """Use the distinct labels as classes, in `label_order`."""
+        return cls(ClassList.of_names(label_order(set(texts))), positions=False)
 
     @classmethod
-    def read(cls, path: Path) -> "ClassList":
+    def read(cls, path: Path) -> "Labels":
         """Read a file with one class name per line. Raises the errors of `read_class_names`."""
-        return cls(tuple(read_class_names(path)), positions=True)
+        return cls(ClassList.of_names(read_class_names(path)), positions=True)
 
     @classmethod
-    def of_manifest(cls, manifest: Manifest) -> "ClassList":
-        """Return the class list of shards. Labels have the same meaning as in their tars."""
+    def of_manifest(cls, manifest: Manifest) -> "Labels":
+        """Use the class list of shards. Labels have the same meaning as in their tars."""
         source = manifest.source
         positions = source.kind != INDEXED or bool(source.parameters.get("positions"))
-        return cls(manifest.class_names, positions=positions)
+        return cls(manifest.classes, positions)
 
     def label(self, text: str) -> int:
         """Return the class that `text` names. Raises ValueError if it is not in the list."""
         if self.positions and is_number(text):
-            if not 0 <= int(text) < len(self.names):
+            if not 0 <= int(text) < len(self.classes):
                 raise ValueError(
-                    f"label {text} is out of range: there are {len(self.names)} classes"
+                    f"label {text} is out of range: there are {len(self.classes)} classes"
                 )
             return int(text)
-        if text not in self._label:
-            raise ValueError(f"label {shown(text)} is not one of the {len(self.names)} class names")
-        return self._label[text]
+        if (found := self.classes.find(text)) is None:
+            raise ValueError(
+                f"label {shown(text)} is not one of the {len(self.classes)} class names"
+            )
+        return found
 
 
 def label_order(labels: Collection[str]) -> list[str]:

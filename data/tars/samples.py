@@ -18,7 +18,7 @@ from data.files import sha256_of
 from data.shards.index import Entry, IndexBuilder
 from data.skipped import Skipped
 from data.tars.headers import BLOCK, Fault, Member, walk
-from data.tars.labels import ClassList, label_text
+from data.tars.labels import Labels, label_text
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif")
 TEXT_EXTENSIONS = ("txt",)
@@ -68,7 +68,7 @@ class Rules:
     endings: Sequence[str]
     label_endings: Sequence[str]
     json_field: str
-    classes: ClassList | None
+    classes: Labels | None
 
     def pick(self, group: Group) -> list[tuple[str, Member]]:
         """Return the sample itself and the member that contains its label.

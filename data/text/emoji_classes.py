@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import emoji
 import numpy as np
 
+from data.classes.class_list import ClassInfo
 from data.shards.hierarchy import PATH, join_path
-from data.shards.manifest import ClassInfo
 from data.text.emoji_table import KEYCAP, ZWJ, emoji_group, english_name, fold
 from data.text.name_vectors import name_vectors, split_words
 

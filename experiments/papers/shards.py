@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from data.classes.class_list import ClassInfo
 from data.shards.hierarchy import PATH
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Cifar100, Mnist, Table, Tweets

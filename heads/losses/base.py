@@ -47,25 +47,33 @@ class ClassFacts:
 class HeldClasses:
     """The classes that a rank holds, `class_ids` [n], in the order of their nodes.
 
-    `position` [K] is the position of every class in this order over all ranks, and `first` is the
-    position of this rank's first class.
+    `position` [K] is the position of every class in this order over all ranks, int32, or None if it
+    is the class ID. `first` is the position of this rank's first class.
     """
 
     class_ids: Tensor
-    position: Tensor
+    position: Tensor | None
     first: int
+
+    def positions(self, class_ids: Tensor) -> Tensor:
+        """Return the positions of classes [n] among those of this rank; for other classes, numbers
+        outside of 0 ... len(self.class_ids) - 1."""
+        if self.position is None:
+            return class_ids - self.first
+        # `index_select` is faster than indexing with a tensor. With few classes, this matters.
+        return self.position.index_select(0, class_ids).long() - self.first
 
     def nearest(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mask of the given classes that this rank holds, and their positions among all
         classes that it holds; those of other classes are arbitrary. This rank must hold a class."""
-        positions = self.position[class_ids] - self.first
+        positions = self.positions(class_ids)
         nearest = positions.clamp(0, len(self.class_ids) - 1)
         return nearest == positions, nearest
 
     def find(self, class_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return a mask of the given classes that this rank holds, and the positions of these
         classes among all classes that it holds."""
-        positions = self.position[class_ids] - self.first
+        positions = self.positions(class_ids)
         here = (positions >= 0) & (positions < len(self.class_ids))
         return here, positions[here]
 

@@ -58,8 +58,8 @@ class HierarchicalSoftmax(Loss):
             )
         assert facts.tree.num_nodes == facts.num_classes
         return self.with_constants(
-            parent=torch.from_numpy(facts.tree.parent.copy()),
-            depth=torch.from_numpy(facts.tree.depth.copy()),
+            parent=torch.tensor(facts.tree.parent, dtype=torch.int64),
+            depth=torch.tensor(facts.tree.depth, dtype=torch.int64),
             num_levels=int(facts.tree.depth.max()) + 1,
         )
 

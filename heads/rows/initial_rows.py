@@ -53,7 +53,8 @@ def write_initial_rows(
         nodes = slice(start, min(start + at_once, weights.stop))
         classes = tree.class_of_node[nodes]
         leaves = np.flatnonzero((classes >= first_class) & ~tree.has_children[nodes])
-        drawn = normal_rows(torch.from_numpy(classes[leaves]).to(device), dim, seed=seed, std=std)
+        ids = torch.from_numpy(classes[leaves].astype(np.int64)).to(device)
+        drawn = normal_rows(ids, dim, seed=seed, std=std)
         positions = torch.from_numpy(leaves + (start - weights.start)).to(device)
         rows.write(positions, drawn.to(wide_dtype(rows.held.dtype)))
 

@@ -32,8 +32,7 @@ class TileWalk:
     def __init__(self, logits: BlockwiseLogits, tile: Tile, *, with_graph: bool) -> None:
         self._logits, self._tile, self._with_graph = logits, tile, with_graph
         self.blocks = logits.blocks()
-        held = logits.weights.held
-        self._labels_G = held.position.index_select(0, logits.labels_G) - held.first
+        self._labels_G = logits.weights.held.positions(logits.labels_G)
 
     def statistics(self) -> list[Stats]:
         """Return the statistics of all false logits and those of the true logits; an empty list for

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from heads.tree.label_tree import IntArray, LabelTree, preorder
 from heads.tree.named_tree import NamedTree
@@ -96,37 +97,49 @@ def tree_of_paths(
 ) -> NamedTree:
     """Return the label tree whose leaves are the classes, each under the nodes of its path.
 
-    `paths` [K] start at a root. A node is identified by its name and the names above it, so the
-    same name may occur in several branches. A class with an empty path is a root. `titles` are
-    display names. `collapse` removes pseudoclasses with a single child, which do not group
-    anything.
+    `paths` [K] start at a root. A class with an empty path is a root. `titles` are display names.
+    See `label_tree_of_paths`.
     """
+    if len(paths) != len(class_names):
+        raise ValueError(
+            f"there are {len(class_names)} classes, but {len(paths)} paths: pass one path per class"
+        )
+    tree, names = label_tree_of_paths(paths, np.arange(len(paths)), collapse=collapse)
+    shown = names if titles is None else tuple(titles.get(name, name) for name in names)
+    return NamedTree(tree, tuple(class_names), shown)
+
+
+def label_tree_of_paths(
+    paths: Sequence[Sequence[str]], path_of_class: NDArray[np.integer], *, collapse: bool = True
+) -> tuple[LabelTree, tuple[str, ...]]:
+    """Return a label tree, and the names of its pseudoclasses in node order.
+
+    Class i is a leaf under the nodes of `paths[path_of_class[i]]`, which starts at a root. A node
+    is identified by its name and the names above it, so the same name may occur in several
+    branches. `collapse` removes pseudoclasses with a single child, which do not group anything.
+    """
+    num_classes = len(path_of_class)
     number: dict[tuple[int, str], int] = {}  # (number of the parent, name) -> number of the node
     above: list[int] = []
-    hosts = []
+    ends = []
     for path in paths:
         at = -1
         for name in path:
             key = (at, name)
             if key not in number:
-                number[key] = len(class_names) + len(number)
+                number[key] = num_classes + len(number)
                 above.append(at)
             at = number[key]
-        hosts.append(at)
-    if len(hosts) != len(class_names):
-        raise ValueError(
-            f"there are {len(class_names)} classes, but {len(hosts)} paths: pass one path per class"
-        )
-    parents = np.array(hosts + above, np.int64)
-    shown = [name if titles is None else titles.get(name, name) for _, name in number]
+        ends.append(at)
+    parents = np.concatenate([np.array(ends, np.int64)[path_of_class], np.array(above, np.int64)])
+    names = [name for _, name in number]
     if collapse:
-        parents, kept = _collapsed(parents, len(class_names))
-        shown = [title for title, keep in zip(shown, kept, strict=True) if keep]
-    num_classes = len(class_names)
-    classes = np.append(np.arange(num_classes), np.full(len(shown), -1))
+        parents, kept = _collapsed(parents, num_classes)
+        names = [name for name, keep in zip(names, kept, strict=True) if keep]
+    classes = np.append(np.arange(num_classes), np.full(len(names), -1))
     walk = preorder(parents)
-    ordered = tuple(shown[node - num_classes] for node in walk[walk >= num_classes].tolist())
-    return NamedTree(LabelTree.from_parents(parents, classes), tuple(class_names), ordered)
+    ordered = tuple(names[node - num_classes] for node in walk[walk >= num_classes].tolist())
+    return LabelTree.from_parents(parents, classes), ordered
 
 
 def read_parent_table(path: str | Path) -> Hierarchy:

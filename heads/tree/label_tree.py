@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int64]
+AnyInts = NDArray[np.int32] | NDArray[np.int64]
+NodeArray = NDArray[np.int32]  # large trees have hundreds of millions of nodes
 BoolArray = NDArray[np.bool_]
+_MAX_NODES = 2**31 - 1
+_HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,22 +27,20 @@ class LabelTree:
 
     `parent` [N] is -1 for a root, otherwise smaller than the node's own number. `class_of_node` [N]
     is -1 for a pseudoclass. Create a tree with `dense`, `from_parents` or `from_arrays`; the
-    constructor does not check its arguments. All arrays are int64 and read-only.
+    constructor does not check its arguments. All arrays are int32 and read-only. A dense tree takes
+    4 bytes per node, because its constant arrays are broadcast from one element.
     """
 
-    parent: IntArray
-    class_of_node: IntArray
-
-    def __post_init__(self) -> None:
-        for name in ("parent", "class_of_node"):
-            object.__setattr__(self, name, _read_only(getattr(self, name)))
+    parent: NodeArray
+    class_of_node: NodeArray
 
     @classmethod
     def dense(cls, num_classes: int) -> "LabelTree":
         """Return the forest without edges, in which every node i is a root with class i."""
         if num_classes < 1:
             raise ValueError(f"num_classes is {num_classes}: pass at least 1")
-        return cls(np.full(num_classes, -1, np.int64), np.arange(num_classes, dtype=np.int64))
+        _check_size(num_classes)
+        return cls(_constant(-1, num_classes), _narrow(np.arange(num_classes, dtype=np.int32)))
 
     @classmethod
     def from_parents(cls, parent: ArrayLike, class_of_node: ArrayLike) -> "LabelTree":
@@ -55,7 +57,7 @@ class LabelTree:
         order = np.empty_like(position)
         order[position] = np.arange(len(order))
         parents = parents[order]
-        return cls(np.where(parents < 0, -1, position[parents]), classes[order])
+        return cls(_narrow(np.where(parents < 0, -1, position[parents])), _narrow(classes[order]))
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, ArrayLike]) -> "LabelTree":
@@ -74,11 +76,11 @@ class LabelTree:
             raise ValueError(
                 f"label tree: node {wrong[0]} is not in pre-order: use LabelTree.from_parents"
             )
-        return cls(parents, classes)
+        return cls(_narrow(parents), _narrow(classes))
 
     def arrays(self) -> dict[str, IntArray]:
-        """Return `parent` [N] and `class_of_node` [N], the input of `from_arrays`."""
-        return {"parent": self.parent, "class_of_node": self.class_of_node}
+        """Return `parent` [N] and `class_of_node` [N] as int64, the input of `from_arrays`."""
+        return {name: getattr(self, name).astype(np.int64) for name in ("parent", "class_of_node")}
 
     @cached_property
     def num_nodes(self) -> int:
@@ -89,42 +91,60 @@ class LabelTree:
         return len(self.class_order)
 
     @cached_property
-    def class_order(self) -> IntArray:
+    def is_flat(self) -> bool:
+        """Whether every node is a root."""
+        return self.parent.strides == (0,) or not (self.parent >= 0).any()
+
+    @cached_property
+    def is_dense(self) -> bool:
+        """Whether every node i is a root with class i."""
+        return self.is_flat and bool((np.diff(self.class_of_node) == 1).all())
+
+    @cached_property
+    def class_order(self) -> NodeArray:
         """Class IDs [K] in the order of their nodes."""
-        return _read_only(self.class_of_node[self.class_of_node >= 0])
+        is_class = self.class_of_node >= 0
+        return self.class_of_node if is_class.all() else _narrow(self.class_of_node[is_class])
 
     @cached_property
-    def node_of_class(self) -> IntArray:
+    def node_of_class(self) -> NodeArray:
         """The node [K] of each class."""
-        nodes = np.empty(self.num_classes, np.int64)
+        if self.is_dense:
+            return self.class_of_node
+        nodes = np.empty(self.num_classes, np.int32)
         nodes[self.class_order] = np.flatnonzero(self.class_of_node >= 0)
-        return _read_only(nodes)
+        return _narrow(nodes)
 
     @cached_property
-    def depth(self) -> IntArray:
+    def depth(self) -> NodeArray:
         """Number of edges [N] between each node and its root."""
-        return _read_only(_sums_to_root(self.parent, self.parent >= 0))
+        if self.is_flat:
+            return _constant(0, self.num_nodes)
+        return _narrow(_sums_to_root(self.parent, self.parent >= 0))
 
-    @cached_property
     def num_children(self) -> IntArray:
-        """Number of children [N] of each node."""
-        counts = np.bincount(self.parent[self.parent >= 0], minlength=self.num_nodes)
-        return _read_only(counts)
+        """Return the number of children [N] of each node."""
+        return np.bincount(self.parent[self.parent >= 0], minlength=self.num_nodes)
 
     @cached_property
     def has_children(self) -> BoolArray:
         """Whether each node [N] is an inner node."""
-        inner: BoolArray = self.num_children > 0
+        if self.is_flat:
+            return np.broadcast_to(np.False_, self.num_nodes)
+        inner = np.zeros(self.num_nodes, np.bool_)
+        inner[self.parent[self.parent >= 0]] = True
         inner.flags.writeable = False
         return inner
 
     @cached_property
-    def num_classes_below(self) -> IntArray:
+    def num_classes_below(self) -> NodeArray:
         """Number of classes [N] at or below each node."""
+        if self.is_flat:
+            return _constant(1, self.num_nodes)
         _, size = _subtree_least_and_size(self.parent, self.class_of_node)
         before = np.append(0, np.cumsum(self.class_of_node >= 0))
         # In pre-order a subtree is a range of nodes.
-        return _read_only(before[np.arange(self.num_nodes) + size] - before[:-1])
+        return _narrow(before[np.arange(self.num_nodes) + size] - before[:-1])
 
     def ancestors(self, node: int) -> IntArray:
         """Return the nodes above `node`, root first, without `node` itself."""
@@ -141,7 +161,8 @@ class LabelTree:
         """Return 16 hexadecimal digits of a SHA-256 of both arrays, the same on every platform."""
         sha = hashlib.sha256(b"kway label tree 1\0")
         for array in (self.parent, self.class_of_node):
-            sha.update(np.ascontiguousarray(array, "<i8").data)
+            for start in range(0, len(array), _HASHED_AT_ONCE):
+                sha.update(array[start : start + _HASHED_AT_ONCE].astype("<i8").data)
         return sha.hexdigest()[:16]
 
 
@@ -153,13 +174,22 @@ def preorder(parent: ArrayLike) -> IntArray:
     """
     # Treat pseudoclasses as additional classes. They do not change the order of siblings, because
     # the smallest class ID at or below a node is always that of a real class.
-    return LabelTree.from_parents(parent, np.arange(np.size(parent))).class_of_node
+    return LabelTree.from_parents(parent, np.arange(np.size(parent))).class_of_node.astype(np.int64)
 
 
-def _read_only(values: IntArray) -> IntArray:
-    copy = np.array(values, np.int64)
-    copy.flags.writeable = False
-    return copy
+def _narrow(values: AnyInts) -> NodeArray:
+    narrow = values.astype(np.int32, copy=False)
+    narrow.flags.writeable = False
+    return narrow
+
+
+def _constant(value: int, size: int) -> NodeArray:
+    return np.broadcast_to(np.int32(value), size)
+
+
+def _check_size(num_nodes: int) -> None:
+    if num_nodes > _MAX_NODES:
+        raise ValueError(f"label tree: {num_nodes} nodes, over the limit of {_MAX_NODES}")
 
 
 def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, IntArray]:
@@ -170,6 +200,7 @@ def _checked(parent: ArrayLike, class_of_node: ArrayLike) -> tuple[IntArray, Int
             f"label tree: parent has {num_nodes} entries and class_of_node has {len(classes)}: "
             "pass one entry per node in both, for at least one node"
         )
+    _check_size(num_nodes)
     for name, values, end in (
         ("parent", parents, num_nodes),
         ("class", classes, int(np.count_nonzero(classes >= 0))),
@@ -207,7 +238,7 @@ def _indices(values: ArrayLike, name: str) -> IntArray:
     return array.astype(np.int64)
 
 
-def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
+def _sums_to_root(parents: AnyInts, values: NDArray) -> IntArray:
     """Return the sums [N] of `values` over each node and its ancestors, in O(N log depth).
 
     This uses pointer doubling: the sum of a node covers its next 1, 2, 4, ... nodes upward, and
@@ -230,7 +261,7 @@ def _sums_to_root(parents: IntArray, values: NDArray) -> IntArray:
     return sums[:-1]
 
 
-def _subtree_least_and_size(parents: IntArray, classes: IntArray) -> tuple[IntArray, IntArray]:
+def _subtree_least_and_size(parents: AnyInts, classes: AnyInts) -> tuple[IntArray, IntArray]:
     """Return the smallest class ID and the number of nodes at or below each node, both [N]."""
     num_nodes = len(parents)
     least = np.where(classes < 0, num_nodes, classes)

@@ -1,24 +1,29 @@
 """A label tree with names, and its file format.
 
-A tree file is a safetensors file. Its tensors are the arrays of the tree; its metadata contains the
-names of classes and pseudoclasses, and a digest.
+A tree file is a safetensors file. Its tensors are the arrays of the tree, and the names of classes
+and pseudoclasses as JSON; its metadata contains a digest.
 """
 
+import hashlib
 import json
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from heads.tree.cover import CoverTree
 from heads.tree.label_tree import LabelTree
 
-_FORMAT = "kway label tree 1"
+_FORMAT = "kway label tree 2"
+_EARLIER_FORMAT = "kway label tree 1"  # the names are in the metadata
+_NAMES = ("classes", "pseudoclasses")
 _ARRAYS = ("parent", "class_of_node")
 
 
@@ -67,6 +72,8 @@ class NamedTree:
 
         Raises ValueError if `names` are not the classes of the tree.
         """
+        if len(names) == len(self.classes) and all(map(operator.eq, self.classes, names)):
+            return self.tree
         number = {name: i for i, name in enumerate(names)}
         only_in_tree = [name for name in self.classes if name not in number]
         only_in_data = number.keys() - set(self.classes)
@@ -76,8 +83,6 @@ class NamedTree:
                 f"the tree has {len(self.classes)} classes, the data have {len(names)}, and "
                 f"{name!r} is only in the {where}: build the tree from the data's class list"
             )
-        if tuple(names) == self.classes:
-            return self.tree
         renumber = np.array([number[name] for name in self.classes], np.int64)
         given = self.tree.class_of_node
         classes = np.where(given < 0, -1, renumber[given])
@@ -86,15 +91,15 @@ class NamedTree:
     def save(self, path: str | Path) -> None:
         """Write the tree file atomically: to a temporary file, which is then renamed."""
         path = Path(path)
-        metadata = {
-            "format": _FORMAT,
-            "digest": self.tree.digest(),
-            "classes": json.dumps(self.classes, ensure_ascii=False),
-            "pseudoclasses": json.dumps(self.pseudoclasses, ensure_ascii=False),
+        # The metadata of a safetensors file, unlike an array, has at most 100 MB.
+        names = {
+            key: np.frombuffer(json.dumps(value, ensure_ascii=False).encode(), np.uint8)
+            for key, value in (("classes", self.classes), ("pseudoclasses", self.pseudoclasses))
         }
+        metadata = {"format": _FORMAT, "digest": self.tree.digest(), "names": _digest(names)}
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".part")
-        temporary.write_bytes(save(self.tree.arrays(), metadata))
+        temporary.write_bytes(save({**self.tree.arrays(), **names}, metadata))
         temporary.replace(path)
 
     @classmethod
@@ -110,17 +115,26 @@ class NamedTree:
         try:
             with safe_open(path, framework="numpy") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
+                if metadata.get("format") not in (_FORMAT, _EARLIER_FORMAT):
                     raise ValueError(f"its metadata does not contain format={_FORMAT!r}")
+                if metadata["format"] == _FORMAT:
+                    names = {key: file.get_tensor(key) for key in _NAMES}
+                    if _digest(names) != metadata["names"]:
+                        raise ValueError("the digest of its names does not match")
+                    metadata |= {key: str(text.tobytes(), "utf-8") for key, text in names.items()}
                 tree = LabelTree.from_arrays({key: file.get_tensor(key) for key in _ARRAYS})
             if tree.digest() != metadata["digest"]:
                 raise ValueError("its digest does not match")
-            return cls(tree, *(_names(metadata[key]) for key in ("classes", "pseudoclasses")))
+            return cls(tree, *(_names(metadata[key]) for key in _NAMES))
         except (SafetensorError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
                 f"{path} is not a valid tree file ({reason}): create it again with kway tree build"
             ) from None
+
+
+def _digest(names: Mapping[str, NDArray[np.uint8]]) -> str:
+    return hashlib.sha256(b"\0".join(names[key].tobytes() for key in _NAMES)).hexdigest()[:16]
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ _TRIVIAL_SHARE = 0.5
 def largest_family_share(tree: LabelTree) -> float:
     """Return the largest number of siblings, as a share of all nodes."""
     roots = np.count_nonzero(tree.parent < 0)
-    return float(max(tree.num_children.max(), roots)) / tree.num_nodes
+    return float(max(tree.num_children().max(), roots)) / tree.num_nodes
 
 
 def is_near_trivial(tree: LabelTree) -> bool:
@@ -24,7 +24,7 @@ def statistics_of(tree: LabelTree) -> list[str]:
     """Return statistics of a tree as lines of text."""
     depths = tree.depth[tree.node_of_class]
     # The roots of a tree without inner nodes are its only family.
-    families = tree.num_children[tree.has_children] if tree.has_children.any() else tree.num_nodes
+    families = tree.num_children()[tree.has_children] if tree.has_children.any() else tree.num_nodes
     return [
         f"{tree.num_classes:,} classes, {tree.num_nodes - tree.num_classes:,} pseudoclasses, "
         f"{tree.num_nodes:,} nodes",

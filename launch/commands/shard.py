@@ -194,7 +194,7 @@ def show(
                 f"{size / samples:,.0f}",
             )
         console.print(table)
-        console.print(_class_table([info.name for info in manifest.classes], counts))
+        console.print(_class_table(manifest.class_names, counts))
         if manifest.modality == "text":
             table = _table(f"texts of {opened.name}")
             for name, text in texts(opened, _NUM_TEXTS):

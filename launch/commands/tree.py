@@ -131,13 +131,13 @@ def _is_shards(folder: Path) -> bool:
 def _hierarchy(source: Path, options: TreeOptions) -> "NamedTree":
     from data.shards.hierarchy import class_paths
     from data.shards.manifest import Manifest
-    from heads.tree import read_parent_table, read_wordnet, tree_of_paths
+    from heads.tree import NamedTree, label_tree_of_paths, read_parent_table, read_wordnet
 
     collapse = not options.keep_chains
     if _is_shards(source):
         manifest = Manifest.read(source)
-        paths = class_paths(source, manifest)
-        return tree_of_paths(manifest.class_names, paths, collapse=collapse)
+        tree, pseudoclasses = label_tree_of_paths(*class_paths(source, manifest), collapse=collapse)
+        return NamedTree(tree, tuple(manifest.class_names), pseudoclasses)
     names = None if options.classes is None else _class_list(options.classes)[0]
     if source.is_dir():
         return read_wordnet(source).tree(_required(names, source), collapse=collapse)

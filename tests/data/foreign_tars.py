@@ -10,7 +10,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.sources.source import Sample
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import write_shards
 from data.sources import Sample, Source
 from tests.data.ray_cluster import RayCluster

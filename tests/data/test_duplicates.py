@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from data.classes.class_list import ClassInfo
 from data.shards.duplicates import Duplicates, find_duplicates
-from data.shards.manifest import ClassInfo, SourceInfo
+from data.shards.manifest import SourceInfo
 from data.shards.writing.writer import Written, write_shards
 from data.sources import Sample
 from launch.commands.shard import app

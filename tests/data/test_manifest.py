@@ -49,7 +49,7 @@ def message(folder: Path, kind: type[Exception] = ValueError) -> str:
 
 
 EDITS = {
-    "has format version 3, but this version of kway reads versions up to 2": {"format_version": 3},
+    "has format version 4, but this version of kway reads versions up to 3": {"format_version": 4},
     "class 'apple' is listed twice": {"classes": [{"name": "apple"}] * 4},
     "its checksum does not match": {"classes": [{"name": name} for name in "abcde"]},
     "must be set together": {"label_vectors": "label_vectors.safetensors"},

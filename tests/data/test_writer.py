@@ -15,7 +15,8 @@ from threading import Barrier, Thread
 import pytest
 import webdataset
 
-from data.shards.manifest import ClassInfo, Manifest, SourceInfo
+from data.classes.class_list import ClassInfo
+from data.shards.manifest import Manifest, SourceInfo
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED, OutputFolder
 from data.shards.writing.writer import write_shards

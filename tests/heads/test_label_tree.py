@@ -82,7 +82,7 @@ def test_derived_arrays_equal_their_definitions(seed, num_nodes):
     nodes = range(num_nodes)
     assert tree.num_nodes == num_nodes
     assert tree.depth.tolist() == [len(naive_path(parent, i)) for i in nodes]
-    assert tree.num_children.tolist() == [parent.count(i) for i in nodes]
+    assert tree.num_children().tolist() == [parent.count(i) for i in nodes]
     assert tree.has_children.tolist() == [i in parent for i in nodes]
     assert [tree.ancestors(i).tolist() for i in nodes] == [naive_path(parent, i) for i in nodes]
     assert tree.class_order.tolist() == [c for c in tree.class_of_node if c >= 0]
@@ -93,7 +93,7 @@ def test_a_dense_tree_is_a_forest_of_roots_in_class_order():
     tree = LabelTree.dense(4)
     assert tree.parent.tolist() == [-1] * 4
     assert tree.class_order.tolist() == tree.node_of_class.tolist() == [0, 1, 2, 3]
-    assert tree.depth.tolist() == tree.num_children.tolist() == [0] * 4
+    assert tree.depth.tolist() == tree.num_children().tolist() == [0] * 4
     assert tree.digest() == LabelTree.from_parents([-1] * 4, range(4)).digest()
     with pytest.raises(ValueError, match="num_classes is 0"):
         LabelTree.dense(0)

@@ -110,9 +110,10 @@ def test_a_head_can_use_the_hierarchy_of_the_class_list():
     assert given.needs_hierarchy
     assert not HeadConfig.model_validate({"weights": {"kind": "vtree"}}).needs_hierarchy
     options = {"num_classes": 5, "label_vectors": None}
-    tree = build_tree(given, **options, class_paths=PATHS)
+    paths = (PATHS, np.arange(5))
+    tree = build_tree(given, **options, class_paths=paths)
     assert tree.digest() == tree_of_paths("01234", PATHS).tree.digest()
-    head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=PATHS, **options)
+    head = build_head(given, dim=4, mesh=None, seed=0, device="cpu", class_paths=paths, **options)
     assert (head.tree.num_classes, head.tree.num_nodes) == (5, 8)
     with pytest.raises(ValueError, match="needs class paths"):
         build_tree(given, **options)

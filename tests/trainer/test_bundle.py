@@ -15,6 +15,7 @@ from scipy.stats import binomtest
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from data.classes.class_list import ClassInfo
 from heads import ClassHead
 from heads.losses import SphericalSoftmax
 from serving.galleries.searching import class_scores
@@ -23,6 +24,7 @@ from tests.tiny_bundle import (
     DIM,
     MAX_LENGTH,
     NAMES,
+    as_format_5,
     rows,
     tiny_backbone,
     tiny_text_backbone,
@@ -34,7 +36,7 @@ from tests.tiny_bundle import (
 )
 from trainer.bundle import writing
 from trainer.bundle.bundle import Bundle
-from trainer.bundle.spec import ClassEntry, LossSpec
+from trainer.bundle.spec import LossSpec
 from trainer.bundle.thresholds import Share, Threshold
 from trainer.bundle.writing import rewrite_bundle
 
@@ -109,7 +111,6 @@ def test_every_file_is_readable_by_all_users_and_none_is_a_pickle(written: Path)
         "backbone.safetensors",
         "bundle.json",
         "class_weights.safetensors",
-        "classes.jsonl",
         "classes.safetensors",
         "encoder/config.json",
         "thresholds.safetensors",
@@ -272,9 +273,9 @@ def test_a_failed_write_raises_and_leaves_no_files(
 
 
 def test_class_names_must_be_unique_and_match_the_number_of_classes(tmp_path: Path) -> None:
-    cat = ClassEntry(name="cat")
+    cat = ClassInfo(name="cat")
     for entries, message in (
-        ([cat] * 7, "duplicate class name 'cat'"),
+        ([cat] * 7, "class 'cat' is listed twice"),
         ([cat], "1 classes, expected 7"),
         ([], "the class list is empty"),
     ):
@@ -322,11 +323,11 @@ WEIGHTS = "class_weights.safetensors"
 DAMAGED = {
     "old format": (
         lambda path: edit(path, format_version=1, surprise=True),
-        "format 1.* reads formats 2 to 5: export the run again",
+        "format 1.* reads formats 2 to 6: export the run again",
     ),
     "new format": (
-        lambda path: edit(path, format_version=6, surprise=True),
-        "format 6.* reads formats 2 to 5: update kway",
+        lambda path: edit(path, format_version=7, surprise=True),
+        "format 7.* reads formats 2 to 6: update kway",
     ),
     **{
         f"JSON {number}": (
@@ -375,13 +376,21 @@ def test_verify_detects_a_flipped_bit(copy: Path) -> None:
         Bundle.open(copy).verify(class_weights=False)
 
 
-@pytest.mark.parametrize("name", ["classes.safetensors", "thresholds.safetensors"])
-def test_tables_for_the_wrong_number_of_classes_are_rejected(copy: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("classes.safetensors", "6 classes instead of 7"),
+        ("thresholds.safetensors", r"does not match bundle\.json"),
+    ],
+)
+def test_tables_for_the_wrong_number_of_classes_are_rejected(
+    copy: Path, name: str, message: str
+) -> None:
     file = copy / name
     tables = {key: value[:-1].clone() for key, value in load_file(file).items()}
     save_file(tables, file)
     update_size(copy, name)
-    with pytest.raises(ValueError, match=rf"{name} does not match bundle\.json"):
+    with pytest.raises(ValueError, match=rf"{name} .*{message}"):
         Bundle.open(copy)
     file.write_bytes(b"\xff" * 100)
     update_size(copy, name)
@@ -389,20 +398,31 @@ def test_tables_for_the_wrong_number_of_classes_are_rejected(copy: Path, name: s
         Bundle.open(copy)
 
 
+def test_the_class_list_of_earlier_bundles_is_read(copy: Path, tmp_path: Path) -> None:
+    expected = Bundle.open(copy).classes
+    as_format_5(copy)
+    bundle = Bundle.open(copy)
+    assert bundle.classes == expected
+    assert bundle.thresholds is not None
+    rewrite_bundle(copy, tmp_path / "new", thresholds=bundle.thresholds, model_card="")
+    assert not (tmp_path / "new" / "classes.jsonl").exists()
+    assert Bundle.open(tmp_path / "new").classes == expected
+
+
 def test_a_damaged_class_list_is_reported(copy: Path) -> None:
+    tables = load_file(copy / "classes.safetensors")
+    tables["name_ends"][1] = 2**60
+    save_file(tables, copy / "classes.safetensors")
+    for class_id in (1, 2):
+        with pytest.raises(ValueError, match="damaged"):
+            Bundle.open(copy).classes[class_id]
+
+
+def test_a_damaged_class_list_of_earlier_bundles_is_reported(copy: Path) -> None:
+    as_format_5(copy)
     file = copy / "classes.jsonl"
     file.write_bytes(file.read_bytes().replace(b'"husky"', b'"husky,'))
     with pytest.raises(ValueError, match=r"classes\.jsonl: line 1 is not a valid class"):
-        Bundle.open(copy).classes[0]
-    tables = load_file(copy / "classes.safetensors")
-    tables["line_ends"][1] = 2**60
-    save_file(tables, copy / "classes.safetensors")
-    for class_id in (1, 2):
-        with pytest.raises(ValueError, match=rf"line {class_id + 1} is not a valid class"):
-            Bundle.open(copy).classes[class_id]
-    file.write_bytes(file.read_bytes() + b"\n")
-    update_size(copy, "classes.jsonl")
-    with pytest.raises(ValueError, match=r"classes\.jsonl and .* do not match"):
         Bundle.open(copy)
 
 

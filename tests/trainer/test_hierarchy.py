@@ -4,7 +4,7 @@ import pytest
 
 from data.shards.hierarchy import class_paths
 from data.shards.manifest import Manifest
-from heads.tree import tree_of_paths
+from heads.tree import label_tree_of_paths
 from tests.ranks import rank_world
 from tests.shards import glyph_recipe
 from trainer.run.trained_run import open_trained
@@ -18,7 +18,7 @@ def test_a_run_trains_and_loads_with_the_hierarchy_of_its_shards(glyphs, tmp_pat
     train(recipe, rank_world())
     opened = open_trained(tmp_path / "run", rank_world())
     manifest = Manifest.load(glyphs)
-    expected = tree_of_paths(manifest.class_names, class_paths(glyphs, manifest)).tree
+    expected, _ = label_tree_of_paths(*class_paths(glyphs, manifest))
     assert opened.step == 2
     assert opened.task.head.tree.digest() == expected.digest()
     assert expected.num_nodes > expected.num_classes

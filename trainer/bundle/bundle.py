@@ -2,8 +2,7 @@
 pickles.
 
 bundle.json                 the specification: preprocessing, loss, recalls, checksums (`spec.py`)
-classes.jsonl               one class per line
-classes.safetensors         the search index of the class names
+classes.safetensors         the classes, in columns that are read on demand
 thresholds.safetensors      thresholds and positives of each class, if the model was evaluated
 encoder/config.json         the encoder's transformers configuration; not for imported backbones
 backbone.safetensors        the weights of the backbone
@@ -30,7 +29,7 @@ from trainer.backbone.folding import fold_batch_norms
 from trainer.backbone.onnx_backbone import OnnxBackbone
 from trainer.backbone.precision import Precision, check_device
 from trainer.backbone.precision import onnxruntime_is_installed as onnx_is_installed
-from trainer.bundle.class_list import ClassList
+from trainer.bundle.class_list import open_classes
 from trainer.bundle.row_file import RowFile
 from trainer.bundle.spec import (
     ENCODER,
@@ -64,7 +63,7 @@ class Bundle:
         self.spec, self.version = manifest.model, manifest.version
         self._files = manifest.files
         num_classes = self.spec.num_classes
-        self.classes = ClassList(path, num_classes)
+        self.classes = open_classes(path, num_classes)
         self.thresholds = (
             ClassThresholds.open(path, self.spec.recalls, num_classes)
             if self.spec.recalls

@@ -11,7 +11,7 @@ from data.text.tokenizer import open_tokenizer
 from heads import ClassHead, ClassRows
 from trainer.backbone.onnx_backbone import write_onnx
 from trainer.bundle.model_card import model_card, thresholds_section
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec, TextSpec
+from trainer.bundle.spec import BundleSpec, LossSpec, TextSpec
 from trainer.bundle.thresholds import ClassThresholds
 from trainer.bundle.writing import backbone_spec, write_bundle
 from trainer.evaluation import Evaluation, load_evaluation
@@ -53,10 +53,7 @@ def export_run(
         out,
         backbone=backbone,
         spec=spec,
-        classes=(
-            ClassEntry(name=info.name, attributes=info.attributes)
-            for info in trained.manifest.classes
-        ),
+        classes=trained.manifest.classes,
         thresholds=thresholds,
         weight_blocks=_rows_in_class_order(trained.task.head),
         model_card=_model_card(trained, evaluation, spec, thresholds),

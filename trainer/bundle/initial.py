@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from data.classes.strings import Strings
 from data.images.config import ImageConfig
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
@@ -52,28 +54,28 @@ def _load_rows(
     """Load the rows and biases of this rank's classes that the bundle contains, by name. Returns
     the number of such classes of all ranks."""
     _check_head(head, bundle)
-    mine = head.engine.weights.held.class_ids.tolist()
-    found = [bundle.classes.find(class_names[class_id]) for class_id in mine]
-    pairs = [(position, own) for position, own in enumerate(found) if own is not None]
-    device = head.weight.device
-    num_found = int(
-        all_reduce_sum(torch.tensor(len(pairs), device=device), head.engine.class_group)
-    )
+    mine, device = head.engine.weights.held.class_ids.cpu().numpy(), head.weight.device
+    names = class_names if isinstance(class_names, Strings) else Strings.of(class_names)
+    ids = bundle.classes.find_all(names.at(mine))
+    held = np.flatnonzero(ids >= 0)
+    num_found = int(all_reduce_sum(torch.tensor(len(held), device=device), head.engine.class_group))
     if num_found < min_share * len(class_names):
-        unknown = [class_names[mine[i]] for i, own in enumerate(found) if own is None]
-        example = f", but not {unknown[0]!r}, for example" if unknown else ""
+        example = ""
+        if len(held) < len(mine):
+            unknown = class_names[int(mine[np.argmin(ids)])]
+            example = f", but not {unknown!r}, for example"
         raise ValueError(
             f"head.init is {bundle.path}, which has rows for {num_found} of the {len(class_names)} "
             f"classes of the shards{example}: classes are matched by name; to start the others "
             "from random rows, lower head.min_init_share"
         )
-    for start in range(0, len(pairs), _CLASSES_AT_ONCE):
-        positions, ids = zip(*pairs[start : start + _CLASSES_AT_ONCE], strict=True)
-        rows = bundle.rows(ids).to(head.weight.device)
-        head.weight[list(positions)] = rows.rows.to(head.weight.dtype)
+    for start in range(0, len(held), _CLASSES_AT_ONCE):
+        some = held[start : start + _CLASSES_AT_ONCE]
+        positions, rows = torch.from_numpy(some).to(device), bundle.rows(ids[some].tolist())
+        head.weight[positions] = rows.rows.to(device, head.weight.dtype)
         if head.bias is not None:
-            bias = 0.0 if rows.bias is None else rows.bias.to(head.bias.dtype)
-            head.bias[list(positions)] = bias
+            bias = 0.0 if rows.bias is None else rows.bias.to(device, head.bias.dtype)
+            head.bias[positions] = bias
     return num_found
 
 

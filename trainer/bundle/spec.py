@@ -29,15 +29,17 @@ Reads = Literal["images", "texts"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 # Format 2 does not contain the validation counts of thresholds. Formats 2 and 3 do not contain the
 # logit map, which is always `dot`. The thresholds of formats 2 to 4 promise nothing
-# (`trainer/bundle/thresholds.py`).
-FORMAT_VERSION, _OLDEST_VERSION = 5, 2
+# (`trainer/bundle/thresholds.py`). Formats 2 to 5 have another class list
+# (`trainer/bundle/class_list.py`).
+FORMAT_VERSION, _OLDEST_VERSION = 6, 2
 SPEC, CARD = "bundle.json", "MODEL_CARD.md"
 BACKBONE, WEIGHTS, ENCODER = "backbone.safetensors", "class_weights.safetensors", "encoder"
 TOKENIZER, ONNX = "tokenizer", "backbone.onnx"
-LINES, INDEX = "classes.jsonl", "classes.safetensors"
+CLASSES = "classes.safetensors"
+LINES = "classes.jsonl"  # of formats 2 to 5
 THRESHOLDS = "thresholds.safetensors"
 TENSOR = "weight"  # the name of the tensor in the file WEIGHTS
-_REQUIRED = (BACKBONE, WEIGHTS, CARD, LINES, INDEX)
+_REQUIRED = (BACKBONE, WEIGHTS, CARD, CLASSES)
 _ENCODER_CONFIG = f"{ENCODER}/config.json"
 _OF_TEXTS = (f"{TOKENIZER}/{TOKENIZER_FILE}", f"{TOKENIZER}/{CONFIG_FILE}")
 
@@ -49,13 +51,6 @@ class Spec(BaseModel):
     """The base class of specifications. Rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ClassEntry(Spec):
-    """A class. Its index in the list is its ID and its row number."""
-
-    name: str = Field(min_length=1)
-    attributes: dict[str, str] = {}
 
 
 class LossSpec(Spec):
@@ -191,7 +186,7 @@ class FileEntry(Spec):
 class BundleManifest(Spec):
     """The contents of `bundle.json`."""
 
-    format_version: Literal[2, 3, 4, 5] = 5
+    format_version: Literal[2, 3, 4, 5, 6] = 6
     model: BundleSpec
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
     version: str = Field(
@@ -206,7 +201,8 @@ class BundleManifest(Spec):
         of_recalls = (THRESHOLDS,) if self.model.recalls else ()
         of_int8 = (ONNX,) if self.model.precision == "int8" else ()
         of_encoder = (_ENCODER_CONFIG,) if self.model.backbone is None else ()
-        needed = (*_REQUIRED, *of_encoder, *of_int8, *of_texts, *of_recalls)
+        of_lines = (LINES,) if self.format_version < 6 else ()
+        needed = (*_REQUIRED, *of_lines, *of_encoder, *of_int8, *of_texts, *of_recalls)
         missing = [name for name in needed if name not in self.files]
         if missing:
             raise ValueError(f"files has no entry for {missing[0]}")

@@ -12,17 +12,20 @@ from typing import Any
 from safetensors.torch import save_model
 from torch import Tensor
 
+from data.classes.class_list import ClassInfo
 from data.files import sha256_of, sync
 from data.text.tokenizer import Tokenizer
 from trainer.backbone.backbone import Backbone
 from trainer.backbone.config import BackboneOptions, ImportedBackbone
 from trainer.backbone.precision import Precision
-from trainer.bundle.class_list import write_classes
+from trainer.bundle.class_list import open_classes, write_classes
 from trainer.bundle.row_file import write_rows
 from trainer.bundle.spec import (
     BACKBONE,
     CARD,
+    CLASSES,
     ENCODER,
+    LINES,
     ONNX,
     SPEC,
     TENSOR,
@@ -32,7 +35,6 @@ from trainer.bundle.spec import (
     BackboneSpec,
     BundleManifest,
     BundleSpec,
-    ClassEntry,
     FileEntry,
     read_manifest,
 )
@@ -48,7 +50,7 @@ def write_bundle(
     *,
     backbone: Backbone,
     spec: BundleSpec,
-    classes: Iterable[ClassEntry],
+    classes: Iterable[ClassInfo],
     thresholds: ClassThresholds | None,
     weight_blocks: Iterable[Tensor],
     model_card: str,
@@ -129,7 +131,11 @@ def rewrite_bundle(
         changes["precision"] = precision
         kept -= {ONNX}
     model = manifest.model.model_copy(update=changes)
+    if LINES in manifest.files:  # formats 2 to 5
+        kept -= {CLASSES, LINES}
     with published_folder(out, replace=True) as folder:
+        if CLASSES not in kept:
+            write_classes(folder, open_classes(path, model.num_classes))
         thresholds.write(folder, model.num_classes)
         (folder / CARD).write_text(model_card, encoding="utf-8")
         if onnx is not None:

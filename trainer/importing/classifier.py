@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from data.classes.class_list import ClassInfo
 from data.messages import one_line
 from heads.losses import BinaryCrossEntropy, CrossEntropy, Loss
 from trainer.backbone.backbone import CONFIGURATION_ERRORS, Backbone
@@ -26,7 +27,7 @@ from trainer.backbone.onnx_backbone import write_onnx
 from trainer.backbone.timm_models import check_timm, is_timm, without_head_arguments
 from trainer.bundle.bundle import Bundle
 from trainer.bundle.model_card import NO_THRESHOLDS, model_card
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
+from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import write_bundle
 from trainer.importing.examples import Examples, image_examples, text_examples
 from trainer.importing.source import open_source
@@ -251,7 +252,7 @@ def _names_in_file(file: Path, num_classes: int) -> list[str]:
     return names
 
 
-def _class_entries(names: Sequence[str]) -> list[ClassEntry]:
+def _class_entries(names: Sequence[str]) -> list[ClassInfo]:
     """Return classes with unique names that are not empty.
 
     An empty name becomes `class 5`, for class 5. A name that several classes have gets the number
@@ -263,13 +264,13 @@ def _class_entries(names: Sequence[str]) -> list[ClassEntry]:
     entries = []
     for number, name in enumerate(names):
         if name and counts[name] == 1:
-            entries.append(ClassEntry(name=name))
+            entries.append(ClassInfo(name=name))
             continue
         unique = f"{name} ({number})" if name else f"class {number}"
         while unique in taken:
             unique += "'"
         taken.add(unique)
-        entries.append(ClassEntry(name=unique, attributes={"label": name} if name else {}))
+        entries.append(ClassInfo(name=unique, attributes={"label": name} if name else {}))
     return entries
 
 

@@ -11,7 +11,7 @@ from data.loading.batch import Cursor
 from data.loading.loader import TrainLoader
 from data.loading.sampling import samples_per_epoch, training_counts
 from data.loading.stream import Stream, StreamLoader
-from data.shards.hierarchy import class_paths
+from data.shards.hierarchy import ClassPaths, class_paths
 from data.shards.label_vectors import load_label_vectors
 from data.shards.manifest import Manifest
 from data.shards.mixture import open_mixture, read_manifests, united_manifest
@@ -36,7 +36,7 @@ class RunData:
     num_samples: int
     class_counts: np.ndarray | None
     label_vectors: np.ndarray | None
-    class_paths: list[tuple[str, ...]] | None
+    class_paths: ClassPaths | None
 
     @classmethod
     def open(cls, recipe: Recipe, manifest: Manifest) -> "RunData":
@@ -117,7 +117,7 @@ def load_run_manifest(data: DataConfig, *, is_main: bool) -> Manifest:
     return united
 
 
-def class_paths_of(recipe: Recipe, manifest: Manifest) -> list[tuple[str, ...]] | None:
+def class_paths_of(recipe: Recipe, manifest: Manifest) -> ClassPaths | None:
     """Return the names above each class in the shards' hierarchy, or None if the recipe does not
     require the hierarchy.
     """

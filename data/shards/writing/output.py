@@ -18,13 +18,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from data.classes.class_list import ClassList
 from data.files import TEMPORARY, commit, explained, flush, lock, temporary_path
 from data.remote.config import check_url, file_url, is_url
 from data.remote.fetch import explained as explained_url
 from data.remote.fetch import file_system
 from data.retry import retried
 from data.shards.index import INDEX_SUFFIX, ShardIndex, index_path, parse_index
-from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import CLASSES, LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
 from data.skipped import SKIPPED
 
 WRITABLE = ("s3", "gs")
@@ -124,6 +125,13 @@ class OutputFolder:
         self._call(
             "written", file, lambda files: files.put_file(str(staged), where, chunksize=_PART_BYTES)
         )
+
+    def write_classes(self, file: str, classes: ClassList) -> str:
+        """Write a class list to a file, and return the SHA-256 of the file."""
+        with self.staged(file) as staged:
+            sha256 = classes.write(staged)
+            self.put(staged, file)
+        return sha256
 
     def delete(self, files: Iterable[str]) -> None:
         """Delete those of `files` that exist."""
@@ -262,6 +270,6 @@ def _index_of(shard: str) -> str:
 
 def _is_written_here(file: str) -> bool:
     """Return whether `kway shard` writes files with this name to an unfinished folder."""
-    return file in (LABEL_VECTORS, UNFINISHED, SKIPPED) or file.endswith(
+    return file in (CLASSES, LABEL_VECTORS, UNFINISHED, SKIPPED) or file.endswith(
         (".tar", INDEX_SUFFIX, TEMPORARY)
     )

@@ -126,6 +126,7 @@ def write_shards(
                 label_vectors=None if vectors_sha256 is None else LABEL_VECTORS,
                 label_vectors_sha256=vectors_sha256,
             )
+            manifest = manifest.with_class_file(output.write_classes)
             output.write(MANIFEST, manifest.to_bytes())
     return Written(
         manifest,

@@ -14,12 +14,12 @@ from playwright.sync_api import Browser, Page
 from typer import Typer
 from typer.testing import CliRunner
 
+from data.classes.class_list import ClassInfo
 from launch.commands.index import index as index_command
 from tests.serving.browsing import chromium, visit
 from tests.serving.in_process import application, listening
 from tests.serving.page_driver import NAMES, NUM_ITEMS, TOKEN, image
 from tests.tiny_bundle import write
-from trainer.bundle.spec import ClassEntry
 
 
 @pytest.fixture(scope="package")
@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    entries = [ClassEntry(name=name, attributes={"kind": "<b>pet</b>"}) for name in NAMES]
+    entries = [ClassInfo(name=name, attributes={"kind": "<b>pet</b>"}) for name in NAMES]
     return write(tmp_path_factory.mktemp("bundles") / "pets", entries=entries)
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.bundle import class_list
-from trainer.bundle.class_list import ClassList, write_classes
-from trainer.bundle.spec import ClassEntry
+from data.classes import search
+from data.classes.class_list import ClassInfo
+from data.classes.search import SearchableClassList
 
 ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul", "a" * 300, "e\u0301"]
 
@@ -16,21 +16,22 @@ ODD = ["Straße", "STRASSE 2", "猫", "a\nline", "#999", "ǅungla", "İstanbul",
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Search 64 bytes of names at a time, so that even a few names span many blocks."""
-    monkeypatch.setattr(class_list, "_CHUNK", 64)
+    monkeypatch.setattr(search, "_CHUNK", 64)
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Callable[[list[str]], ClassList]:
+def written(tmp_path: Path) -> Callable[[list[str]], SearchableClassList]:
     """Return a function that writes a class list and opens it."""
 
-    def write(names: list[str]) -> ClassList:
-        return ClassList(tmp_path, write_classes(tmp_path, map(entry_of, names)))
+    def write(names: list[str]) -> SearchableClassList:
+        SearchableClassList.of(map(entry_of, names)).write(tmp_path / "classes")
+        return SearchableClassList.open(tmp_path / "classes", len(names))
 
     return write
 
 
-def entry_of(name: str) -> ClassEntry:
-    return ClassEntry(name=name, attributes={"length": str(len(name))} if len(name) % 2 else {})
+def entry_of(name: str) -> ClassInfo:
+    return ClassInfo(name=name, attributes={"length": str(len(name))} if len(name) % 2 else {})
 
 
 def random_names(num: int) -> list[str]:
@@ -74,19 +75,6 @@ def test_every_class_is_found_by_its_name_and_no_other_text_is(written) -> None:
     for unknown in ("", "aa\x00", "STRAẞE", "\udcff"):
         with pytest.raises(ValueError, match="no class"):
             names.id_of(unknown)
-
-
-def test_names_with_equal_hashes_are_distinguished(
-    written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(class_list, "_hash", lambda name: len(name) % 2)
-    names = written(["a", "b", "cc", "dd", "e"])
-    assert [names.id_of(name) for name in "ab"] == [0, 1]
-    assert names.id_of("dd") == 3
-    with pytest.raises(ValueError, match="no class 'x'"):
-        names.id_of("x")
-    with pytest.raises(ValueError, match="duplicate class name 'dd'"):
-        written(["cc", "dd", "ee", "dd"])
 
 
 @pytest.mark.parametrize(

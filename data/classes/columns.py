@@ -1,0 +1,39 @@
+"""The columns of a safetensors file, mapped into memory: opened at once, read page by page."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DTYPES = {"U8": np.uint8, "I32": np.int32, "I64": np.int64, "U64": np.uint64}
+_MAX_HEADER = 1 << 20
+
+
+def mapped_columns(path: Path, types: Mapping[str, type[np.generic]]) -> dict[str, NDArray[Any]]:
+    """Return the one-dimensional arrays of the file `path`, read-only, by name.
+
+    The safetensors library copies arrays unless torch loads them. Raises ValueError if the file is
+    damaged or contains an array whose name or type is not in `types`.
+    """
+    try:
+        content = np.memmap(path, np.uint8, "r")
+        start = 8 + int(content[:8].view("<u8")[0])
+        if not 8 < start <= min(_MAX_HEADER, len(content)):
+            raise ValueError("its header is damaged")
+        header = json.loads(content[8:start].tobytes())
+        header.pop("__metadata__", None)
+        columns = {}
+        for name, about in header.items():
+            dtype, (first, last) = _DTYPES[about["dtype"]], about["data_offsets"]
+            size = int(np.prod(about["shape"], dtype=object)) * np.dtype(dtype).itemsize
+            if types[name] is not dtype or not 0 <= first <= last <= len(content) - start:
+                raise ValueError(f"array {name} has another type, or is not complete")
+            if len(about["shape"]) != 1 or size != last - first:
+                raise ValueError(f"array {name} has another shape")
+            columns[name] = np.asarray(content[start + first : start + last]).view(dtype)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path} is damaged ({error}): copy it again") from error
+    return columns
