@@ -324,7 +324,7 @@ class ClassWeights:
             self._levels.extend(self._sum_plans(children, parent - start))
         inner = local[tree.has_children[start:stop]]
         self.inner_nodes = self._to_device(inner)
-        below = torch.from_numpy(tree.num_classes_below[start:stop][inner]).to(self.device)
+        below = torch.from_numpy(tree.num_classes_below()[start:stop][inner]).to(self.device)
         self.inner_scale = below.unsqueeze(1).double() ** -self.damping
         self._plan_boundary(group_size)
 

@@ -136,9 +136,8 @@ class LabelTree:
         inner.flags.writeable = False
         return inner
 
-    @cached_property
     def num_classes_below(self) -> NodeArray:
-        """Number of classes [N] at or below each node."""
+        """Return the number of classes [N] at or below each node."""
         if self.is_flat:
             return _constant(1, self.num_nodes)
         _, size = _subtree_least_and_size(self.parent, self.class_of_node)

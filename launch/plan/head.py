@@ -19,7 +19,7 @@ from launch.plan.cluster import Cluster
 from trainer.backbone.trace import BackboneCost, Kind, Recorder, Work
 from trainer.config import Recipe
 
-FLOAT32 = 4
+INT32 = FLOAT32 = 4
 INT64 = FLOAT64 = 8
 _COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Large enough that costs independent of the block size are negligible.
@@ -182,10 +182,11 @@ class Head:
 
     @property
     def class_index(self) -> int:
-        """Bytes of the index in `ClassWeights` and of the loss's constants. Every rank stores the
-        row of every class, and for its own classes the paths and the order of the sums."""
+        """Bytes of the index in `ClassWeights` and of the loss's constants. With a tree, every rank
+        stores the position of every class, and for its own classes the paths and the order of the
+        sums."""
         classes, own = self.classes, self.own
-        size = INT64 * (classes.num_classes + own)
+        size = INT64 * own + INT32 * classes.num_classes * (classes.inner > 0)
         size += int(self.loss.constants * classes.num_classes)
         if classes.inner:
             inner = -(-classes.inner * self.nodes // classes.nodes)

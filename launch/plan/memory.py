@@ -14,13 +14,14 @@ _CUDA_RESERVE = 2 << 30
 _PROCESS_BYTES, _KERNEL_BYTES = 490 << 20, 100 << 20
 # The share of activations by which fragmentation enlarges the heap, measured with glibc.
 _FRAGMENTATION = 0.3
-# Bytes per class with a name of 24 characters while the manifest is parsed, and afterwards, and
-# bytes per node of the label tree while the head is built, and afterwards. Measured with 100,000 to
-# 2,000,000 classes.
-_PARSING_BYTES, _CLASS_BYTES = 1263, 664
-_TREE_BYTES, _KEPT_TREE_BYTES = 64, 57
+# Bytes per node of a label tree while the head is built, and afterwards, and bytes per class of the
+# results of an evaluation. Measured with 200,000 to 2,000,000 classes.
+_TREE_BYTES, _KEPT_TREE_BYTES, _DENSE_TREE_BYTES = 112, 21, 4
+_RESULT_BYTES = 365
 # Each rank hashes what it writes and what it verifies. Measured SHA-256 of a file in memory.
 _HASHED_PER_SECOND = 1.4e9
+
+_NEEDED_TO_EVALUATE = ("backbone weights", "head weights", "optimizer moments", "class index")
 
 Lines = Mapping[str, tuple[int, ...]]
 
@@ -149,11 +150,11 @@ def _of_head(head: Head) -> Lines:
 
 
 def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
-    """Return the main memory of a rank while it parses the manifest, builds the head and trains. On
-    CPUs, the training step also uses main memory; the size of that of GPU machines is unknown.
+    """Return the main memory of a rank while it builds the head, trains and evaluates. On CPUs, the
+    training step also uses main memory; the size of that of GPU machines is unknown.
 
-    Every rank parses the manifest and stores the class list as Python objects. Loader processes are
-    not counted, because they are forked and share the list copy-on-write.
+    The class list is not counted: its file is mapped, and all processes of a machine share it.
+    Loader processes are not counted either.
     """
     num, nodes = head.classes.num_classes, head.classes.nodes
     is_cpu = head.cluster.machine.kind == "cpu"
@@ -164,18 +165,22 @@ def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
         device.totals["head"] + gradients[1] - gradients[0] + _FRAGMENTATION * activations[0]
     )
     kernels = max(0, heap - device.peak) + _KERNEL_BYTES
-    kept = _CLASS_BYTES * num
+    build = kept = _DENSE_TREE_BYTES
+    if head.classes.inner:
+        build, kept = _TREE_BYTES, _KEPT_TREE_BYTES
+    weights = sum(device.lines[what][0] for what in _NEEDED_TO_EVALUATE)
     lines = {
-        "Python and libraries": (_PROCESS_BYTES, _PROCESS_BYTES, _PROCESS_BYTES),
-        # While the head is built: also the class names and each class's number of samples.
-        "class list": (_PARSING_BYTES * num, kept + 2 * INT64 * num, kept),
-        "label tree": (0, _TREE_BYTES * nodes, _KEPT_TREE_BYTES * nodes),
-        "first rows": (0, head.shard * is_cpu, 0),  # on GPUs, they are generated on the device
+        "Python and libraries": (_PROCESS_BYTES,) * 3,
+        "samples per class": (2 * INT64 * num, INT64 * num, INT64 * num),
+        "label tree": (build * nodes, kept * nodes, kept * nodes),
+        "first rows": (head.shard * is_cpu, 0, 0),  # on GPUs, they are generated on the device
         **others,
-        "memory of a step (CPU)": (0, 0, device.peak * is_cpu),
-        "kernels and fragmented heap": (0, 0, kernels * is_cpu),
+        "memory of a step (CPU)": (0, device.peak * is_cpu, 0),
+        "model (CPU)": (0, 0, weights * is_cpu),
+        "results of all classes": (0, 0, _RESULT_BYTES * num),
+        "kernels and fragmented heap": (0, kernels * is_cpu, _KERNEL_BYTES * is_cpu),
     }
-    phases = ("reading the manifest", "building the head", "training")
+    phases = ("building the head", "training", "evaluating")
     gpus = head.cluster.gpus
     capacity = head.cluster.machine.memory * gpus if is_cpu else None
     return MemoryTable(phases, lines, capacity, gpus)

@@ -102,8 +102,8 @@ class Plan:
         if is_cuda and copied:  # torch rounds pinned memory up to a power of two
             copied = 1 << (copied - 1).bit_length()
         others = {
-            "label vectors": (0, shards.vectors, shards.vectors),
-            "checkpoint being written": (0, 0, copied),
+            "label vectors": (shards.vectors,) * 3,
+            "checkpoint being written": (0, copied, 0),
         }
         self.host = host_memory(self.head, self.memory, others)
         self.collectives = step_collectives(self.head)

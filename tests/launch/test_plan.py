@@ -81,11 +81,11 @@ def test_a_head_of_a_hundred_million_classes_is_planned_without_allocating_it(tm
     plan = planned(tmp_path, nodes=16, gpus=8, classes=100_000_000, train__global_batch=1024)
     dim = plan.backbone.dim
     assert line(plan, "head weights") == -(-100_000_000 // 128) * (dim + 1) * 4
-    assert line(plan, "class index") >= 8 * 100_000_000  # the row of every class
+    assert line(plan, "class index") < 100_000_000
     assert bytes_of(plan, "head", "features") == {("all_gather", "class"): 1024 * dim * 4}
-    # Eight ranks that parse a class list of Python objects.
-    assert plan.host.peak_phase == "reading the manifest"
-    assert plan.host.peak > 8 * 600 * 10**8
+    # The class list is mapped. Each of eight ranks has the results of all classes.
+    assert plan.host.peak_phase == "evaluating"
+    assert plan.host.peak == pytest.approx(8 * 377 * 10**8, rel=0.03)
 
 
 def test_class_groups_of_one_rank_need_more_memory_and_reduce_head_gradients(tmp_path: Path):
@@ -263,7 +263,7 @@ def test_the_planned_checkpoint_matches_what_ranks_write(glyphs, tmp_path: Path)
         recipe = glyph_recipe(tmp_path, tmp_path / "run", **keys)
         plan = Plan(recipe, CPU, PlanRequest(gpus=2, classes=13))
         assert plan.checkpoint.size == pytest.approx(sum(written), rel=0.1)
-        copied = plan.host.lines["checkpoint being written"][-1]
+        copied = plan.host.lines["checkpoint being written"][1]
         assert copied == plan.checkpoint.of_rank == pytest.approx(max(written), rel=0.15)
 
 

@@ -195,7 +195,7 @@ def test_classes_of_a_tree_are_grouped_by_the_lowest_subtree_with_enough_classes
     assert sorted(set(groups)) == list(range(groups.max() + 1))
     for j in range(40):
         path = [*tree.ancestors(int(tree.node_of_class[j])), int(tree.node_of_class[j])]
-        large = [node for node in path if tree.num_classes_below[node] >= 8]
+        large = [node for node in path if tree.num_classes_below()[node] >= 8]
         lowest = large[-1] if large else path[0]
         below = [k for k in range(40) if lowest in [*tree.ancestors(int(tree.node_of_class[k]))]]
         assert {k for k in range(40) if groups[k] == groups[j]} <= {*below, j}

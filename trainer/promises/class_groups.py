@@ -40,9 +40,9 @@ def groups_of_tree(tree: LabelTree) -> IntArray:
     """Return the group of each class [K]: the lowest subtree with at least eight classes, or the
     whole tree.
     """
-    nodes = tree.node_of_class.copy()
+    nodes, below = tree.node_of_class.copy(), tree.num_classes_below()
     while True:
-        climbs = (tree.num_classes_below[nodes] < _LEAST_IN_SUBTREE) & (tree.parent[nodes] >= 0)
+        climbs = (below[nodes] < _LEAST_IN_SUBTREE) & (tree.parent[nodes] >= 0)
         if not climbs.any():
             return np.unique(nodes, return_inverse=True)[1].astype(np.int64)
         nodes[climbs] = tree.parent[nodes[climbs]]
