@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
+from data.classes.class_list import ClassInfo
 from data.images.config import ImageConfig
 from heads.logits import Cosine
 from trainer.backbone.backbone import build_backbone
 from trainer.backbone.config import ImportedBackbone
-from trainer.bundle.spec import BundleSpec, ClassEntry, LossSpec
+from trainer.bundle.spec import BundleSpec, LossSpec
 from trainer.bundle.writing import backbone_spec, write_bundle
 
 files = sorted(Path().glob("softmax_fc_gpu_*.pt"), key=lambda file: int(file.stem[15:]))
@@ -37,7 +38,7 @@ write_bundle(
         bias=False,
         dim=backbone.dim,
     ),
-    classes=(ClassEntry(name=f"person {number}") for number in range(num_classes)),
+    classes=(ClassInfo(name=f"person {number}") for number in range(num_classes)),
     thresholds=None,
     weight_blocks=rows,
     model_card="# Faces\n",

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from benchmarks.gpu.tasks import IMAGES, TaskSize, random_batch
 from data.loading.batch import Batch
-from heads.engine.inputs import non_finite_rows
+from heads.engine.agreement import non_finite_rows
 from serving.addresses import free_port
 from tests.gpu.tasks import TINY, task_of, trace_steps
 from tests.gpu.test_training import WORLD_SIZE, one_rank, opened_world

@@ -112,7 +112,7 @@ def check_label_trees(tree: CoverTree) -> None:
     assert vtree.num_nodes < 2 * num_classes
     assert sorted(vtree.class_order) == list(range(num_classes))
     assert np.array_equal(vtree.has_children, vtree.class_of_node < 0), "classes are the leaves"
-    assert (vtree.num_children[vtree.class_of_node < 0] >= 2).all()
+    assert (vtree.num_children()[vtree.class_of_node < 0] >= 2).all()
     for c in range(num_classes):
         nodes = utree.ancestors(int(utree.node_of_class[c]))
         assert utree.class_of_node[nodes].tolist() == path(tree.center_parent, c)[:0:-1]

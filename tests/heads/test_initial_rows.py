@@ -54,7 +54,7 @@ def test_rows_depend_on_neither_the_shards_nor_the_blocks(weighting, num_ranks):
         for rank in range(num_ranks)
     ]
     leaves = np.flatnonzero((tree.class_of_node >= 0) & ~tree.has_children)
-    classes = torch.from_numpy(tree.class_of_node[leaves])
+    classes = torch.from_numpy(tree.class_of_node[leaves]).long()
     want = torch.zeros(tree.num_nodes, DIM)
     want[torch.from_numpy(leaves)] = normal_rows(classes, DIM, seed=5, std=1.0)
     assert torch.equal(torch.cat(shards), want)

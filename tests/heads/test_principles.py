@@ -166,7 +166,7 @@ def test_hierarchical_softmax_reaches_its_infimum_with_unseparated_logits_of_lea
     separated."""
     tree = LabelTree.from_parents([-1, -1, 1, 1], [0, -1, 1, 2])
     first, inner = tree.node_of_class[0], tree.parent[tree.node_of_class[1]]
-    leaves = torch.from_numpy(tree.node_of_class.copy())
+    leaves = torch.tensor(tree.node_of_class).long()
     nodes = torch.zeros(2, tree.num_nodes, dtype=torch.float64)
     labels = torch.tensor([0, 1])
     nodes[0, first], nodes[0, inner] = 40.0, 0.0

@@ -294,7 +294,12 @@ def test_the_command_prints_plain_tables(tmp_path, kway, capsys):
     options = ("--nodes", 64, "--gpus", 8, "--gpu", "t4", "--classes", 10**8, "--mtbf", 1000)
     assert kway("plan", path, "train.precision=bf16", *options) == 0
     shown = capsys.readouterr().out
-    for words in ("head weights", "backward: gradients", "world 512 across", "class list"):
+    for words in (
+        "head weights",
+        "backward: gradients",
+        "world 512 across",
+        "results of all",
+    ):
         assert words in shown, words
     assert "fits in GPU memory:" in shown
     assert "save every" in shown

@@ -97,7 +97,7 @@ def test_a_run_cannot_resume_with_a_different_mixture(
     glyphs: Path, more_glyphs: Path, tmp_path: Path
 ) -> None:
     train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=1), rank_world())
-    with pytest.raises(ValueError, match=rf"values of data\.mixture \({more_glyphs} train\): "):
+    with pytest.raises(ValueError, match=r"values of data\.mixture: "):
         train(mixed_recipe(glyphs, more_glyphs, tmp_path / "run", steps=2, weight=3), rank_world())
     shutil.rmtree(more_glyphs)
     write_shards(Glyphs(15, samples=2, size=16), more_glyphs, workers=0)

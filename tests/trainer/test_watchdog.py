@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -46,8 +47,8 @@ def _train(
         # The ranks of a run also exchange a message in each step. gloo counts it.
         received = dist.irecv(torch.empty(1), src=(rank - 1) % 3)
         sent = dist.isend(torch.zeros(1), dst=(rank + 1) % 3)
-        received.wait()
-        sent.wait()
+        received.wait(timeout=timedelta(seconds=60))
+        sent.wait(timeout=timedelta(seconds=60))
         phase.current = "data"
         if rank == faulty and step == 3:
             act()

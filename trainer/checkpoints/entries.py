@@ -118,7 +118,16 @@ def load_entries(checkpoint: Checkpoint, entries: dict[str, Tensor], world: Worl
             targets[name] = mine.new_empty((len(mine), shape[1]))
             if isinstance(entry, DTensor):
                 targets[name] = sharded_rows(targets[name], entry.device_mesh, shape)
-    load_tensors(checkpoint, targets, world)
+    # The averages of bf16 rows are float32 (`MovingAverage`), and a run with averages loads them
+    # into its bf16 rows.
+    averages = {
+        name: torch.empty_like(tensor, dtype=torch.float32)
+        for name, tensor in targets.items()
+        if name.startswith(_EMA) and tensor.dtype in (torch.bfloat16, torch.float16)
+    }
+    load_tensors(checkpoint, targets | averages, world)
+    for name, average in averages.items():
+        targets[name].copy_(average)
     for weight, bias in columns.items():
         both, weights, column = local(targets[weight]), local(entries[weight]), local(entries[bias])
         if weights.ndim:
