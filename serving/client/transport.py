@@ -73,7 +73,8 @@ class Transport:
                 raise ValueError(f"invalid HTTP request to {self.url}: check the URL") from None
             except httpx.RequestError as error:
                 failure = self._unreachable(str(error) or type(error).__name__)
-                if isinstance(error, httpx.ConnectError) and not self._has_responded:
+                is_wrong = isinstance(error, (httpx.ConnectError, httpx.UnsupportedProtocol))
+                if is_wrong and not self._has_responded:
                     # Fail immediately: the URL is probably wrong.
                     raise OSError(failure) from error
             else:
