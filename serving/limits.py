@@ -8,7 +8,7 @@ from serving.api_error import RETRY, ApiError
 from serving.config import ServingConfig
 from trainer.bundle.spec import Reads
 
-# Of a body, besides its inputs and classes.
+# JSON values in a body in addition to its inputs and classes.
 MAX_VALUES = 10_000
 
 

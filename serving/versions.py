@@ -1,5 +1,4 @@
-"""The versions of a replica's model: load what is published at the path of the bundle, and replace
-the current version by another one while the replica answers requests. The same applies to
+"""The versions of a replica's model: load what is published at the path of the bundle, and replace the current version with it while the replica answers requests. The same applies to
 galleries and to the file of thresholds.
 
 A path is published atomically: it is a symbolic link that is replaced, or a folder that is renamed
@@ -76,11 +75,11 @@ class ServedModel:
         a single thread."""
         found = self._fingerprint()
         is_retry = self._error and time.monotonic() - self._tried_at > _RETRY_SECONDS
-        # While it is being replaced, the path may not exist.
+        # The path may be missing while a version is being replaced.
         if found is not None and (found != self._loaded or is_retry):
             self._reload(found)
-        # Reference counting frees a replaced version whose last request has ended, except for the
-        # cycles inside of it.
+        # Reference counting frees a replaced version whose last request has ended, except for its
+        # reference cycles.
         in_use = [ref for ref in self._replaced if ref() is not None]
         if len(in_use) < len(self._replaced):
             gc.collect()
@@ -134,8 +133,8 @@ class ServedModel:
 
         The checksums of all files that replace those of `previous` are verified. Raises OSError or
         ValueError if the bundle or a gallery is damaged or incomplete, if the file of thresholds is
-        invalid, or if the bundle fails its self-check or reads another kind of input. Galleries
-        with features of another backbone than a new bundle's become unavailable.
+        invalid, or if the bundle fails its self-check or reads another kind of input. A gallery whose
+        features come from another backbone than the new bundle's becomes unavailable.
         """
         config = self._config
         # Resolve symbolic links only once, so that all files are of one version.
@@ -171,8 +170,8 @@ class ServedModel:
         return Version(Service(model, self._shared, overrides, name=self.name), galleries)
 
     def _fingerprint(self) -> Fingerprint | None:
-        """Return the fingerprint of what is published, None if the bundle does not exist, as while
-        it is being replaced."""
+        """Return the fingerprint of what is published, or None if there is no bundle, for example
+        while it is being replaced."""
         of_bundle = _stamp(self._path / SPEC)
         if of_bundle is None:
             return None

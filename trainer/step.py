@@ -156,7 +156,7 @@ class StepNumbers:
 
 
 def _no_check() -> None:
-    """Do nothing, if there are no other ranks or if all of them are alive."""
+    """The default `check`: never raises an error."""
 
 
 def take_step(

@@ -1,9 +1,8 @@
 """The classes of a data set or a model, in columns that the processes of a machine share.
 
-A class costs its name and 20 bytes: 8 for the end of its name, and 12 for its position in the
-sorted hashes of all names, in which a name is looked up by binary search. A hierarchy costs 4 bytes
-per class, and other attributes cost their JSON and 8 bytes per class. The file of a list is mapped
-into memory and read page by page, so that a list of 100,000,000 classes opens at once.
+A class takes its name and 20 bytes: 8 for the end of its name, and 12 for its position in the
+sorted hashes of all names, in which a name is looked up by binary search. A hierarchy takes 4 bytes per class, and other attributes take their JSON and 8 bytes per class. The file of a list is mapped into memory and read page by page, so a list of 100,000,000 classes opens
+immediately.
 """
 
 import json
@@ -166,7 +165,7 @@ class ClassList(Sequence[ClassInfo]):
         return None
 
     def find_all(self, names: Strings) -> NDArray[np.int32]:
-        """Return the class of each name [N], and -1 for a name that no class has."""
+        """Return the class of each name [N], or -1 if there is none."""
         found = [self._find_chunk(chunk) for chunk in names.chunks()]
         return np.concatenate([np.zeros(0, np.int32), *found])
 

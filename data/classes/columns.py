@@ -1,4 +1,4 @@
-"""The columns of a safetensors file, mapped into memory: opened at once, read page by page."""
+"""The columns of a safetensors file, mapped into memory and read page by page."""
 
 import json
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""A class list in which people look for classes: by name or ID, by a part of a name, and with
-suggestions for misspelled names.
+"""A class list with lookups by name or ID, searches for a part of a name, and suggestions for
+misspelled names.
 
 The case-folded names are two more columns. Every search processes them in chunks of bounded size
 and reads only the names that it returns or compares.

@@ -1,6 +1,6 @@
 """A column of strings: their UTF-8 bytes, one after another, and where each one ends.
 
-A string costs its bytes and 8 bytes more, in memory that processes can share. As Python objects, a
+A string takes its bytes and 8 more, in memory that processes can share. As Python objects, a
 list of strings costs about 60 bytes more per string and process.
 """
 

@@ -133,6 +133,7 @@ def index_shards(
     if problems or other_files:
         skipped = out / SKIPPED
         commit(skipped, to_lines([*problems, *other_files]))
+    manifest = manifest.with_class_file(lambda name, classes: classes.write(out / name))
     commit(out / MANIFEST, manifest.to_bytes())
     notes = []
     if missing := missing_numbers(tars):

@@ -99,7 +99,7 @@ def run(
             finally:
                 is_over.set()
             for each in asking:
-                outcome.answers.update(each.result(60))
+                outcome.answers.update(each.result(600))
     outcome.requests = outcome.answers.total()
     outcome.seconds = time.monotonic() - started
     return outcome
