@@ -28,8 +28,8 @@ _MIB = 2**20
 
 
 class ServingConfig(BaseModel):
-    """Configuration of a server. Each limit applies per replica or per request. One client can use at most three quarters of
-    `max_requests`, `max_uploads` and `max_upload_bytes` of a replica.
+    """Configuration of a server. Each limit applies per replica or per request. One client can use
+    at most three quarters of `max_requests`, `max_uploads` and `max_upload_bytes` of a replica.
 
     Fields annotated with `Option` are options of `kway serve`; the others can be set in the config
     file of a Ray cluster (`kway serve --print-config`).

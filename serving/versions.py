@@ -1,5 +1,6 @@
-"""The versions of a replica's model: load what is published at the path of the bundle, and replace the current version with it while the replica answers requests. The same applies to
-galleries and to the file of thresholds.
+"""The versions of a replica's model: load what is published at the path of the bundle, and replace
+the current version with it while the replica answers requests. The same applies to galleries and to
+the file of thresholds.
 
 A path is published atomically: it is a symbolic link that is replaced, or a folder that is renamed
 to it. `kway export`, `kway calibrate` and `kway index` do the latter. A thread checks the paths
@@ -133,8 +134,8 @@ class ServedModel:
 
         The checksums of all files that replace those of `previous` are verified. Raises OSError or
         ValueError if the bundle or a gallery is damaged or incomplete, if the file of thresholds is
-        invalid, or if the bundle fails its self-check or reads another kind of input. A gallery whose
-        features come from another backbone than the new bundle's becomes unavailable.
+        invalid, or if the bundle fails its self-check or reads another kind of input. A gallery
+        whose features come from another backbone than the new bundle's becomes unavailable.
         """
         config = self._config
         # Resolve symbolic links only once, so that all files are of one version.

@@ -61,7 +61,9 @@ class TrainConfig(FrozenConfig):
         False,
         description="whether float32 matrix products on CUDA use TF32; convolutions always use it",
     )
-    compile: bool = Field(False, description="whether to compile each block of the backbone with torch.compile")
+    compile: bool = Field(
+        False, description="whether to compile each block of the backbone with torch.compile"
+    )
     channels_last: bool = Field(
         False,
         description="whether to store images in channels-last memory format, which is "

@@ -1,8 +1,9 @@
 """The classes of a data set or a model, in columns that the processes of a machine share.
 
 A class takes its name and 20 bytes: 8 for the end of its name, and 12 for its position in the
-sorted hashes of all names, in which a name is looked up by binary search. A hierarchy takes 4 bytes per class, and other attributes take their JSON and 8 bytes per class. The file of a list is mapped into memory and read page by page, so a list of 100,000,000 classes opens
-immediately.
+sorted hashes of all names, in which a name is looked up by binary search. A hierarchy takes 4 bytes
+per class, and other attributes take their JSON and 8 bytes per class. The file of a list is mapped
+into memory and read page by page, so a list of 100,000,000 classes opens immediately.
 """
 
 import json
