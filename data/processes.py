@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from data.retry import TransientError
 
@@ -48,9 +48,10 @@ def over_jobs(
         yield from map(work, jobs)
         return
     # Processes are spawned, not forked, because image libraries and callers use threads and locks.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=end_with_parent)
+    # `work` may contain a class list, so each process receives it once, not with every job.
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_begin, initargs=(work,))
     try:
-        yield from in_order(pool, work, jobs, ahead=2 * workers)
+        yield from in_order(pool, _work, jobs, ahead=2 * workers)
     except BrokenProcessPool as error:
         raise TransientError(
             "a worker process was killed, possibly because it ran out of memory: run the same "
@@ -58,6 +59,18 @@ def over_jobs(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+_given: list[Callable[[Any], Any]] = []
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    end_with_parent()
+    _given[:] = [work]
+
+
+def _work(job: Any) -> Any:
+    return _given[0](job)
 
 
 @contextmanager

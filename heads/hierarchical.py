@@ -144,7 +144,7 @@ class HierarchicalSoftmaxHead(ClassHead):
         return torch.where(known, leaves, self.label_tree.num_nodes)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.array(array)).to(self.weight.device)
+        return torch.from_numpy(np.array(array, np.int64)).to(self.weight.device)
 
 
 def _log_probabilities(tree: LabelTree, nodes: np.ndarray, logits_bS: Tensor) -> Tensor:

@@ -16,11 +16,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors.numpy import save_file
 
-from data.classes.columns import mapped_columns
+from data.classes.columns import DTYPE_NAMES, mapped_columns
 from data.classes.strings import Strings, equal_strings
-from data.files import sha256_of
+from data.files import flush, sha256_of
 
 
 class ClassInfo(BaseModel):
@@ -44,6 +43,7 @@ class ClassList(Sequence[ClassInfo]):
         self._attributes = _optional(columns, "attributes", "attribute_ends")
         self._paths = _optional(columns, "paths", "path_ends")
         self._found: dict[str, int] = {}
+        self._path: Path | None = None
 
     @classmethod
     def of(cls, infos: Iterable[ClassInfo]) -> "ClassList":
@@ -86,20 +86,44 @@ class ClassList(Sequence[ClassInfo]):
             missing = min(_REQUIRED - columns.keys())
             raise ValueError(f"{path} does not contain the array {missing}: copy it again")
         opened = cls(columns)
+        opened._path = path
         lengths = {len(columns[name]) for name in _PER_CLASS & columns.keys()}
         if lengths != {num_classes}:
             raise ValueError(
                 f"{path} contains {len(opened):,} classes instead of {num_classes:,}: copy it again"
             )
-        strings = (opened.names, opened._attributes, opened._paths)
-        if any(one is not None and len(one.text) != one.ends[-1] for one in strings):
-            raise ValueError(f"{path} is damaged (a column is not complete): copy it again")
+        for text, ends in _TEXTS:
+            size = int(columns[ends][-1]) if len(columns.get(ends, ())) else 0
+            if (text in columns) != (ends in columns) or len(columns.get(text, ())) != size:
+                raise ValueError(f"{path} is damaged (a column is not complete): copy it again")
+        if ("paths" in columns) != ("path_of_class" in columns):
+            raise ValueError(f"{path} is damaged (a column is missing): copy it again")
         return opened
 
     def write(self, path: Path) -> str:
         """Write the columns to a safetensors file. Return its SHA-256."""
-        save_file(dict(self.columns), path)
+        # The safetensors library writes a file next to `path`, which only its owner can read, and
+        # reports a full disk with an error of its own.
+        columns = sorted(self.columns.items(), key=lambda one: (-one[1].itemsize, one[0]))
+        header, end = {}, 0
+        for name, column in columns:
+            start, end = end, end + column.nbytes
+            offsets = {"shape": [len(column)], "data_offsets": [start, end]}
+            header[name] = {"dtype": DTYPE_NAMES[column.dtype.type], **offsets}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for _, column in columns:
+                file.write(np.ascontiguousarray(column).data)
+            flush(file)
         return sha256_of(path)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process maps the same file, unless its machine does not have it.
+        if self._path is not None and self._path.is_file():
+            return type(self).open, (self._path.absolute(), len(self))
+        return type(self), (dict(self.columns),)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -175,7 +199,7 @@ class ClassList(Sequence[ClassInfo]):
         position = np.searchsorted(hashes, wanted)
         position[position == len(self)] = 0
         found: NDArray[np.int32] = self.columns["ids_by_hash"][position]
-        has_hash = hashes[position] == wanted
+        has_hash = (hashes[position] == wanted) & (found >= 0) & (found < len(self))
         hits = np.flatnonzero(has_hash)
         is_equal = equal_strings(names.at(hits), self.names.at(found[hits]))
         found[~has_hash] = -1
@@ -237,6 +261,12 @@ _TYPES: dict[str, type[np.generic]] = {
     "folded": np.uint8,  # case-folded names, see `data/classes/search.py`
     "folded_ends": np.int64,
 }
+_TEXTS = (
+    ("names", "name_ends"),
+    ("attributes", "attribute_ends"),
+    ("paths", "path_ends"),
+    ("folded", "folded_ends"),
+)
 _REQUIRED = {"names", "name_ends", "name_hashes", "ids_by_hash"}
 _PER_CLASS = {
     "name_ends",

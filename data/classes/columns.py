@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_DTYPES = {"U8": np.uint8, "I32": np.int32, "I64": np.int64, "U64": np.uint64}
+_DTYPES: dict[str, type[np.generic]] = {
+    "U8": np.uint8,
+    "I32": np.int32,
+    "I64": np.int64,
+    "U64": np.uint64,
+}
+DTYPE_NAMES: dict[type[np.generic], str] = {kind: name for name, kind in _DTYPES.items()}
 _MAX_HEADER = 1 << 20
 
 
@@ -34,6 +40,8 @@ def mapped_columns(path: Path, types: Mapping[str, type[np.generic]]) -> dict[st
             if len(about["shape"]) != 1 or size != last - first:
                 raise ValueError(f"array {name} has another shape")
             columns[name] = np.asarray(content[start + first : start + last]).view(dtype)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (
+        *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+    ) as error:
         raise ValueError(f"{path} is damaged ({error}): copy it again") from error
     return columns

@@ -82,7 +82,10 @@ class Strings(Sequence[str]):
     def chunks(self) -> Iterator["Strings"]:
         """Yield consecutive slices of at most `CHUNK` strings."""
         for start in range(0, len(self), CHUNK):
-            yield self[start : start + CHUNK]
+            chunk = self[start : start + CHUNK]
+            if (np.diff(chunk.ends, prepend=0) < 0).any() or len(chunk.text) != chunk.ends[-1]:
+                raise ValueError(f"string {start} or a later one is damaged: copy its file again")
+            yield chunk
 
     def lengths(self) -> NDArray[np.int64]:
         """Return the number of bytes [N] of each string."""

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -230,6 +230,9 @@ class Manifest(_Record):
             if is_url(folder):
                 url = file_url(check_url(str(folder)), about.file)
                 path = cached_copy(url, about.sha256, cache, verify=False)
+                with suppress(ValueError, FileNotFoundError):  # damaged, or evicted meanwhile
+                    return ClassList.open(path, about.num_classes)
+                path = cached_copy(url, about.sha256, cache, verify=True)
                 return ClassList.open(path, about.num_classes)
             path = Path(folder) / about.file
             if not path.is_file():
@@ -266,7 +269,7 @@ class Manifest(_Record):
         if is_url(path):
             remedy = "upload it again from the machine on which the shards were created"
         try:
-            head = _Head.model_validate_json(content)
+            head = ManifestHead.model_validate_json(content)
             if head.format_version > FORMAT_VERSION:
                 raise ValueError(
                     f"{path} has format version {head.format_version}, but this version of kway "
@@ -327,8 +330,11 @@ class _Stored(Manifest):
     checksum: Digest
 
 
-class _Head(BaseModel):
+class ManifestHead(BaseModel):
+    """What can be read of a manifest without its class file."""
+
     format_version: int
+    source: SourceInfo
     class_file: ClassFile | None = None
 
 

@@ -14,7 +14,8 @@ from data.files import commit
 from data.messages import Report, pluralize, silent
 from data.processes import over_jobs
 from data.shards.index import index_path
-from data.shards.manifest import MANIFEST, Manifest, SourceInfo
+from data.shards.manifest import CLASSES, MANIFEST, Manifest, SourceInfo
+from data.shards.writing.output import OutputFolder
 from data.skipped import NAMED, SKIPPED, Skipped, to_lines
 from data.tars.labels import INDEXED, LABEL_EXTENSIONS, Labels
 from data.tars.listing import list_tars, missing_numbers, names_in_manifest, split_of_tars
@@ -133,7 +134,7 @@ def index_shards(
     if problems or other_files:
         skipped = out / SKIPPED
         commit(skipped, to_lines([*problems, *other_files]))
-    manifest = manifest.with_class_file(lambda name, classes: classes.write(out / name))
+    manifest = manifest.with_class_file(OutputFolder(out).write_classes)
     commit(out / MANIFEST, manifest.to_bytes())
     notes = []
     if missing := missing_numbers(tars):
@@ -215,7 +216,7 @@ def _prepare(out: Path, links: dict[str, Path]) -> None:
     written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for name in (MANIFEST, SKIPPED):
+    for name in (MANIFEST, SKIPPED, CLASSES):
         (out / name).unlink(missing_ok=True)
     for name, tar in links.items():
         if (out / name).is_symlink():  # only links are deleted, never tars

@@ -166,7 +166,7 @@ def host_memory(head: Head, device: MemoryTable, others: Lines) -> MemoryTable:
     )
     kernels = max(0, heap - device.peak) + _KERNEL_BYTES
     build = kept = _DENSE_TREE_BYTES
-    if head.classes.inner:
+    if head.classes.inner or head.recipe.head.loss.over_nodes:
         build, kept = _TREE_BYTES, _KEPT_TREE_BYTES
     weights = sum(device.lines[what][0] for what in _NEEDED_TO_EVALUATE)
     lines = {

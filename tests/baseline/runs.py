@@ -155,7 +155,7 @@ def _bundle(name: str) -> Record:
     folder = Path(name)
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     spec = json.loads((folder / "bundle.json").read_text())
-    classes = open_classes(folder, spec["model"]["num_classes"])
+    classes = open_classes(folder, spec["model"]["num_classes"], spec["files"])
     lines = [info.model_dump_json(exclude_defaults=True) + "\n" for info in classes]
     return {
         f"{name}/files": exact(files),

@@ -1,5 +1,6 @@
 """The columnar class list: the same classes as Python objects, lookups, unions and its file."""
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -120,6 +121,19 @@ def test_a_long_class_list_is_a_file_next_to_the_manifest(
         )
     )
     assert mixed.classes == inline.classes
-    (tmp_path / "file" / CLASSES).unlink()
+    pickled = pickle.dumps(read.classes)  # maps the file again
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled) == read.classes
+    # The command that wrote the shards repairs a changed or missing class list.
+    path = tmp_path / "file" / CLASSES
+    assert path.stat().st_mode & 0o777 == 0o644
+    intact = path.read_bytes()
+    for damage in (lambda: path.write_bytes(intact[:-1] + b"?"), path.unlink):
+        damage()
+        monkeypatch.setattr(manifest, "MAX_INLINE_CLASSES", 8)
+        write_shards(samples, tmp_path / "file", modality="text")
+        monkeypatch.undo()
+        assert path.read_bytes() == intact
+    path.unlink()
     with pytest.raises(FileNotFoundError, match=r"classes.safetensors is missing"):
         Manifest.read(tmp_path / "file")

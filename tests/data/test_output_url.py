@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from data.inspection.verify import damages
 from data.messages import silent
-from data.shards.manifest import MANIFEST
+from data.shards import manifest
+from data.shards.manifest import MANIFEST, Manifest
 from data.shards.split import open_split
 from data.shards.writing.output import UNFINISHED
 from data.shards.writing.writer import write_shards
@@ -68,6 +69,15 @@ def test_shards_at_a_url_equal_local_shards(mixed: Path, tmp_path: Path, url: st
         samples = range(len(split))
         assert [split.read(i) for i in samples] == [expected.read(i) for i in samples]
     assert list(damages(url, silent, workers=0)) == []
+
+
+def test_a_long_class_list_is_written_and_read_at_a_url(
+    mixed: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest, "MAX_INLINE_CLASSES", 1)
+    written = write(ImageFolder(mixed, skip_bad=True), url).manifest
+    assert written.class_file is not None
+    assert Manifest.read(url).classes == written.classes
 
 
 def test_the_work_folders_of_urls_with_the_same_last_name_differ(

@@ -63,7 +63,7 @@ class Bundle:
         self.spec, self.version = manifest.model, manifest.version
         self._files = manifest.files
         num_classes = self.spec.num_classes
-        self.classes = open_classes(path, num_classes)
+        self.classes = open_classes(path, num_classes, manifest.files)
         self.thresholds = (
             ClassThresholds.open(path, self.spec.recalls, num_classes)
             if self.spec.recalls

@@ -4,7 +4,7 @@ classes.safetensors  the columns of a `SearchableClassList`
 classes.jsonl        formats 2 to 5 instead: {"name": …, "attributes": {…}}, one class per line
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -27,9 +27,9 @@ def write_classes(folder: Path, classes: Iterable[ClassInfo]) -> int:
     return len(listed)
 
 
-def open_classes(folder: Path, num_classes: int) -> SearchableClassList:
+def open_classes(folder: Path, num_classes: int, files: Collection[str]) -> SearchableClassList:
     """Open the class list of a bundle. Raises ValueError if it does not contain `num_classes`."""
-    if not (folder / LINES).is_file():
+    if LINES not in files:
         return SearchableClassList.open(folder / CLASSES, num_classes)
     infos = []
     with (folder / LINES).open("rb") as file, paused_gc():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data.classes.strings import Strings
+from data.classes.strings import CHUNK, Strings
 from data.images.config import ImageConfig
 from heads import ClassHead
 from heads.collectives import all_reduce_sum
@@ -56,7 +56,11 @@ def _load_rows(
     _check_head(head, bundle)
     mine, device = head.engine.weights.held.class_ids.cpu().numpy(), head.weight.device
     names = class_names if isinstance(class_names, Strings) else Strings.of(class_names)
-    ids = bundle.classes.find_all(names.at(mine))
+    found = [
+        bundle.classes.find_all(names.at(mine[start : start + CHUNK]))
+        for start in range(0, len(mine), CHUNK)
+    ]
+    ids = np.concatenate([np.zeros(0, np.int32), *found])
     held = np.flatnonzero(ids >= 0)
     num_found = int(all_reduce_sum(torch.tensor(len(held), device=device), head.engine.class_group))
     if num_found < min_share * len(class_names):

@@ -135,7 +135,7 @@ def rewrite_bundle(
         kept -= {CLASSES, LINES}
     with published_folder(out, replace=True) as folder:
         if CLASSES not in kept:
-            write_classes(folder, open_classes(path, model.num_classes))
+            write_classes(folder, open_classes(path, model.num_classes, manifest.files))
         thresholds.write(folder, model.num_classes)
         (folder / CARD).write_text(model_card, encoding="utf-8")
         if onnx is not None:

@@ -25,7 +25,14 @@ from data.remote.fetch import explained as explained_url
 from data.remote.fetch import file_system
 from data.retry import retried
 from data.shards.index import INDEX_SUFFIX, ShardIndex, index_path, parse_index
-from data.shards.manifest import CLASSES, LABEL_VECTORS, MANIFEST, Manifest, ShardInfo, SourceInfo
+from data.shards.manifest import (
+    CLASSES,
+    LABEL_VECTORS,
+    MANIFEST,
+    ManifestHead,
+    ShardInfo,
+    SourceInfo,
+)
 from data.skipped import SKIPPED
 
 WRITABLE = ("s3", "gs")
@@ -247,7 +254,7 @@ class OutputFolder:
         except (FileNotFoundError, ValidationError):  # missing, or truncated by a crash
             found = about
             if MANIFEST in files:
-                found = Manifest.read(self.folder).source
+                found = ManifestHead.model_validate_json(self.read(MANIFEST)).source
             elif others := sorted(files.keys() - {UNFINISHED}):
                 raise ValueError(
                     f"{self} is not empty (it contains {others[0]}), so {about} cannot be written "

@@ -9,18 +9,20 @@ workers or on whether they are processes of this machine or tasks on a Ray clust
 import hashlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 from safetensors.numpy import save
 
 from data.files import sha256_of
 from data.messages import Report, silent
 from data.processes import connected, over_jobs
-from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, SourceInfo
+from data.shards.manifest import LABEL_VECTORS, MANIFEST, Manifest, ManifestHead, SourceInfo
 from data.shards.writing.output import UNFINISHED, OutputFolder, check_same
 from data.shards.writing.shard_file import WrittenShard, plan_shards, write_plan
 from data.skipped import SKIPPED, Skipped, to_lines
@@ -158,8 +160,17 @@ def _complete_manifest(output: OutputFolder, about: SourceInfo) -> Manifest | No
     Raises FileNotFoundError or ValueError if a file is missing and an earlier version of kway has
     appended samples, because they cannot be written again.
     """
-    if MANIFEST not in output.sizes():
+    files = output.sizes()
+    if MANIFEST not in files:
         return None
+    with suppress(ValidationError):  # the error of `Manifest.read` is better
+        listed = ManifestHead.model_validate_json(output.read(MANIFEST)).class_file
+        if listed is not None:
+            if listed.file not in files:
+                return None
+            path = output.location(listed.file)
+            if isinstance(path, Path) and sha256_of(path) != listed.sha256:
+                return None
     manifest = Manifest.read(output.folder)
     check_same(output.folder, manifest.sources[0], about)
     if manifest.earlier:
