@@ -27,21 +27,14 @@ from data.shards.writing.writer import write_shards
 from data.skipped import Skipped
 from data.sources import Glyphs
 from data.sources.source import Modality, Sample, Source
+from tests.tiny_networks import TINY_RESNET
 
 _NODES, _SAMPLES = 1_000, 256
 _LOOKUPS = 10_000
-_ENCODER = {
-    "model_type": "resnet",
-    "embedding_size": 8,
-    "hidden_sizes": [8, 16],
-    "depths": [1, 1],
-    "layer_type": "basic",
-    "num_channels": 1,
-}
 
 
 class ManyClasses(Source):
-    """Glyphs, labelled with random classes out of `num_classes`."""
+    """Glyphs with random labels out of `num_classes` classes."""
 
     kind: ClassVar[str] = "many-classes"
     modality: ClassVar[Modality] = "image"
@@ -92,7 +85,7 @@ def recipe(folder: Path, kind: str, *, steps: int) -> dict[str, Any]:
             "augment": {"crop_area": None, "flip": 0},
             "workers": 0,
         },
-        "backbone": {"config": _ENCODER},
+        "backbone": {"config": {**TINY_RESNET, "num_channels": 1}},
         "head": {"weights": weights, "loss": {"kind": "ce"}},
         "optimizer": {"kind": "sgd", "lr": 0.1, "momentum": 0},
         "train": {"duration": {"steps": steps}, "global_batch": 32},

@@ -91,7 +91,7 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
     seconds = join_seconds(placement)
     # torch's client retries for this long, even if the name of the host does not resolve yet or the
     # connection breaks. The call is abandoned before that.
-    patient = 2 * seconds
+    timeout_seconds = 2 * seconds
     parameters = RendezvousParameters(
         backend="static" if placement.is_static else "c10d",
         endpoint=placement.endpoint,
@@ -99,10 +99,10 @@ def open_rendezvous(placement: Placement) -> RendezvousHandler:
         min_nodes=placement.min_nodes,
         max_nodes=placement.max_nodes,
         local_addr=placement.local_addr or ("127.0.0.1" if placement.max_nodes == 1 else None),
-        **{**placement.rdzv_conf, "read_timeout": str(patient)},
+        **{**placement.rdzv_conf, "read_timeout": str(timeout_seconds)},
     )
     if placement.is_static:
-        parameters.config |= {"rank": placement.node_rank or 0, "timeout": patient}
+        parameters.config |= {"rank": placement.node_rank or 0, "timeout": timeout_seconds}
         return create_rdzv_handler(parameters)
     with report_waiting(placement, "the machine that hosts the rendezvous"):
         backend, store = interruptible(partial(create_backend, parameters), seconds=seconds)
