@@ -88,8 +88,9 @@ class Agreement:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # After an error, the thread and the last message may still wait for another rank.
-        self._thread.shutdown(wait=error is None, cancel_futures=True)
+        # After an error, the thread and the last message may still wait for another rank. Without
+        # one, the thread may not have started to receive yet, and the next rank waits for that.
+        self._thread.shutdown(wait=error is None, cancel_futures=error is not None)
         if error is None and self._sent is not None:
             self._sent.wait()
 

@@ -69,20 +69,19 @@ def test_an_exchange_runs_at_the_same_time_as_other_collectives() -> None:
 
 
 def left_before_the_message_is_received() -> bool:
-    """Rank 0 receives the last message only after rank 1 could have left."""
-    world, wait = rank_world(), World.wait_for_next
-
-    def wait_late(world: World) -> None:
-        time.sleep(0.5 if world.rank == 0 else 0)
-        wait(world)
-
-    with pytest.MonkeyPatch.context() as patches, Agreement(world) as agreement:
-        patches.setattr(World, "wait_for_next", wait_late)
-        agreement.start(stop=None, batch=batch_with_bad(), busy_seconds=0.0)()
+    """Rank 0 starts to receive the last message only after both ranks could have left."""
+    world = rank_world()
+    with Agreement(world) as agreement:
+        if world.rank == 1:
+            time.sleep(0.5)  # the callback is added before the exchange ends
+        wait = agreement.start(stop=None, batch=batch_with_bad(), busy_seconds=0.0)
+        if world.rank == 0:
+            agreement._running[0].add_done_callback(lambda _: time.sleep(0.5))
+        wait()
     return True
 
 
-def test_the_last_message_is_sent_before_a_rank_leaves() -> None:
+def test_the_last_message_is_sent_and_received_before_a_rank_leaves() -> None:
     assert run_on_ranks(2, left_before_the_message_is_received) == [True, True]
 
 

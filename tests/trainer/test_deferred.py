@@ -115,7 +115,12 @@ def taken(start: Any, shards: Path, case: dict[str, Any]) -> Steps:
     broken = take_broken(task, 4)
     assert broken.skipped
     after = entries(task)
-    changed = [name for name, value in before.items() if not np.array_equal(value, after[name])]
+    # The padding of DeepSpeed's pieces is uninitialized memory, which may be NaN.
+    changed = [
+        name
+        for name, value in before.items()
+        if not np.array_equal(value, after[name], equal_nan=True)
+    ]
     sites = [line.rpartition(":")[0] for line in reads]  # without the line number
     found = Steps(numbers, before, sites, changed, broken.reason, take(task, 5).loss)
     task.strategy.close()
