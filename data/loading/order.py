@@ -325,7 +325,8 @@ class ByLength:
         epochs = positions // self._epoch
         windows = (positions - self._first_batch(epochs)) // self._window
         passes, samples = np.empty_like(positions), np.empty_like(positions)
-        for epoch, window in np.unique(np.stack([epochs, windows]), axis=1).T.tolist():
+        # For the rows of a batch, a set takes a tenth of the time of `np.unique`.
+        for epoch, window in sorted(set(zip(epochs.tolist(), windows.tolist(), strict=True))):
             here = (epochs == epoch) & (windows == window)
             start, sorted_passes, sorted_samples = self._sorted(epoch, window)
             passes[here] = sorted_passes[positions[here] - start]
