@@ -8,6 +8,7 @@ world size and number of workers, because ranks and workers only divide the read
 
 import itertools
 import logging
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from data.augment.training import ProgressiveSizes
 from data.config import DataConfig
@@ -24,7 +26,14 @@ from data.loading.inputs import open_inputs
 from data.loading.order import ByLength, Locate, share
 from data.loading.reader import EvaluationReader, Share, TrainingReader, check_limit
 from data.loading.sampling import sampled_order, samples_per_epoch
-from data.loading.workers import read_ahead
+from data.loading.workers import (
+    LOST_WORKER,
+    PREFETCHED,
+    SMALL_SHM,
+    begin_worker,
+    lost_worker,
+)
+from data.retry import TransientError
 from data.shards.split import Split
 
 _log = logging.getLogger("kway.data")
@@ -262,6 +271,54 @@ def check_rank(rank: int, world_size: int) -> None:
     """Raise ValueError if `rank` is outside the world."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} is out of range for world size {world_size}")
+
+
+def read_ahead(
+    reader: Dataset, requests: Iterable[Any] | None, *, workers: int, pinned: bool
+) -> Iterator[Batch]:
+    """Yield the batches of `reader` in order. `workers` processes read batches ahead.
+
+    requests: one request per batch, or None for an iterable reader. Raises the errors that the
+    reader returns, TransientError if a process was killed, and ValueError if /dev/shm is too small.
+    """
+    loader = DataLoader(
+        reader,
+        sampler=requests,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=PREFETCHED if workers else None,
+        pin_memory=pinned,
+        # Use a separate generator. The loader draws a seed, and this must not advance the trainer's
+        # global generator.
+        generator=torch.Generator(),
+        worker_init_fn=partial(begin_worker, parent=os.getpid()) if workers else None,
+    )
+    for batch in _received(loader):
+        if isinstance(batch, Exception):
+            raise batch
+        # Pinning has already copied the batch out of the worker's memory.
+        yield batch if pinned or not workers else _own(batch)
+
+
+def _received(loader: DataLoader) -> Iterator[Batch | Exception]:
+    """Yield the results that the workers send. Raises the errors of `read_ahead`."""
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        raise TransientError(LOST_WORKER) from error
+    except RuntimeError as error:
+        if (reason := lost_worker(error)) is None:
+            raise
+        # A larger limit is needed, so a restart would fail again.
+        kind = ValueError if reason == SMALL_SHM else TransientError
+        raise kind(reason) from error
+
+
+def _own(batch: Batch) -> Batch:
+    """Copy the pixels to memory that no worker writes to."""
+    if (pixels := batch.inputs.get("pixel_values")) is None:
+        return batch
+    return replace(batch, inputs={**batch.inputs, "pixel_values": pixels.clone()})
 
 
 def prefetch_to_device(batches: Iterator[Batch], device: torch.device) -> Iterator[Batch]:

@@ -20,11 +20,12 @@ from data.augment.mix import Mix
 from data.config import DataConfig
 from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed, Substitute
-from data.loading.inputs import Inputs
+from data.loading.inputs import ImageInputs, Items, TextInputs
 from data.loading.order import Locate
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
+Inputs = ImageInputs | TextInputs
 
 _STREAM = 0x73756273  # "subs": separates these random draws from those of augmentation
 _ATTEMPTS = 1000
@@ -69,6 +70,27 @@ class Reader(Dataset):
         except ValueError as error:
             raise self.split.bad(index, str(error)) from error
 
+    def items(
+        self,
+        contents: Iterator[bytes | None],
+        batch: Items,
+        read_again: Callable[[int, Callable[[bytes], Any]], Any],
+    ) -> Iterator[Any]:
+        """Yield the items of the samples `contents`, of which bad ones may be None.
+
+        read_again: returns what the sample in a row, which is damaged, is decoded to, given the
+        function that decodes it, or raises an error.
+        """
+        decode, finish = batch
+        for row, data in enumerate(contents):
+            try:
+                if data is None:
+                    raise ValueError("bad sample")  # caught below
+                decoded = decode(row, data)
+            except ValueError:
+                decoded = read_again(row, partial(decode, row))
+            yield finish(decoded)
+
 
 class EvaluationReader(Reader):
     """Maps sample indices, int64 [b], to their batch. A bad sample raises an error.
@@ -87,20 +109,13 @@ class EvaluationReader(Reader):
         if self._will_read is not None and len(request):
             self._will_read(int(request[0]))
         labels, contents = self.split.read_many(request)
-        items = self._items(request.tolist(), contents)
+
+        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:  # names it in the error
+            return self.decoded(int(request[row]), decode)[0]
+
+        items = self.items(contents, self.inputs.evaluation_batch(), read_again)
         inputs = self.inputs.collate(items, len(request), side=self._side)
         return Batch(inputs, torch.from_numpy(labels), torch.from_numpy(request))
-
-    def _items(self, indices: list[int], contents: Iterator[bytes | None]) -> Iterator[Any]:
-        decode, item = self.inputs.decode, self.inputs.for_evaluation
-        for index, data in zip(indices, contents, strict=True):
-            try:
-                if data is None:
-                    raise ValueError("bad sample")  # caught below
-                decoded = decode(data)
-            except ValueError:  # read the sample again, and raise an error that names it
-                decoded = self.decoded(index, decode)[0]
-            yield item(decoded)
 
 
 class TrainingReader(Reader):
@@ -156,26 +171,19 @@ class TrainingReader(Reader):
         substitutes: dict[int, Substitute] = {}
         batch = self.inputs.training_batch(self._seed, passes, indices, side=side)
 
-        def items() -> Iterator[Any]:
-            decode, augment = batch.decode, batch.augment
-            for row, data in enumerate(contents):
-                try:
-                    if data is None:
-                        raise ValueError("bad sample")  # caught below
-                    decoded = decode(row, data)
-                except ValueError:  # read the sample again, and replace it if the error recurs
-                    (decoded, labels[row]), substitute = read_or_substitute(
-                        partial(self.decoded, decode=partial(decode, row)),
-                        self._seed,
-                        int(passes[row]),
-                        int(indices[row]),
-                        len(self.split),
-                    )
-                    if substitute is not None:
-                        substitutes[row] = substitute
-                yield augment(decoded)
+        def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:
+            (decoded, labels[row]), substitute = read_or_substitute(
+                partial(self.decoded, decode=decode),
+                self._seed,
+                int(passes[row]),
+                int(indices[row]),
+                len(self.split),
+            )
+            if substitute is not None:
+                substitutes[row] = substitute
+            return decoded
 
-        return labels, items(), substitutes
+        return labels, self.items(contents, batch, read_again), substitutes
 
     def _mixed(self, positions: np.ndarray, side: int, mix: Mix) -> Batch:
         """Mix each row with its partner.
