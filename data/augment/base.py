@@ -50,13 +50,13 @@ class Draws:
 
     def __init__(self) -> None:
         self._philox = np.random.Philox()
-        self._start = _philox(0, _SAMPLES, 0, 0).state
+        self._start: Any = _philox(0, _SAMPLES, 0, 0).state
+        self._key, self._counter = self._start["state"]["key"], self._start["state"]["counter"]
         self.rng = np.random.Generator(self._philox)
 
     def at(self, seed: int, epoch: int, index: int) -> np.random.Generator:
         """Return `rng`, which begins with the numbers of a sample."""
-        state: Any = self._start["state"]
-        state["key"][0], state["counter"][1], state["counter"][2] = seed, index, epoch
+        self._key[0], self._counter[1], self._counter[2] = seed, index, epoch
         self._philox.state = self._start
         return self.rng
 
