@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,10 +47,6 @@ class EndlessLoader(ABC):
     A new iteration continues where the previous one stopped. Raises ValueError for a rank outside
     the world or an empty global batch. Iteration raises ValueError, with the list of bad samples,
     if more than `config.max_bad_samples` were found by this rank or are listed in the cursor.
-    """
-
-    remedy: ClassVar[str]
-    """The first words of the fix for too many bad samples. The message continues with "the shards".
     """
 
     def __init__(
@@ -116,7 +112,7 @@ class EndlessLoader(ABC):
             if index not in self._bad:
                 self._bad[index] = self._unseen(index, "on another rank, see its log")
         self.cursor = self.cursor.join(self._bad)
-        self._check_limit()
+        check_limit(self._bad, self._config.max_bad_samples)
 
     def _record(self, substitutes: Iterable[Substitute]) -> None:
         """Log each bad sample when it is first found."""
@@ -124,10 +120,7 @@ class EndlessLoader(ABC):
             if self._bad.get(substitute.index) != substitute.reason:
                 self._bad[substitute.index] = substitute.reason
                 _log.warning("%s", substitute)
-        self._check_limit()
-
-    def _check_limit(self) -> None:
-        check_limit(self._bad, self._config.max_bad_samples, remedy=self.remedy)
+        check_limit(self._bad, self._config.max_bad_samples)
 
     def close(self) -> None:
         """Stop the worker processes. Reading the next batch restarts them."""
@@ -149,8 +142,6 @@ class TrainLoader(EndlessLoader):
     each time it occurs (`data/loading/reader.py`). Raises the errors of `EndlessLoader`, and
     ValueError for an empty split or a recipe whose modality does not match the shards.
     """
-
-    remedy = "run kway shard verify --decode, fix"
 
     def __init__(
         self,

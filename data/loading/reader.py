@@ -240,11 +240,10 @@ def read_or_substitute(
     raise bad
 
 
-def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
+def check_limit(bad: Mapping[int, str], limit: int) -> None:
     """Raise ValueError, with the list of bad samples, if there are more than `limit`.
 
-    bad: a map from indices to reasons that contain the shard and key. remedy: see
-    `EndlessLoader.remedy`.
+    bad: a map from indices to reasons that contain the shard and key.
     """
     if len(bad) <= limit:
         return
@@ -252,6 +251,6 @@ def check_limit(bad: Mapping[int, str], limit: int, *, remedy: str) -> None:
     more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise ValueError(
         f"{len(bad)} bad sample{'s' if len(bad) > 1 else ''} in training, but "
-        f"data.max_bad_samples is {limit}: {named}{more}: {remedy} the shards, or raise the "
-        "limit"
+        f"data.max_bad_samples is {limit}: {named}{more}: fix the shards (kway shard "
+        "verify --decode lists all damage of shards with an index), or raise the limit"
     )

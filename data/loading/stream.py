@@ -69,8 +69,6 @@ class StreamLoader(EndlessLoader):
     Damaged samples are skipped. `indices` are hashes of the tar and the key.
     """
 
-    remedy = "fix"
-
     def __init__(self, stream: Stream, config: DataConfig, **options: Any) -> None:
         super().__init__(config, **options)
         if config.augment.mix is not None:
@@ -199,7 +197,7 @@ class _Reader(IterableDataset):
         if number not in self._bad:
             self._bad[number] = f"{name}: {reason}"
             self._new.append(Substitute(number, None, self._bad[number]))
-            check_limit(self._bad, self._max_bad, remedy=StreamLoader.remedy)
+            check_limit(self._bad, self._max_bad)
 
 
 def _number(name: str) -> int:
