@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -158,17 +158,14 @@ class TrainLoader(EndlessLoader):
         inputs = open_inputs(config, split.manifest)
         seed = cursor.seed
         num_batches = config.text.batches_by_length if config.text is not None else 1
-        locate: Locate
-        will_read: Callable[[int], None]
+        at_once = 2 if num_batches > 1 else 1
+        order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
+        locate: Locate = order.locate
+        epoch, longest = order.num_samples, order.samples_at_least
         if config.is_sampled:
             sampled = sampled_order(split, config, seed)
-            epoch, longest, locate = sampled.num_samples, sampled.num_samples, sampled.locate
-            will_read = partial(split.will_read, split.order(seed))
-        else:
-            at_once = 2 if num_batches > 1 else 1
-            order = split.order(seed, config.shuffle_shards, groups_at_once=at_once)
-            epoch, longest, locate = order.num_samples, order.samples_at_least, order.locate
-            will_read = partial(split.will_read, order)
+            locate = sampled.locate
+            epoch = longest = sampled.num_samples
         # Limit a window to the length of one group, so that it reads from at most two groups.
         num_batches = max(1, min(num_batches, longest // global_batch))
         if num_batches > 1:
@@ -186,9 +183,7 @@ class TrainLoader(EndlessLoader):
             num_samples=samples_per_epoch(split, config),
             global_batch=global_batch,
         )
-        self._reader = TrainingReader(
-            split, inputs, config, seed=seed, will_read=will_read, locate=locate
-        )
+        self._reader = TrainingReader(split, inputs, config, seed=seed, order=order, locate=locate)
 
     def share(self, step: int) -> range:
         """Return the stream positions that this rank reads `step` batches after the cursor."""

@@ -21,7 +21,7 @@ from data.config import DataConfig
 from data.images.decode import contiguous
 from data.loading.batch import Batch, Mixed, Substitute
 from data.loading.inputs import ImageInputs, Items, TextInputs
-from data.loading.order import Locate
+from data.loading.order import Locate, Order
 from data.shards.split import BadSampleError, Split
 
 Content = TypeVar("Content")
@@ -101,13 +101,11 @@ class EvaluationReader(Reader):
     def __init__(self, split: Split, inputs: Inputs, *, side: int, in_order: bool) -> None:
         super().__init__(split, inputs)
         self._side = side
-        self._will_read: Callable[[int], None] | None = None
-        if in_order:
-            self._will_read = partial(split.will_read, None)
+        self._in_order = in_order
 
     def read(self, request: np.ndarray) -> Batch:
-        if self._will_read is not None and len(request):
-            self._will_read(int(request[0]))
+        if self._in_order and len(request):
+            self.split.will_read(None, int(request[0]))
         labels, contents = self.split.read_many(request)
 
         def read_again(row: int, decode: Callable[[bytes], Any]) -> Any:  # names it in the error
@@ -121,7 +119,7 @@ class EvaluationReader(Reader):
 class TrainingReader(Reader):
     """Maps a share of the stream to the batch of its samples.
 
-    `locate` maps positions to samples, and `will_read` prefetches the shards of a position.
+    `locate` maps positions to samples, and `order` determines which shards are prefetched.
     Augmentation is keyed by (seed, pass, sample), so it differs each time a sample occurs. Mixing
     is keyed by the pair of positions 2n and 2n + 1. A bad sample is replaced.
     """
@@ -133,17 +131,17 @@ class TrainingReader(Reader):
         config: DataConfig,
         *,
         seed: int,
-        will_read: Callable[[int], None],
+        order: Order,
         locate: Locate,
     ) -> None:
         super().__init__(split, inputs)
         self._config = config
         self._seed = seed
-        self._will_read = will_read
+        self._order = order
         self._locate = locate
 
     def read(self, request: Share) -> Batch:
-        self._will_read(request.positions.start)
+        self.split.will_read(self._order, request.positions.start)
         positions = np.arange(request.positions.start, request.positions.stop, dtype=np.int64)
         side = request.side
         mix = self._config.augment.mix
